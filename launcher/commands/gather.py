@@ -1,0 +1,178 @@
+"""Facts for the planner: the only place where commands read the outside world before planning."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts import probe
+from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
+from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.shipped import ds_configs_dir
+from launcher.facts.software import installed_versions
+from launcher.plan.planner import Facts, missing_data
+from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_recipe
+from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.schema import Recipe
+
+
+def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
+    """`--on`, else the recipe's `hardware`, else what is found here."""
+    if on is not None:
+        asked = parse_hardware(on)
+    elif recipe.hardware is not None:
+        asked = recipe_hardware(recipe)
+    else:
+        return probe.probe_hardware()
+    return with_host_memory(asked, probe.host_memory_bytes())
+
+
+def recipe_hardware(recipe: Recipe) -> Hardware:
+    """The hardware that the recipe is written for."""
+    section = recipe.hardware
+    assert section is not None, "called for recipes with a hardware section"
+    name, size, capability = device_facts(section.device)
+    return Hardware(section.num_nodes, section.devices_per_node, name, size, capability)
+
+
+def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str, Any], str]:
+    """Name, configuration and where it was found."""
+    model = recipe.model
+    if isinstance(model.config, dict):
+        return str(model.config.get("model_type")), model.config, "the recipe"
+    if isinstance(model.config, str):
+        config = probe.shipped_model_config(model.config)
+        if config is None:
+            raise RecipeError(
+                Problem(
+                    "unknown-model-fact",
+                    f"no shipped model fact is named {model.config!r}",
+                    path="model.config",
+                    hint="give the configuration itself, or a name from launcher/facts/data/models.json",
+                )
+            )
+        return model.config, config, "shipped facts"
+    assert model.name_or_path is not None, "the schema asks for one of the two"
+    config, origin = probe.find_model_config(
+        model.name_or_path,
+        gguf_file=model.gguf_file,
+        revision=model.revision,
+        cache_dir=model.cache_dir,
+        allow_network=allow_network,
+    )
+    return model.name_or_path, config, origin
+
+
+def load_profile(recipe: Recipe) -> dict[str, Any] | None:
+    """The base DeepSpeed profile: a file, or a shipped one by name."""
+    name = recipe.sharding.config
+    if name is None:
+        return None
+    path = Path(name)
+    if not path.is_file():
+        path = ds_configs_dir() / f"{Path(name).stem}.json"
+    try:
+        profile = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        shipped = ", ".join(sorted(p.stem for p in ds_configs_dir().glob("*.json")))
+        raise RecipeError(
+            Problem(
+                "profile-missing",
+                f"no such file: {name}",
+                path="sharding.config",
+                hint=f"a file, or one of the shipped profiles: {shipped}",
+            )
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            Problem(
+                "profile-unreadable",
+                f"cannot read {path}: {error}",
+                path="sharding.config",
+                hint="it must be strict JSON: no comments, no trailing commas",
+            )
+        ) from None
+    if not isinstance(profile, dict):
+        raise RecipeError(
+            Problem("profile-unreadable", f"{path} holds no JSON object", path="sharding.config")
+        )
+    return profile
+
+
+def data_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """Problems for data paths that are absent here."""
+    rows = loaded.recipe.data
+    sources = [*rows.train, *(rows.eval if isinstance(rows.eval, list) else [])]
+    exists = {source.path: _exists(source.path) for source in sources}
+    return missing_data(loaded, exists)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return probe.resolve_path(path).exists()
+    except RecipeError:
+        return False
+
+
+def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The recipe with the template's text in place of the file that holds it."""
+    template = loaded.recipe.model.chat_template
+    if template is None or not Path(template).is_absolute():
+        return loaded
+    try:
+        text = Path(template).read_text("utf-8")
+    except OSError as error:
+        raise RecipeError(
+            Problem(
+                "chat-template-unreadable",
+                f"cannot read {template}: {error.strerror}",
+                path="model.chat_template",
+                hint="name a file, or write the template itself",
+            )
+        ) from None
+    model = loaded.recipe.model.model_copy(update={"chat_template": text})
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
+
+
+def gather(
+    loaded: LoadedRecipe, on: str | None, *, tiny: bool = False, allow_network: bool = True
+) -> tuple[LoadedRecipe, Facts]:
+    """The recipe as it will be planned (rewritten for `--tiny`) and all facts about it."""
+    loaded = _with_chat_template(loaded)
+    name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
+    versions: Mapping[str, str] = installed_versions()
+    warnings: list[str] = []
+    if tiny:
+        asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
+        hardware = tiny_hardware(asked, probe.probe_hardware())
+        loaded = tiny_recipe(loaded, config)
+        if hardware.is_cpu:
+            loaded = tiny_on_cpu(loaded)
+        assert isinstance(loaded.recipe.model.config, dict), "tiny_recipe writes one"
+        name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
+    else:
+        hardware = find_hardware(loaded.recipe, on)
+        warnings += [f"{p.message} ({p.path})" for p in data_problems(loaded)]
+    spec: ModelSpec = read_model_spec(name, config, origin)
+    longest = spec.max_position_embeddings
+    if longest and loaded.recipe.data.max_length > longest:
+        warnings.append(
+            f"data.max_length {loaded.recipe.data.max_length} exceeds the model's {longest} positions"
+        )
+    facts = Facts(
+        hardware=hardware,
+        model=spec,
+        versions=versions,
+        profile=load_profile(loaded.recipe),
+        cpu_cores=os.cpu_count() or 1,
+        python=sys.executable,
+        warnings=tuple(warnings),
+        tiny=tiny,
+    )
+    return loaded, facts

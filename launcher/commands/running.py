@@ -1,0 +1,159 @@
+"""`run` and `generate`: plan, write the bundle, start it, tell how it ended."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.commands.gather import data_problems, gather
+from launcher.commands.planning import bundle_json
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.execute.local import execute
+from launcher.execute.run_dir import MARKER, default_run_dir, latest_run_dir, write_run_dir
+from launcher.facts import probe
+from launcher.plan.plan import Plan
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.render.bundle import render
+from launcher.report.outcome import Outcome, echo, note
+from launcher.report.text import plan_text, result_text
+
+NEEDED = ("torch", "transformers", "accelerate", "datasets")
+
+
+def run_command(
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    on: str | None,
+    dry_run: bool,
+    tiny: bool,
+    resume: str | None,
+    output_dir: str | None,
+    as_json: bool,
+) -> Outcome:
+    """Plan, write the run directory, start the workers, and return what they measured."""
+    loaded = load_recipe(recipe, overrides)
+    if not (dry_run or tiny):
+        absent = data_problems(loaded)
+        if absent:
+            raise RecipeError(absent)
+    given = Path(loaded.path)
+    planned, facts = gather(loaded, on, tiny=tiny)
+    bundle = render(make_plan(planned, facts))
+    run_dir, checkpoint = _run_dir(given, resume, output_dir)
+    if not dry_run:
+        devices = _check_machine(bundle.plan)
+    write_run_dir(bundle, run_dir, resume=resume is not None)
+    say = note if as_json else echo
+    if dry_run:
+        text = plan_text(bundle) + f"\nwrote {run_dir}, nothing was started\n"
+        return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
+    say(plan_text(bundle))
+    say(f"run directory {run_dir}\n")
+    result = execute(
+        bundle,
+        run_dir,
+        devices=devices,
+        master_port=probe.free_port(),
+        resume=checkpoint,
+        echo=say,
+    )
+    command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
+    data = {"run_dir": str(run_dir), "result": result}
+    return Outcome(data, result_text(result, str(run_dir), command))
+
+
+def _run_dir(recipe: Path, resume: str | None, output_dir: str | None) -> tuple[Path, str | None]:
+    """The run directory, and what EFFILAUNCH_RESUME tells the workers."""
+    if resume is None:
+        chosen = Path(output_dir) if output_dir else default_run_dir(str(recipe), Path.cwd())
+        return chosen.absolute(), None
+    if resume == "auto":
+        chosen = Path(output_dir) if output_dir else latest_run_dir(str(recipe), Path.cwd())
+        return chosen.absolute(), "auto"
+    checkpoint = Path(resume).absolute()
+    if not (checkpoint / "trainer_state.json").is_file():
+        raise RecipeError(
+            Problem(
+                "not-a-checkpoint",
+                f"{checkpoint} holds no trainer_state.json",
+                hint="name a folder such as runs/NAME/TIME/checkpoints/checkpoint-100, or auto",
+            )
+        )
+    chosen = Path(output_dir) if output_dir else checkpoint.parent.parent
+    return chosen.absolute(), str(checkpoint)
+
+
+def _check_machine(plan: Plan) -> str:
+    """The device ids to use; MachineError (4) when this machine cannot run the plan."""
+    needed = [*NEEDED]
+    if plan.value("sharding.engine") == "deepspeed":
+        needed.append("deepspeed")
+    if plan.value("adapter.type"):
+        needed.append("peft")
+    if plan.value("model.quantization") != "none":
+        needed.append("bitsandbytes")
+    absent = [name for name in needed if importlib.util.find_spec(name) is None]
+    if absent:
+        raise MachineError(
+            Problem(
+                "package-missing",
+                f"not installed: {', '.join(absent)}",
+                hint="pip install 'effilaunch[train]'",
+            )
+        )
+    hardware = plan.hardware
+    if hardware.num_nodes > 1:
+        raise MachineError(
+            Problem(
+                "several-machines",
+                f"{hardware.label} asks for {hardware.num_nodes} machines; run starts the processes of one",
+                hint="use --dry-run for the bundle, or --on with one node",
+            )
+        )
+    if hardware.is_cpu:
+        return ""
+    visible = probe.visible_devices()
+    if len(visible) < hardware.devices_per_node:
+        raise MachineError(
+            Problem(
+                "device-missing",
+                f"the plan is for {hardware.label}, this machine shows {len(visible)} GPUs",
+                hint="--on names other hardware, --tiny rehearses the recipe on a CPU",
+            )
+        )
+    return ",".join(visible[: hardware.devices_per_node])
+
+
+def _sample_prompt(loaded: LoadedRecipe) -> str:
+    """A prompt for the command that tries the result: code for code data, a word otherwise."""
+    first = loaded.recipe.data.train[0]
+    return "def fibonacci(n):" if "human_eval" in first.path else "Hello"
+
+
+def generate_command(run_dir: str, prompt: str, max_new_tokens: int) -> Outcome:
+    """Try the result of a finished run."""
+    folder = Path(run_dir)
+    if not (folder / MARKER).is_file():
+        raise RecipeError(
+            Problem(
+                "not-finished",
+                f"{run_dir} holds no finished run",
+                hint="name a run directory whose run completed",
+            )
+        )
+    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise MachineError(
+            Problem(
+                "package-missing",
+                f"not installed: {', '.join(absent)}",
+                hint="pip install 'effilaunch[train]'",
+            )
+        )
+    from launcher.train.generate import generate
+
+    text = generate(folder, prompt, max_new_tokens)
+    return Outcome({"run_dir": run_dir, "prompt": prompt, "text": text}, text)

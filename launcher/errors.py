@@ -1,0 +1,88 @@
+"""Every error a user can meet, as a tree. Each class owns one exit code of the command line.
+
+    EffilaunchError
+    ├── RecipeError      2   the recipe, its data paths or the command line are wrong
+    ├── DoesNotFit       3   no plan fits the hardware
+    ├── MachineError     4   this machine lacks something (a package, a binary, a device)
+    ├── RunFailed        5   the run started and failed
+    └── Interrupted    130   a signal ended it
+
+Anything else that escapes is our own bug (70): the command line writes a log and names its path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and how to mend it."""
+
+    code: str
+    """Stable kebab-case name, e.g. `unknown-key`."""
+    message: str
+    """What is wrong and what was expected, one sentence."""
+    file: str | None = None
+    line: int | None = None
+    path: str | None = None
+    """Dotted path inside the recipe, e.g. `trainer.learning_rate`."""
+    hint: str | None = None
+    """What to do about it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        place = self.file or ""
+        if self.file and self.line is not None:
+            place += f":{self.line}"
+        parts = [part for part in (place, self.path, self.message) if part]
+        text = ": ".join(parts)
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class EffilaunchError(Exception):
+    """Base of all errors that carry problems a user can act on."""
+
+    exit_code: ClassVar[int] = 70
+
+    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class RecipeError(EffilaunchError):
+    """The recipe, a file that it names, or the command line is wrong."""
+
+    exit_code = 2
+
+
+class DoesNotFit(EffilaunchError):
+    """No plan fits; `nearest_miss` is the plan (planner's type) that came closest."""
+
+    exit_code = 3
+
+    def __init__(self, problems: Problem | Sequence[Problem], nearest_miss: Any = None) -> None:
+        super().__init__(problems)
+        self.nearest_miss = nearest_miss
+
+
+class MachineError(EffilaunchError):
+    """This machine lacks a package, a binary or a device that the command needs."""
+
+    exit_code = 4
+
+
+class RunFailed(EffilaunchError):
+    """The run was started and did not finish."""
+
+    exit_code = 5
+
+
+class Interrupted(EffilaunchError):
+    """The user or the scheduler ended the run."""
+
+    exit_code = 130

@@ -1,0 +1,1 @@
+"""What happens: processes, signals, the run directory."""

@@ -1,0 +1,165 @@
+"""Start a bundle's command on this machine, follow it, and tell how it truly ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from launcher.errors import Interrupted, Problem, RecipeError, RunFailed
+from launcher.execute.run_dir import MARKER, record_bound
+from launcher.recipe.env import resolve_env
+from launcher.render.bundle import Bundle
+
+GRACE_S = 35.0
+"""DeepSpeed's launcher and torchrun kill their workers 30 s after SIGTERM; ours waits a little longer."""
+
+
+def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """The bundle's argv and environment with the late values in place."""
+
+    def fill(text: str) -> str:
+        for name, value in values.items():
+            text = text.replace("{" + name + "}", value)
+        return text
+
+    return [fill(word) for word in bundle.command], {k: fill(v) for k, v in bundle.env.items()}
+
+
+def execute(
+    bundle: Bundle,
+    run_dir: Path,
+    *,
+    devices: str,
+    master_port: int,
+    resume: str | None,
+    echo: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run the bundle in `run_dir` (already written) and return result.json.
+
+    `echo` gets each output line. Raises RunFailed (5), RecipeError (2) when a worker found the recipe or its
+    data at fault, Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
+    """
+    bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
+    argv, env = bind(bundle, bound)
+    record_bound(run_dir, {**bound, "command": argv})
+    (run_dir / MARKER).unlink(missing_ok=True)
+    for stale in (run_dir / "logs").glob("error-rank-*.json"):
+        stale.unlink()
+    full_env = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
+    # ninja and the launchers' children are looked up beside this interpreter.
+    full_env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full_env.get("PATH", "")])
+    if resume is not None:
+        full_env["EFFILAUNCH_RESUME"] = resume
+    code = _follow(argv, full_env, run_dir / "logs" / "launcher.log", echo)
+    if (run_dir / MARKER).is_file():
+        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
+        return result
+    raise _failure(run_dir, code)
+
+
+def _follow(argv: list[str], env: dict[str, str], log: Path, echo: Callable[[str], None]) -> int:
+    """Start `argv` in a session of its own, copy its output, empty the group, return its exit code."""
+    caught: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        _signal_group(process.pid, signal.SIGTERM)
+
+    with log.open("a", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            assert process.stdout is not None, "stdout is a pipe"
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                echo(line.rstrip("\n"))
+            code = process.wait()
+            _empty_group(process.pid, GRACE_S if caught else 5.0)
+        finally:
+            _empty_group(process.pid, 0.0)
+            if process.stdout is not None:
+                process.stdout.close()
+            for number, handler in old.items():
+                signal.signal(number, handler)
+    if caught:
+        name = signal.Signals(caught[0]).name
+        raise Interrupted(
+            Problem(
+                "interrupted",
+                f"{name}: the run was stopped",
+                file=str(log.parent.parent),
+                hint="continue it with --resume auto",
+            )
+        )
+    return code
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Signal a process group; False when nobody is left in it."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _empty_group(group: int, wait_s: float) -> None:
+    """Wait for the group to empty, then kill what is left: no orphan survives."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline and _signal_group(group, 0):
+        time.sleep(0.05)
+    _signal_group(group, signal.SIGKILL)
+
+
+def _failure(run_dir: Path, code: int) -> RunFailed | RecipeError:
+    """The first rank's error as one problem; the launcher's exit code where no rank could write one."""
+    reports = []
+    for path in (run_dir / "logs").glob("error-rank-*.json"):
+        try:
+            reports.append(json.loads(path.read_text("utf-8")))
+        except ValueError:
+            continue
+    reports.sort(key=lambda r: (r.get("time", 0), r.get("rank", 0)))
+    if not reports:
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        if code == 0:
+            how = "without finishing, although its launcher reported success"
+        return RunFailed(
+            Problem(
+                "run-failed",
+                f"the run ended {how}",
+                file=str(run_dir / "logs" / "launcher.log"),
+                hint="the log's last lines say more",
+            )
+        )
+    first = reports[0]
+    if first.get("problems") and first.get("exit_code") == 2:
+        return RecipeError([Problem(**p) for p in first["problems"]])
+    if first.get("problems"):
+        return RunFailed([Problem(**p) for p in first["problems"]])
+    return RunFailed(
+        Problem(
+            "run-failed",
+            f"rank {first['rank']} failed first: {first['type']}: {first['message']}",
+            file=str(run_dir / "logs" / f"rank-{first['rank']}.log"),
+            hint=f"{len(reports)} of the ranks reported an error; the traceback is in that log",
+        )
+    )

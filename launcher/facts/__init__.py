@@ -1,0 +1,1 @@
+"""What is there: devices, model configurations, installed software."""

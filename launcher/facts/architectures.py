@@ -1,0 +1,313 @@
+"""Layouts of the decoder families: which linears a layer has, what else holds parameters.
+
+One function per family, from a resolved configuration (`Sizes`) to a `Layout`. Names and shapes
+follow transformers 5.23; tests/contract/test_param_counts.py compares them with the real classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix product of the model; `count` copies, one per layer where `path` holds `{}`."""
+
+    name: str
+    """Last part of the module's name, e.g. `q_proj`."""
+    in_features: int
+    out_features: int
+    count: int
+    path: str = ""
+    """Dotted module name, `{}` for the layer's index."""
+    bias: bool = False
+    reads: str = ""
+    """Which activation it multiplies; linears with equal `reads` share their input."""
+
+    @property
+    def weights(self) -> int:
+        """Entries of one copy's matrix."""
+        return self.in_features * self.out_features
+
+    @property
+    def params(self) -> int:
+        """Parameters of all copies, with their biases."""
+        return self.count * (self.weights + (self.out_features if self.bias else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes under one spelling, whatever the family calls them."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    positions: int
+    config: Mapping[str, Any]
+    """The configuration with the class defaults filled in."""
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Everything of a family that decides parameter counts and saved activations."""
+
+    linears: tuple[Linear, ...]
+    """Linears in execution order, without the output head."""
+    layer_extra: int
+    """Parameters of one layer outside its linears: norms, router, experts."""
+    model_extra: int
+    """Parameters outside layers and embeddings: the last norm."""
+    embed_width: int
+    """Width of the token embedding, and of the head's input."""
+    positions: int = 0
+    """Learnt position embeddings (rows)."""
+    gated: bool = True
+    """The feed-forward block multiplies an activated gate with a second product."""
+    rms_norm: bool = True
+    """RMSNorm written in Python (upcasts to float32), else the fused LayerNorm."""
+    norms: int = 2
+    """Norms of hidden width per layer."""
+    qk_norm: bool = False
+    """Norms on each head of queries and keys."""
+    dropout: float = 0.0
+    """Residual dropout, twice per layer."""
+    activation: str = "silu"
+    mask_buffer: int = 0
+    """Bytes of a causal-mask buffer kept on the device."""
+    experts: int = 0
+    """Weights of one layer's experts: parameters, not linears."""
+    active_inner: int = 0
+    """Feed-forward width that one token passes through, all chosen experts together."""
+    fused_qkv: bool = False
+    embed_paths: tuple[str, ...] = field(default=("model.embed_tokens",))
+
+
+def _attention(s: Sizes, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[Linear, ...]:
+    base = "model.layers.{}.self_attn."
+    kv = s.kv_width
+    return (
+        Linear("q_proj", s.hidden, s.query_width, s.layers, base + "q_proj", qkv_bias, "norm1"),
+        Linear("k_proj", s.hidden, kv, s.layers, base + "k_proj", qkv_bias, "norm1"),
+        Linear("v_proj", s.hidden, kv, s.layers, base + "v_proj", qkv_bias, "norm1"),
+        Linear("o_proj", s.query_width, s.hidden, s.layers, base + "o_proj", out_bias, "attn"),
+    )
+
+
+def _gated_mlp(s: Sizes, bias: bool = False) -> tuple[Linear, ...]:
+    base = "model.layers.{}.mlp."
+    return (
+        Linear("gate_proj", s.hidden, s.inner, s.layers, base + "gate_proj", bias, "norm2"),
+        Linear("up_proj", s.hidden, s.inner, s.layers, base + "up_proj", bias, "norm2"),
+        Linear("down_proj", s.inner, s.hidden, s.layers, base + "down_proj", bias, "act"),
+    )
+
+
+def _llama(s: Sizes) -> Layout:
+    bias = bool(s.config.get("attention_bias", False))
+    linears = _attention(s, qkv_bias=bias, out_bias=bias)
+    linears += _gated_mlp(s, bool(s.config.get("mlp_bias", False)))
+    return Layout(linears, 2 * s.hidden, s.hidden, s.hidden, active_inner=s.inner)
+
+
+def _qwen2(s: Sizes) -> Layout:
+    linears = _attention(s, qkv_bias=True) + _gated_mlp(s)
+    return Layout(linears, 2 * s.hidden, s.hidden, s.hidden, active_inner=s.inner)
+
+
+def _qwen3(s: Sizes) -> Layout:
+    bias = bool(s.config["attention_bias"])
+    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s)
+    extra = 2 * s.hidden + 2 * s.head_dim
+    return Layout(linears, extra, s.hidden, s.hidden, qk_norm=True, active_inner=s.inner)
+
+
+def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
+    bias = bool(s.config["attention_bias"])
+    linears = _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s)
+    extra = norms * s.hidden + (2 * s.head_dim if qk_norm else 0)
+    return Layout(linears, extra, s.hidden, s.hidden, norms=norms, qk_norm=qk_norm, active_inner=s.inner)
+
+
+def _phi3(s: Sizes) -> Layout:
+    base, n = "model.layers.{}.", s.layers
+    width = s.query_width + 2 * s.kv_width
+    linears = (
+        Linear("qkv_proj", s.hidden, width, n, base + "self_attn.qkv_proj", False, "norm1"),
+        Linear("o_proj", s.query_width, s.hidden, n, base + "self_attn.o_proj", False, "attn"),
+        Linear("gate_up_proj", s.hidden, 2 * s.inner, n, base + "mlp.gate_up_proj", False, "norm2"),
+        Linear("down_proj", s.inner, s.hidden, n, base + "mlp.down_proj", False, "act"),
+    )
+    dropout = float(s.config["resid_pdrop"])
+    return Layout(
+        linears,
+        2 * s.hidden,
+        s.hidden,
+        s.hidden,
+        dropout=dropout,
+        fused_qkv=True,
+        active_inner=s.inner,
+    )
+
+
+def _plain(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
+    """Layer of two biased LayerNorms and a two-product feed-forward block."""
+    activation = str(s.config.get("activation_function") or s.config.get("hidden_act"))
+    facts: dict[str, Any] = {
+        "layer_extra": 4 * s.hidden,
+        "model_extra": 2 * s.hidden,
+        "embed_width": s.hidden,
+        "gated": False,
+        "rms_norm": False,
+        "activation": activation,
+        "active_inner": s.inner,
+    }
+    return Layout(linears, **(facts | more))
+
+
+def _starcoder2(s: Sizes) -> Layout:
+    bias, base = bool(s.config["use_bias"]), "model.layers.{}.mlp."
+    linears = (
+        *_attention(s, qkv_bias=bias, out_bias=bias),
+        Linear("c_fc", s.hidden, s.inner, s.layers, base + "c_fc", bias, "norm2"),
+        Linear("c_proj", s.inner, s.hidden, s.layers, base + "c_proj", bias, "act"),
+    )
+    return _plain(s, linears, dropout=float(s.config["residual_dropout"]))
+
+
+def _gpt2_linears(s: Sizes, qkv_width: int) -> tuple[Linear, ...]:
+    base, n = "transformer.h.{}.", s.layers
+    return (
+        Linear("c_attn", s.hidden, qkv_width, n, base + "attn.c_attn", True, "norm1"),
+        Linear("c_proj", s.hidden, s.hidden, n, base + "attn.c_proj", True, "attn"),
+        Linear("c_fc", s.hidden, s.inner, n, base + "mlp.c_fc", True, "norm2"),
+        Linear("c_proj", s.inner, s.hidden, n, base + "mlp.c_proj", True, "act"),
+    )
+
+
+def _gpt2(s: Sizes) -> Layout:
+    return _plain(
+        s,
+        _gpt2_linears(s, 3 * s.hidden),
+        positions=s.positions,
+        dropout=float(s.config["resid_pdrop"]),
+        fused_qkv=True,
+        embed_paths=("transformer.wte", "transformer.wpe"),
+    )
+
+
+def _gpt_bigcode(s: Sizes) -> Layout:
+    return _plain(
+        s,
+        _gpt2_linears(s, s.hidden + 2 * s.kv_width),
+        positions=s.positions,
+        dropout=float(s.config["resid_pdrop"]),
+        fused_qkv=True,
+        # Kept as one bool per pair of positions, whatever the dtype of the weights.
+        mask_buffer=s.positions**2,
+        embed_paths=("transformer.wte", "transformer.wpe"),
+    )
+
+
+def _gpt_neox(s: Sizes) -> Layout:
+    base, n, bias = "gpt_neox.layers.{}.", s.layers, bool(s.config["attention_bias"])
+    h, inner = s.hidden, s.inner
+    linears = (
+        Linear("query_key_value", h, 3 * h, n, base + "attention.query_key_value", bias, "norm1"),
+        Linear("dense", h, h, n, base + "attention.dense", bias, "attn"),
+        Linear("dense_h_to_4h", h, inner, n, base + "mlp.dense_h_to_4h", True, "norm2"),
+        Linear("dense_4h_to_h", inner, h, n, base + "mlp.dense_4h_to_h", True, "act"),
+    )
+    dropout = float(s.config["hidden_dropout"])
+    paths = ("gpt_neox.embed_in",)
+    return _plain(s, linears, dropout=dropout, fused_qkv=True, embed_paths=paths)
+
+
+def _opt(s: Sizes) -> Layout:
+    base, n, c = "model.decoder.layers.{}.", s.layers, s.config
+    bias, h = bool(c["enable_bias"]), s.hidden
+    attention = tuple(
+        Linear(name, h, h, n, f"{base}self_attn.{name}", bias, reads)
+        for name, reads in (
+            ("q_proj", "norm1"),
+            ("k_proj", "norm1"),
+            ("v_proj", "norm1"),
+            ("out_proj", "attn"),
+        )
+    )
+    linears = (
+        *attention,
+        Linear("fc1", h, s.inner, n, base + "fc1", bias, "norm2"),
+        Linear("fc2", s.inner, h, n, base + "fc2", bias, "act"),
+    )
+    width = int(c["word_embed_proj_dim"] or h)
+    if width != h:
+        linears += (
+            Linear("project_out", h, width, 1, "model.decoder.project_out"),
+            Linear("project_in", width, h, 1, "model.decoder.project_in"),
+        )
+    affine = 1 if c["layer_norm_elementwise_affine"] else 0
+    final_norm = c["do_layer_norm_before"] and not c["_remove_final_layer_norm"]
+    return _plain(
+        s,
+        linears,
+        layer_extra=4 * h * affine,
+        model_extra=2 * h * affine if final_norm else 0,
+        embed_width=width,
+        # The position table starts at an offset of two.
+        positions=s.positions + 2,
+        dropout=float(c["dropout"]),
+        embed_paths=("model.decoder.embed_tokens", "model.decoder.embed_positions"),
+    )
+
+
+def _mixtral(s: Sizes) -> Layout:
+    count, active = int(s.config["num_local_experts"]), int(s.config["num_experts_per_tok"])
+    experts = count * 3 * s.hidden * s.inner
+    extra = 2 * s.hidden + experts + count * s.hidden
+    inner = active * s.inner
+    return Layout(_attention(s), extra, s.hidden, s.hidden, experts=experts, active_inner=inner)
+
+
+def _qwen3_moe(s: Sizes) -> Layout:
+    c = s.config
+    count = int(c.get("num_experts") or c["num_local_experts"])
+    width = int(c["moe_intermediate_size"])
+    experts = count * 3 * s.hidden * width
+    extra = 2 * s.hidden + 2 * s.head_dim + experts + count * s.hidden
+    bias = bool(c["attention_bias"])
+    linears = _attention(s, qkv_bias=bias, out_bias=bias)
+    inner = int(c["num_experts_per_tok"]) * width
+    return Layout(linears, extra, s.hidden, s.hidden, qk_norm=True, experts=experts, active_inner=inner)
+
+
+FAMILIES: dict[str, Callable[[Sizes], Layout]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": lambda s: _gemma(s, norms=4),
+    "gemma3_text": lambda s: _gemma(s, norms=4, qk_norm=True),
+    "phi3": _phi3,
+    "starcoder2": _starcoder2,
+    "gpt_bigcode": _gpt_bigcode,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "opt": _opt,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+}

@@ -1,0 +1,235 @@
+"""A model's sizes from its configuration alone: parameters, linears, LoRA parameters. Pure.
+
+Configurations of older checkpoints leave out what equals the class defaults, so those come from
+facts/data/config_defaults.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.architectures import FAMILIES, Layout, Linear, Sizes
+from launcher.facts.shipped import facts_file
+
+__all__ = ["Linear", "ModelSpec", "read_model_spec", "supported_model_types"]
+
+# Modules that peft adapts when no target is named, for the families here.
+_DEFAULT_TARGETS: dict[str, list[str]] = {
+    "gpt2": ["c_attn"],
+    "gpt_bigcode": ["c_attn"],
+    "gpt_neox": ["query_key_value"],
+    **{
+        family: ["q_proj", "v_proj"]
+        for family in (
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "llama",
+            "mistral",
+            "mixtral",
+            "opt",
+            "qwen2",
+            "qwen3",
+        )
+    },
+}
+
+# Other spellings of a size, first found wins.
+_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """What memory and adapters depend on; sizes are element counts."""
+
+    name: str
+    origin: str
+    """Where the configuration was found."""
+    model_type: str
+    architectures: tuple[str, ...]
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    params: int
+    """Unique parameters: a tied head is counted once."""
+    pretrained_dtype: str | None
+    linears: tuple[Linear, ...]
+    """Linear layers except the output head."""
+    config: Mapping[str, Any]
+    layout: Layout
+
+    @property
+    def linear_weights(self) -> int:
+        """Entries of the linears' matrices: what quantisation makes smaller."""
+        return sum(linear.weights * linear.count for linear in self.linears)
+
+    @property
+    def embedding_params(self) -> int:
+        """Token and position embeddings."""
+        rows = self.vocab_size * self.layout.embed_width
+        return rows + self.layout.positions * self.hidden_size
+
+    @property
+    def head_params(self) -> int:
+        """The output head's own parameters: 0 when it is tied."""
+        return 0 if self.tie_word_embeddings else self.vocab_size * self.layout.embed_width
+
+    def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
+        """Parameters that LoRA of rank `r` adds.
+
+        `target_modules` as in LoraConfig: `all-linear`, a pattern that matches whole module names,
+        names (ends of module names), or None for peft's own choice. RecipeError
+        `no-target-modules` when nothing matches.
+        """
+        total = sum(r * width * n for width, n in self._targets(target_modules))
+        if total == 0:
+            names = sorted({linear.name for linear in self.linears})
+            raise RecipeError(
+                Problem(
+                    "no-target-modules",
+                    f"target_modules {target_modules!r} match no module of {self.model_type}",
+                    path="adapter.target_modules",
+                    hint=f"its linear layers are {', '.join(names)}; all-linear takes them all",
+                )
+            )
+        return total
+
+    def _targets(self, target: str | Sequence[str] | None) -> Iterator[tuple[int, int]]:
+        """(in + out features, copies) of each module that is adapted."""
+        if target is None:
+            target = _DEFAULT_TARGETS.get(self.model_type, [])
+        if isinstance(target, str) and target.lower() == "all-linear":
+            yield from ((x.in_features + x.out_features, x.count) for x in self.linears)
+            return
+        for path, count, width in self._modules():
+            paths = [path.format(i) for i in range(count)] if "{}" in path else [path]
+            if matched := sum(_matches(target, p) for p in paths):
+                yield width, matched
+
+    def _modules(self) -> Iterator[tuple[str, int, int]]:
+        """Every module that LoRA can adapt: path, copies, in + out features."""
+        for linear in self.linears:
+            yield linear.path, linear.count, linear.in_features + linear.out_features
+        layout = self.layout
+        yield "lm_head", 1, self.vocab_size + layout.embed_width
+        rows = (self.vocab_size, layout.positions)
+        widths = (layout.embed_width, self.hidden_size)
+        for path, row, width in zip(layout.embed_paths, rows, widths, strict=False):
+            yield path, 1, row + width
+
+
+def _matches(target: str | Sequence[str], path: str) -> bool:
+    if isinstance(target, str):
+        return re.fullmatch(target, path) is not None
+    return any(path == name or path.endswith("." + name) for name in target)
+
+
+def supported_model_types() -> tuple[str, ...]:
+    """Families that `read_model_spec` knows."""
+    return tuple(FAMILIES)
+
+
+@functools.cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    text = facts_file("config_defaults.json").read_text(encoding="utf-8")
+    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
+    return defaults
+
+
+def read_model_spec(name: str, config: Mapping[str, Any], origin: str) -> ModelSpec:
+    """The spec of a model; RecipeError `unknown-architecture` or `bad-model-config`."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise RecipeError(
+            Problem(
+                "unknown-architecture",
+                f"model {name!r} has model_type {model_type!r}, which is not supported",
+                path="model.name_or_path",
+                hint=f"supported: {', '.join(FAMILIES)}",
+            )
+        )
+    filled = _fill(model_type, config)
+    try:
+        sizes = _sizes(filled)
+        layout = FAMILIES[model_type](sizes)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        message = f"the configuration of {name!r} is incomplete or wrong ({error!r})"
+        raise RecipeError(Problem("bad-model-config", message, path="model.config")) from error
+    tied = bool(filled["tie_word_embeddings"])
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return ModelSpec(
+        name=name,
+        origin=origin,
+        model_type=model_type,
+        architectures=tuple(config.get("architectures") or ()),
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        num_layers=sizes.layers,
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        max_position_embeddings=sizes.positions,
+        tie_word_embeddings=tied,
+        params=_count(sizes, layout, tied),
+        pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
+        linears=layout.linears,
+        config=dict(config),
+        layout=layout,
+    )
+
+
+def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` over the class defaults, under the first spelling of each size."""
+    filled = dict(_defaults()[model_type])
+    for name, spellings in _SPELLINGS.items():
+        given = [config[s] for s in spellings if config.get(s) is not None]
+        own = [filled[s] for s in spellings if filled.get(s) is not None]
+        filled[name] = (given or own or [None])[0]
+    known = {spelling for spellings in _SPELLINGS.values() for spelling in spellings}
+    filled.update({key: value for key, value in config.items() if key not in known})
+    return filled
+
+
+def _sizes(c: Mapping[str, Any]) -> Sizes:
+    hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
+    if c.get("model_type") == "gpt_bigcode":
+        kv_heads = 1 if c["multi_query"] else heads
+    else:
+        kv_heads = int(c.get("num_key_value_heads") or heads)
+    return Sizes(
+        hidden=hidden,
+        inner=int(c["intermediate_size"] or 4 * hidden),
+        layers=int(c["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=int(c.get("head_dim") or hidden // heads),
+        vocab=int(c["vocab_size"]),
+        positions=int(c["max_position_embeddings"]),
+        config=c,
+    )
+
+
+def _count(s: Sizes, layout: Layout, tied: bool) -> int:
+    embeddings = s.vocab * layout.embed_width + layout.positions * s.hidden
+    head = 0 if tied else s.vocab * layout.embed_width
+    linears = sum(linear.params for linear in layout.linears)
+    return embeddings + head + linears + s.layers * layout.layer_extra + layout.model_extra

@@ -1,0 +1,264 @@
+"""Every read from outside the recipe: devices, host memory, model configurations, free ports.
+
+No import of torch or transformers, so that planning stays quick on a login node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib import error as urlerror
+from urllib import request as urlrequest
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.gguf import read_gguf_config
+from launcher.facts.hardware import DEVICES, MIB, Hardware, with_host_memory
+from launcher.facts.shipped import facts_file
+
+_PACKAGE_REF = "package:"
+_SMI_SECONDS = 10
+_HUB_SECONDS = 2.0
+
+
+def resolve_path(ref: str) -> Path:
+    """The path that `ref` names: `package:NAME/inner/path` in an installed package, else itself.
+
+    The package is located, not imported. RecipeError when the package or the path in it is absent.
+    """
+    if not ref.startswith(_PACKAGE_REF):
+        return Path(ref).expanduser()
+    name, _, inner = ref.removeprefix(_PACKAGE_REF).partition("/")
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except (ImportError, ValueError):
+        spec = None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if not folders:
+        message = f"no Python package {name!r} is installed, so {ref!r} names nothing"
+        raise RecipeError(Problem("package-missing", message, hint="install the package"))
+    for folder in folders:
+        if (path := Path(folder) / inner).exists():
+            return path
+    raise RecipeError(Problem("path-missing", f"package {name!r} has no file or folder {inner!r}"))
+
+
+def free_port() -> int:
+    """A TCP port that nothing listens on just now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def host_memory_bytes() -> int | None:
+    """Memory this process may use: the machine's, or the control group's limit where lower."""
+    limits = []
+    with contextlib.suppress(ValueError, OSError):
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit_file in (
+        Path("/sys/fs/cgroup/memory.max"),
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+    ):
+        try:
+            limits.append(int(limit_file.read_text()))
+        except (OSError, ValueError):  # absent, or the word "max"
+            continue
+    return min(limits, default=None)
+
+
+def probe_hardware() -> Hardware:
+    """This machine's devices: GPUs that `CUDA_VISIBLE_DEVICES` leaves, else one CPU process."""
+    return probe_hardware_with_notes()[0]
+
+
+def probe_hardware_with_notes() -> tuple[Hardware, tuple[str, ...]]:
+    """As `probe_hardware`, and remarks on what it had to decide (unlike devices)."""
+    devices = _visible(_query_gpus(), os.environ)
+    if not devices:
+        cpu = Hardware(1, 1, "cpu", None, None)
+        return with_host_memory(cpu, host_memory_bytes()), ()
+    weakest = min(devices, key=lambda d: (d.size, d.capability or (0, 0)))
+    notes: tuple[str, ...] = ()
+    if len({(d.name, d.size) for d in devices}) > 1:
+        names = ", ".join(sorted({d.name for d in devices}))
+        notes = (f"devices differ ({names}); all are planned as the smallest, {weakest.name}",)
+    return weakest.as_hardware(len(devices)), notes
+
+
+def visible_devices() -> list[str]:
+    """Indices of the GPUs that this process may use, as nvidia-smi numbers them."""
+    return [device.index for device in _visible(_query_gpus(), os.environ)]
+
+
+class _Gpu:
+    """One line of nvidia-smi's answer."""
+
+    __slots__ = ("capability", "index", "name", "size", "uuid")
+
+    def __init__(self, fields: list[str]) -> None:
+        index, uuid, name, mib, capability = (field.strip() for field in fields)
+        self.index, self.uuid = index, uuid
+        self.size = int(mib) * MIB
+        match = re.fullmatch(r"(\d+)\.(\d+)", capability)
+        self.capability = (int(match[1]), int(match[2])) if match else None
+        self.name = _catalogue_name(name, int(mib)) or name
+
+    def as_hardware(self, count: int) -> Hardware:
+        return Hardware(1, count, self.name, self.size, self.capability)
+
+
+def _catalogue_name(marketing: str, mib: int) -> str | None:
+    """`NVIDIA A100-SXM4-80GB` -> `A100-80GB` when the memory agrees within 3 %."""
+    words = re.split(r"[^a-z0-9]+", marketing.lower())
+    joined = "".join(words)
+    for name, (known_mib, _) in DEVICES.items():
+        family = name.rpartition("-")[0].lower()
+        # Whole words, so that an L4 is not taken for an L40S; RTX cards join two words.
+        named = family in words or (family.startswith("rtx") and joined.endswith(family[3:]))
+        if named and abs(mib - known_mib) <= 0.03 * known_mib:
+            return name
+    return None
+
+
+def _query_gpus() -> list[_Gpu]:
+    query = "index,uuid,name,memory.total,compute_cap"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
+        return [_Gpu(row) for row in csv.reader(answer.stdout.splitlines()) if row]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        # No driver, a driver that does not answer, or another form of answer: no GPU to plan for.
+        return []
+
+
+def _visible(devices: list[_Gpu], environ: Mapping[str, str]) -> list[_Gpu]:
+    """The devices that `CUDA_VISIBLE_DEVICES` names; as in CUDA, an unknown entry ends the list."""
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return devices
+    chosen: list[_Gpu] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        match = [d for d in devices if entry and (d.index == entry or d.uuid.startswith(entry))]
+        if not match or match[0] in chosen:
+            break
+        chosen.append(match[0])
+    return chosen
+
+
+@functools.cache
+def _shipped_models() -> dict[str, dict[str, Any]]:
+    models: dict[str, dict[str, Any]] = json.loads(facts_file("models.json").read_text())["models"]
+    return models
+
+
+def shipped_model_config(name: str) -> dict[str, Any] | None:
+    """Published configuration values that come with the package, or None for another model."""
+    entry = _shipped_models().get(name)
+    return dict(entry["config"]) if entry else None
+
+
+def find_model_config(
+    name_or_path: str,
+    *,
+    gguf_file: str | None = None,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    allow_network: bool = True,
+) -> tuple[dict[str, Any], str]:
+    """The model's configuration and where it was found (`folder`, `GGUF header`, `hub cache`, ...).
+
+    RecipeError `model-config-missing` when no place has it.
+    """
+    folder = resolve_path(name_or_path)
+    if gguf_file is not None and folder.is_dir():
+        path = folder / gguf_file
+        if not path.is_file():
+            raise _missing(name_or_path, f"the folder has no file {gguf_file!r}")
+        return read_gguf_config(path), "GGUF header"
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise _missing(name_or_path, "the folder has no config.json")
+        return _read_json(folder / "config.json"), "folder"
+    if name_or_path.startswith((_PACKAGE_REF, "/", "./", "../", "~")):
+        raise _missing(name_or_path, "there is no such folder")
+    if gguf_file is None:
+        cached = _cached_config(name_or_path, revision or "main", cache_dir)
+        if cached is not None:
+            return cached, "hub cache"
+        if allow_network and not _offline():
+            fetched = _hub_config(name_or_path, revision or "main")
+            if fetched is not None:
+                return fetched, "hub"
+    shipped = shipped_model_config(name_or_path)
+    if shipped is not None:
+        return shipped, "shipped facts"
+    raise _missing(name_or_path, "neither a folder, nor in the hub cache, nor in the shipped facts")
+
+
+def _missing(name: str, why: str) -> RecipeError:
+    return RecipeError(
+        Problem(
+            "model-config-missing",
+            f"no configuration found for model {name!r}: {why}",
+            path="model.name_or_path",
+            hint="give a folder with config.json, download the model, or set model.config",
+        )
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise _missing(str(path.parent), f"config.json cannot be read ({problem})") from problem
+    if not isinstance(value, dict):
+        raise _missing(str(path.parent), "config.json holds no mapping")
+    return value
+
+
+def _cached_config(name: str, revision: str, cache_dir: str | None) -> dict[str, Any] | None:
+    """`config.json` from the hub's cache layout: models--ORG--NAME/{refs,snapshots}."""
+    home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
+    root = cache_dir or os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")
+    repo = Path(root).expanduser() / f"models--{name.replace('/', '--')}"
+    ref = repo / "refs" / revision
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    path = repo / "snapshots" / commit / "config.json"
+    return _read_json(path) if path.is_file() else None
+
+
+def _offline() -> bool:
+    on = {"1", "ON", "YES", "TRUE"}
+    return any(os.environ.get(name, "").upper() in on for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def _hub_config(name: str, revision: str) -> dict[str, Any] | None:
+    """`config.json` from the hub; None on any failure, since the shipped facts come next."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    request = urlrequest.Request(f"{endpoint}/{name}/resolve/{revision}/config.json")
+    if token := os.environ.get("HF_TOKEN"):
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urlrequest.urlopen(request, timeout=_HUB_SECONDS) as answer:
+            value = json.load(answer)
+    except (urlerror.URLError, OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def with_count(hardware: Hardware, count: int) -> Hardware:
+    """The same node with `count` devices (on a CPU: processes, which share the host's memory)."""
+    if hardware.is_cpu and hardware.device_bytes is not None:
+        total = hardware.device_bytes * hardware.devices_per_node
+        return replace(hardware, devices_per_node=count, device_bytes=total // count)
+    return replace(hardware, devices_per_node=count)

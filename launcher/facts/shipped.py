@@ -1,0 +1,28 @@
+"""Where the files that come with the package lie, in a checkout and in a wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def _shipped(name: str) -> Path:
+    """`launcher/_data/NAME` in a wheel, else the folder beside the package in a checkout."""
+    packed = _PACKAGE / "_data" / name
+    return packed if packed.is_dir() else _PACKAGE.parent / name
+
+
+def recipes_dir() -> Path:
+    """Folder of the shipped recipes."""
+    return _shipped("recipes")
+
+
+def ds_configs_dir() -> Path:
+    """Folder of the shipped DeepSpeed configurations."""
+    return _shipped("ds_configs")
+
+
+def facts_file(name: str) -> Path:
+    """A data file of the facts package, e.g. `models.json`."""
+    return _PACKAGE / "facts" / "data" / name

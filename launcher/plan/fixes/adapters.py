@@ -1,0 +1,158 @@
+"""Fixes for adapters, activation checkpointing and quantised bases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.plan.fixes.fix import Fix, Situation
+
+NON_REENTRANT = {"use_reentrant": False}
+
+
+def _input_grads(s: Situation) -> Mapping[str, Any]:
+    applies = s.has_adapter and s.quantization == "none" and s.get("trainer.activation_checkpointing")
+    return {"model.enable_input_require_grads": True} if applies else {}
+
+
+def _no_kbit_prepare(s: Situation) -> Mapping[str, Any]:
+    applies = s.has_adapter and s.quantization == "none"
+    return {"model.prepare_for_kbit": False} if applies else {}
+
+
+def _kbit_prepare(s: Situation) -> Mapping[str, Any]:
+    return {"model.prepare_for_kbit": True} if s.has_adapter and s.quantization != "none" else {}
+
+
+def _non_reentrant(s: Situation) -> Mapping[str, Any]:
+    if not s.get("trainer.activation_checkpointing"):
+        return {}
+    given = s.get("trainer.activation_checkpointing_kwargs") or {}
+    merged = {**NON_REENTRANT, **given}
+    return {} if merged == given else {"trainer.activation_checkpointing_kwargs": merged}
+
+
+def _ddp_unused(s: Situation) -> Mapping[str, Any]:
+    applies = s.has_adapter and s.processes > 1 and s.get("trainer.ddp_find_unused_parameters") is None
+    return {"trainer.ddp_find_unused_parameters": False} if applies else {}
+
+
+def _use_cache(s: Situation) -> Mapping[str, Any]:
+    return {} if s.draft.explicit("trainer.use_cache") else {"trainer.use_cache": False}
+
+
+def _pad_token(s: Situation) -> Mapping[str, Any]:
+    return {"model.pad_token": "ensure"}
+
+
+def _purely_quantized(s: Situation) -> Mapping[str, Any]:
+    return {"model.quantization": "none"} if s.quantization != "none" and not s.has_adapter else {}
+
+
+def _kbit_compile(s: Situation) -> Mapping[str, Any]:
+    applies = s.quantization != "none" and s.get("trainer.torch_compile")
+    return {"trainer.torch_compile": False} if applies else {}
+
+
+ADAPTER_FIXES = (
+    Fix(
+        id="purely-quantized",
+        title="a quantised base needs an adapter",
+        condition="model.quantization without adapter",
+        action="refuse",
+        reason="int8 and 4-bit weights cannot be trained: the Trainer stops with 'You cannot perform "
+        "fine-tuning on purely quantized models'.",
+        source="transformers/trainer_utils.py validate_quantization_for_training",
+        versions="transformers >= 4.31",
+        changes=_purely_quantized,
+        hint="add adapter: {type: lora}, or drop model.quantization",
+        early=True,
+    ),
+    Fix(
+        id="kbit-compile",
+        title="torch.compile and a quantised base",
+        condition="trainer.torch_compile with model.quantization",
+        action="refuse",
+        reason="The Trainer refuses to fine-tune a quantised model under torch.compile.",
+        source="transformers/trainer_utils.py validate_quantization_for_training",
+        versions="all",
+        changes=_kbit_compile,
+        hint="drop trainer.torch_compile",
+        early=True,
+    ),
+    Fix(
+        id="enable-input-require-grads",
+        title="input embeddings hand gradients to a frozen base",
+        condition="16-bit or fp32 base, adapter, activation checkpointing",
+        action="set",
+        reason="With a frozen base no checkpointed block has an input that requires grad, and reentrant "
+        "checkpointing then ends in 'element 0 of tensors does not require grad'.",
+        source="huggingface/peft#1142; transformers/modeling_utils.py enable_input_require_grads",
+        versions="all",
+        changes=_input_grads,
+    ),
+    Fix(
+        id="no-kbit-prepare-on-16-bit",
+        title="prepare_model_for_kbit_training stays off an unquantised base",
+        condition="adapter on an unquantised base",
+        action="set",
+        reason="That call casts every 16-bit parameter to fp32, which doubles the base model's memory.",
+        source="peft/utils/other.py prepare_model_for_kbit_training; huggingface/peft#816",
+        versions="all",
+        changes=_no_kbit_prepare,
+    ),
+    Fix(
+        id="kbit-prepare",
+        title="prepare_model_for_kbit_training on a quantised base",
+        condition="int8, nf4 or fp4 base with an adapter",
+        action="set",
+        reason="Norms and the head must be fp32 for a stable loss, and the inputs must require grad.",
+        source="peft/utils/other.py prepare_model_for_kbit_training",
+        versions="all",
+        changes=_kbit_prepare,
+    ),
+    Fix(
+        id="non-reentrant-checkpointing",
+        title="activation checkpointing is non-reentrant",
+        condition="activation checkpointing without an explicit use_reentrant",
+        action="set",
+        reason="prepare_model_for_kbit_training passes no use_reentrant and torch still defaults to True, "
+        "which under DDP ends in 'Expected to mark a variable ready only once'.",
+        source="peft/utils/other.py; torch/utils/checkpoint.py; huggingface/peft#301",
+        versions="torch <= 2.13",
+        changes=_non_reentrant,
+    ),
+    Fix(
+        id="ddp-find-unused",
+        title="DDP does not search for unused parameters",
+        condition="adapter over several processes",
+        action="set",
+        reason="The Trainer turns the search on for every PeftModel; with checkpointing it marks "
+        "parameters ready twice, and it costs a graph walk each step.",
+        source="transformers/trainer.py _build_accelerator_args; huggingface/trl#4782",
+        versions="all",
+        changes=_ddp_unused,
+    ),
+    Fix(
+        id="use-cache-off",
+        title="no KV cache while training",
+        condition="always",
+        action="set",
+        reason="A KV cache wastes memory in training, conflicts with checkpointing and lets packed "
+        "documents see each other; the saved config gets the original value back.",
+        source="transformers/trainer.py (model.config.use_cache = args.use_cache)",
+        versions="transformers >= 5.0",
+        changes=_use_cache,
+    ),
+    Fix(
+        id="pad-token",
+        title="a pad token that masks no real target",
+        condition="always; acts where the tokenizer has no pad token",
+        action="set",
+        reason="Without one padding fails, and with pad = eos the usual collator masks eos, so the model "
+        "never learns to stop. An unused token is taken; labels are made before padding.",
+        source="huggingface/transformers#23530; huggingface/trl#976",
+        versions="all",
+        changes=_pad_token,
+    ),
+)

@@ -1,0 +1,199 @@
+"""Fixes for device placement, sharding engines and what DeepSpeed changes without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.plan.fixes.fix import Fix, Situation
+
+
+def _device_map_distributed(s: Situation) -> Mapping[str, Any]:
+    return {"model.device_map": None} if s.get("model.device_map") and s.hardware.num_nodes > 1 else {}
+
+
+def _device_map_zero(s: Situation) -> Mapping[str, Any]:
+    asked = s.draft.explicit("model.device_map") and s.get("model.device_map") is not None
+    return {"model.device_map": None} if asked and s.get("sharding.engine") == "deepspeed" else {}
+
+
+def _device_map_ranks(s: Situation) -> Mapping[str, Any]:
+    asked = s.draft.explicit("model.device_map") and s.get("model.device_map") is not None
+    spawned = s.get("launch.launcher") != "python"
+    return {"model.device_map": None} if asked and spawned else {}
+
+
+def _local_map(s: Situation) -> Mapping[str, Any]:
+    applies = s.quantization != "none" and s.get("model.device_map") is None and s.zero_stage != 3
+    return {"model.device_map": "local"} if applies else {}
+
+
+def _zero3_no_map(s: Situation) -> Mapping[str, Any]:
+    return {"model.device_map": None} if s.zero_stage == 3 else {}
+
+
+def _args_first(s: Situation) -> Mapping[str, Any]:
+    return {"runtime.training_arguments_first": True} if s.zero_stage == 3 else {}
+
+
+def _zero3_int8(s: Situation) -> Mapping[str, Any]:
+    return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization == "int8" else {}
+
+
+def _offload_optim(s: Situation) -> Mapping[str, Any]:
+    offloads = s.get("sharding.offload_optimizer") != "none"
+    plain = str(s.get("trainer.optim")).startswith("adamw_torch")
+    return {"trainer.optim": "adamw_torch"} if offloads and not plain else {}
+
+
+def _offload_param(s: Situation) -> Mapping[str, Any]:
+    useless = s.get("sharding.offload_param") != "none" and s.zero_stage != 3
+    return {"sharding.offload_param": "none"} if useless else {}
+
+
+def _offload_stage0(s: Situation) -> Mapping[str, Any]:
+    useless = s.get("sharding.offload_optimizer") != "none" and s.zero_stage == 0
+    return {"sharding.zero_stage": 1} if useless else {}
+
+
+def _auto_batch(s: Situation) -> Mapping[str, Any]:
+    return {"trainer.auto_find_batch_size": False} if s.get("trainer.auto_find_batch_size") else {}
+
+
+def _nan_filter(s: Situation) -> Mapping[str, Any]:
+    return (
+        {}
+        if s.draft.explicit("trainer.logging_nan_inf_filter")
+        else {"trainer.logging_nan_inf_filter": False}
+    )
+
+
+DEVICE_FIXES = (
+    Fix(
+        id="device-map-distributed",
+        title="device_map against distributed launch",
+        condition="model.device_map with more than one process",
+        action="refuse",
+        reason="device_map spreads one process's layers over devices; with several processes accelerate "
+        "stops: 'You can't train a model that has been loaded with device_map=auto in any distributed mode'.",
+        source="accelerate/accelerator.py prepare_model",
+        versions="all",
+        changes=lambda s: _device_map_distributed(s) or _device_map_ranks(s),
+        hint="drop model.device_map (each rank then holds the model), or launch.launcher: python",
+        early=True,
+    ),
+    Fix(
+        id="zero-device-map-asked",
+        title="device_map under DeepSpeed",
+        condition="model.device_map in the recipe with engine deepspeed",
+        action="refuse",
+        reason="DeepSpeed places the weights itself; ZeRO-3 refuses any device_map at load.",
+        source="transformers/integrations/accelerate.py check_and_set_device_map",
+        versions="all",
+        changes=_device_map_zero,
+        hint="drop model.device_map, or use sharding.engine: ddp with one process",
+        early=True,
+    ),
+    Fix(
+        id="zero3-int8",
+        title="int8 base under ZeRO-3",
+        condition="zero_stage 3 with quantization int8",
+        action="refuse",
+        reason="Partitioned int8 weights have a history of wrong losses and of 'Only Tensors of floating "
+        "point and complex dtype can require gradients'.",
+        source="axolotl-ai-cloud/axolotl#2068; huggingface/accelerate#3730",
+        versions="all",
+        changes=_zero3_int8,
+        hint="use zero_stage 2 or nf4, or disable this fix to insist",
+    ),
+    Fix(
+        id="offload-needs-adamw",
+        title="CPU offload trains with DeepSpeedCPUAdam only",
+        condition="offload_optimizer cpu with an optimizer other than adamw_torch*",
+        action="refuse",
+        reason="accelerate swaps the optimizer for DeepSpeedCPUAdam without a word; Adafactor then crashes "
+        "and 8-bit AdamW becomes plain Adam.",
+        source="accelerate/utils/deepspeed.py map_pytorch_optim_to_deepspeed",
+        versions="accelerate >= 0.25",
+        changes=_offload_optim,
+        hint="use trainer.optim: adamw_torch, or offload_optimizer: none",
+        early=True,
+    ),
+    Fix(
+        id="offload-param-stage",
+        title="parameter offload needs ZeRO-3",
+        condition="offload_param cpu below zero_stage 3",
+        action="refuse",
+        reason="DeepSpeed accepts the key at stages 0 to 2 and does nothing.",
+        source="deepspeed/runtime/zero/config.py",
+        versions="all",
+        changes=_offload_param,
+        hint="set zero_stage: 3 or drop offload_param",
+    ),
+    Fix(
+        id="offload-optimizer-stage",
+        title="optimizer offload needs ZeRO",
+        condition="offload_optimizer cpu at zero_stage 0",
+        action="refuse",
+        reason="At stage 0 there is no ZeRO optimizer that could be offloaded; the key has no effect.",
+        source="deepspeed/runtime/engine.py _configure_optimizer",
+        versions="all",
+        changes=_offload_stage0,
+        hint="set zero_stage: 1, 2 or 3",
+    ),
+    Fix(
+        id="auto-find-batch-size",
+        title="auto_find_batch_size changes the global batch",
+        condition="trainer.auto_find_batch_size",
+        action="refuse",
+        reason="It halves the micro-batch without raising accumulation, so another batch size is trained "
+        "than asked for, and ZeRO-3 refuses it.",
+        source="transformers/trainer.py; huggingface/transformers#24558",
+        versions="all",
+        changes=_auto_batch,
+        hint="drop it: the planner finds the largest micro-batch that fits at the same global batch",
+        early=True,
+    ),
+    Fix(
+        id="local-device-map",
+        title="each rank loads a quantised base on its own device",
+        condition="quantised base without device_map, ZeRO stage below 3",
+        action="set",
+        reason="Without a map every rank would load onto device 0: 'in 8-bit or 4-bit precision on a "
+        "different device than the one you're training on'.",
+        source="accelerate/accelerator.py prepare_model",
+        versions="all",
+        changes=_local_map,
+    ),
+    Fix(
+        id="zero3-no-device-map",
+        title="no device_map under ZeRO-3",
+        condition="zero_stage 3",
+        action="set",
+        reason="from_pretrained refuses it: 'DeepSpeed Zero-3 is not compatible with passing a device_map'.",
+        source="transformers/integrations/accelerate.py check_and_set_device_map",
+        versions="all",
+        changes=_zero3_no_map,
+    ),
+    Fix(
+        id="zero3-args-before-model",
+        title="TrainingArguments before the model under ZeRO-3",
+        condition="zero_stage 3",
+        action="set",
+        reason="TrainingArguments registers the ZeRO-3 config that makes from_pretrained partition while "
+        "loading; built later, every rank silently holds the whole model.",
+        source="transformers/integrations/deepspeed.py is_deepspeed_zero3_enabled",
+        versions="all",
+        changes=_args_first,
+    ),
+    Fix(
+        id="nan-shown-as-zero",
+        title="a nan loss is logged as nan",
+        condition="always, unless the recipe says logging_nan_inf_filter",
+        action="set",
+        reason="The Trainer's default replaces nan by 0.0 in the log, so a dead run looks perfect.",
+        source="transformers/training_args.py logging_nan_inf_filter",
+        versions="all",
+        changes=_nan_filter,
+    ),
+)

@@ -1,0 +1,171 @@
+"""Fixes for precision: bf16 on devices that only emulate it, fp16 forward passes, unset dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.plan.fixes.fix import Fix, Situation
+
+
+def _bf16_without_units(s: Situation) -> Mapping[str, Any]:
+    asks = str(s.get("precision")).startswith("bf16")
+    return {"precision": "fp16"} if asks and s.pre_ampere else {}
+
+
+def _bf16_unknown_device(s: Situation) -> Mapping[str, Any]:
+    asks = str(s.get("precision")).startswith("bf16")
+    unknown = s.hardware.compute_capability is None and not s.hardware.is_cpu
+    return {"precision": s.get("precision")} if asks and unknown else {}
+
+
+def _dtype_unset(s: Situation) -> Mapping[str, Any]:
+    setting = s.draft.settings["model.dtype"]
+    return {"model.dtype": setting.value} if setting.by == "explicit-dtype" else {}
+
+
+def _autocast_guard(s: Situation) -> Mapping[str, Any]:
+    mixed_modules = s.has_adapter or s.quantization != "none"
+    if s.pre_ampere and s.get("precision") == "fp16" and mixed_modules:
+        return {"runtime.autocast": "float16"}
+    return {}
+
+
+def _tf32_pre_ampere(s: Situation) -> Mapping[str, Any]:
+    return {"trainer.tf32": None} if s.get("trainer.tf32") and (s.pre_ampere or s.hardware.is_cpu) else {}
+
+
+def _fp16_model_trained_in_bf16(s: Situation) -> Mapping[str, Any]:
+    fragile = s.model.model_type.startswith(("gemma", "t5", "mt5", "umt5"))
+    return {"precision": "fp32"} if fragile and s.get("precision") == "fp16" else {}
+
+
+def _flash_pre_ampere(s: Situation) -> Mapping[str, Any]:
+    flash = s.get("model.attn_implementation") == "flash_attention_2"
+    return {"model.attn_implementation": "sdpa"} if flash and (s.pre_ampere or s.hardware.is_cpu) else {}
+
+
+def _pure_half_full(s: Situation) -> Mapping[str, Any]:
+    half_weights = s.get("model.dtype") in ("float16", "bfloat16")
+    plain = s.get("precision") == "fp32" and not s.has_adapter
+    return {"model.dtype": "float32"} if half_weights and plain else {}
+
+
+def _fp16_trainable_half(s: Situation) -> Mapping[str, Any]:
+    scaler = s.get("precision") == "fp16" and s.get("sharding.engine") == "ddp"
+    half_weights = s.get("model.dtype") in ("float16", "bfloat16", "auto")
+    return {"model.dtype": "float32"} if scaler and half_weights and not s.has_adapter else {}
+
+
+PRECISION_FIXES = (
+    Fix(
+        id="bf16-emulated",
+        title="bf16 needs compute capability 8.0",
+        condition="precision bf16 or bf16-true on a device below compute capability 8.0",
+        action="refuse",
+        reason="V100 and T4 accept bf16 and emulate it, many times slower and without a word: "
+        "torch.cuda.is_bf16_supported() counts emulation as support.",
+        source="torch/cuda/__init__.py is_bf16_supported(including_emulation=True)",
+        versions="torch >= 2.5",
+        changes=_bf16_without_units,
+        hint="use precision: fp16 or auto",
+        early=True,
+    ),
+    Fix(
+        id="bf16-unknown-device",
+        title="bf16 on an unnamed device",
+        condition="precision bf16 on hardware whose compute capability is not known",
+        action="warn",
+        reason="Only devices of compute capability 8.0 and later have bf16 units; "
+        "the recipe's bf16 is taken as consent.",
+        source="NVIDIA CUDA programming guide, compute capabilities",
+        versions="all",
+        changes=_bf16_unknown_device,
+        hint="name the device, e.g. --on 1xRTX4090-24GB",
+        early=True,
+    ),
+    Fix(
+        id="explicit-dtype",
+        title="weights get an explicit dtype",
+        condition="the recipe does not say model.dtype",
+        action="set",
+        reason="from_pretrained(dtype=None) takes the checkpoint's dtype since transformers 5, so the same "
+        "recipe would train fp32 or half weights depending on how the checkpoint was saved.",
+        source="transformers/modeling_utils.py from_pretrained; huggingface/trl#5457",
+        versions="transformers >= 5.0",
+        changes=_dtype_unset,
+        early=True,
+    ),
+    Fix(
+        id="fp16-bf16-pretrained",
+        title="model whose activations overflow fp16",
+        condition="precision fp16 with a Gemma or T5 family model",
+        action="refuse",
+        reason="These models were trained in bf16; their activations exceed fp16's 65504 and the loss "
+        "becomes nan or every step is skipped.",
+        source="huggingface/transformers#10956, #23918",
+        versions="all",
+        changes=_fp16_model_trained_in_bf16,
+        hint="use bf16 on compute capability 8.0 and later, else precision: fp32",
+        early=True,
+    ),
+    Fix(
+        id="fp16-unscale",
+        title="fp16 training needs fp32 master weights",
+        condition="full fine-tune, precision fp16, engine ddp, model.dtype 16-bit or auto",
+        action="refuse",
+        reason="GradScaler refuses 16-bit gradients: 'Attempting to unscale FP16 gradients'.",
+        source="torch/amp/grad_scaler.py; huggingface/transformers#23165",
+        versions="all",
+        changes=_fp16_trainable_half,
+        hint="drop model.dtype or set it to float32",
+        early=True,
+    ),
+    Fix(
+        id="pure-half-training",
+        title="16-bit weights under precision fp32",
+        condition="full fine-tune, precision fp32, model.dtype 16-bit",
+        action="refuse",
+        reason="Weights and Adam states would all be 16-bit and small updates round to zero, silently.",
+        source="transformers/modeling_utils.py (dtype is the training dtype without autocast)",
+        versions="all",
+        changes=_pure_half_full,
+        hint="say precision: bf16-true if that is wanted, else drop model.dtype",
+        early=True,
+    ),
+    Fix(
+        id="autocast-guard",
+        title="autocast around train() on pre-Ampere fp16",
+        condition="precision fp16 below compute capability 8.0, with an adapter or a quantised base",
+        action="set",
+        reason="fp32 adapters and norms meet fp16 activations outside the Trainer's own autocast; without "
+        "the guard matrix products fail with 'expected scalar type Half but found Float'.",
+        source="bitsandbytes-foundation/bitsandbytes#240; tloen/alpaca-lora#203",
+        versions="all",
+        changes=_autocast_guard,
+    ),
+    Fix(
+        id="tf32-pre-ampere",
+        title="tf32 needs Ampere",
+        condition="trainer.tf32 on a device below compute capability 8.0",
+        action="refuse",
+        reason="TrainingArguments stops with '--tf32 requires Ampere or a newer GPU arch'.",
+        source="transformers/training_args.py",
+        versions="all",
+        changes=_tf32_pre_ampere,
+        hint="drop trainer.tf32",
+        early=True,
+    ),
+    Fix(
+        id="fa2-pre-ampere",
+        title="FlashAttention-2 needs Ampere",
+        condition="attn_implementation flash_attention_2 below compute capability 8.0",
+        action="refuse",
+        reason="transformers does not check it; the kernel stops in the first forward pass.",
+        source="transformers/modeling_flash_attention_utils.py",
+        versions="all",
+        changes=_flash_pre_ampere,
+        hint="use attn_implementation: sdpa",
+        early=True,
+    ),
+)

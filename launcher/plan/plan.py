@@ -1,0 +1,90 @@
+"""The plan as frozen types: every value with its source, and nothing that is not decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.estimate import MemoryEstimate, MemoryJob
+
+Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One resolved value, where it came from and why."""
+
+    value: Any
+    source: Source
+    by: str
+    """`recipes/x.yaml:12`, a fix id, `--set`, or the deciding rule."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedFix:
+    """A known fix that fired for this plan."""
+
+    id: str
+    title: str
+    reason: str
+    source: str
+    changed: Mapping[str, Any]
+    """Dotted setting -> value that the fix set; empty for a fix that only warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`global_size` = `micro` x `accumulation` x `data_parallel`, in samples."""
+
+    micro: int
+    accumulation: int
+    data_parallel: int
+
+    @property
+    def global_size(self) -> int:
+        return self.micro * self.accumulation * self.data_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Length of the run. What depends on the number of rows is None until the data is read."""
+
+    steps: int | None
+    epochs: float | None
+    warmup_steps: int | None
+    tokens_per_step: int
+    """Upper bound: global batch x max_length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything decided before a device is touched; the worker reads its JSON form."""
+
+    recipe_file: str
+    recipe_text: str
+    """The recipe as given, for the run directory."""
+    hardware: Hardware
+    model: ModelSpec
+    batch: Batch
+    schedule: Schedule
+    settings: Mapping[str, Setting]
+    fixes: tuple[AppliedFix, ...]
+    memory: MemoryEstimate
+    job: MemoryJob
+    """What `memory` was computed from."""
+    python: str
+    """Interpreter that starts the workers."""
+    versions: Mapping[str, str]
+    warnings: tuple[str, ...]
+
+    @property
+    def trainable_params(self) -> int:
+        return self.job.trainable_params
+
+    def value(self, dotted: str) -> Any:
+        """The resolved value of a setting; KeyError when no such setting was decided."""
+        return self.settings[dotted].value

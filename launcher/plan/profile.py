@@ -1,0 +1,119 @@
+"""A base DeepSpeed profile (`sharding.config`): kept where the plan owns nothing, refused where it fights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.plan.draft import Draft
+
+# Keys that the plan owns -> the recipe key that says the same thing.
+OWNED = {
+    "train_batch_size": "global_batch_size",
+    "train_micro_batch_size_per_gpu": "trainer.per_device_train_batch_size",
+    "gradient_accumulation_steps": "trainer.gradient_accumulation_steps",
+    "gradient_clipping": "trainer.max_grad_norm",
+    "bf16.enabled": "precision",
+    "fp16.enabled": "precision",
+    "zero_optimization.stage": "sharding.zero_stage",
+    "zero_optimization.offload_optimizer.device": "sharding.offload_optimizer",
+    "zero_optimization.offload_param.device": "sharding.offload_param",
+}
+# optimizer.params key -> TrainingArguments field that must say the same.
+OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+
+
+def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
+    """Put the profile's stage and offload into the draft and the rest into `deepspeed.profile`.
+
+    Raises RecipeError with every value that contradicts the plan's own.
+    """
+    if profile is None:
+        draft.put("deepspeed.profile", {}, "no base profile")
+        return
+    problems: list[Problem] = []
+    flat = _flatten(profile)
+    for key in ("stage", "offload_optimizer.device", "offload_param.device"):
+        value = flat.get(f"zero_optimization.{key}")
+        setting = OWNED[f"zero_optimization.{key}"]
+        if value in (None, "auto"):
+            continue
+        if draft.explicit(setting) and draft.get(setting) not in (value, "auto"):
+            problems.append(_conflict(draft, f"zero_optimization.{key}", value, setting))
+        else:
+            origin = draft.place("sharding.config")[0] or "sharding.config"
+            draft.put(setting, value, "from the base profile", source="recipe", by=origin)
+    precision = draft.get("precision")
+    for kind in ("bf16", "fp16"):
+        value = flat.get(f"{kind}.enabled")
+        if isinstance(value, bool) and value and precision != kind:
+            problems.append(_conflict(draft, f"{kind}.enabled", value, "precision"))
+    for key in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    ):
+        value = flat.get(key)
+        if value not in (None, "auto") and value != draft.get(OWNED[key]):
+            problems.append(_conflict(draft, key, value, OWNED[key]))
+    if "scheduler" in profile:
+        problems.append(
+            Problem(
+                "profile-scheduler",
+                "a scheduler block replaces trainer.lr_scheduler_type without a word",
+                path="sharding.config",
+                hint="remove the block and set trainer.lr_scheduler_type and warmup_steps",
+            )
+        )
+    extras = {key: value for key, value in flat.items() if key not in OWNED}
+    extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
+    if problems:
+        raise RecipeError(problems)
+    draft.put_recipe("deepspeed.profile", extras, "from the base profile")
+
+
+def _kept(key: str, value: Any) -> bool:
+    """ "auto" means: whatever the plan decides; only optimizer params have to be looked up."""
+    return value != "auto" or key.startswith("optimizer.params.")
+
+
+def _resolve(key: str, value: Any, draft: Draft, problems: list[Problem]) -> Any:
+    prefix = "optimizer.params."
+    if not key.startswith(prefix):
+        return value
+    name = key.removeprefix(prefix)
+    if name == "betas":
+        ours: Any = [draft.get("trainer.adam_beta1", 0.9), draft.get("trainer.adam_beta2", 0.999)]
+        setting = "trainer.adam_beta1"
+    elif name in OPTIMIZER_PARAMS:
+        setting = f"trainer.{OPTIMIZER_PARAMS[name]}"
+        ours = draft.get(setting, {"weight_decay": 0.0, "eps": 1e-8}.get(name))
+    else:
+        return value
+    if value not in ("auto", ours):
+        problems.append(_conflict(draft, key, value, setting))
+    return ours
+
+
+def _conflict(draft: Draft, key: str, value: Any, setting: str) -> Problem:
+    file, line = draft.place("sharding.config")
+    return Problem(
+        "profile-conflict",
+        f"the base profile says {key} = {value!r}, the plan says {setting} = {draft.get(setting)!r}",
+        file=file,
+        line=line,
+        path="sharding.config",
+        hint=f'write "auto" for {key} in the profile and say {setting} in the recipe',
+    )
+
+
+def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,99 @@
+"""`--tiny`: the same recipe with a two-layer narrow model, generated rows and four steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launcher.facts.hardware import Hardware
+from launcher.recipe.loading import LoadedRecipe, Origin
+
+STEPS = 4
+MAX_LENGTH = 128
+# Every spelling of width and depth that the supported configurations use.
+NARROW: Mapping[str, Any] = {
+    "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2,
+    "hidden_size": 64, "n_embd": 64, "word_embed_proj_dim": 64,
+    "intermediate_size": 128, "n_inner": 128, "ffn_dim": 128,
+    "num_attention_heads": 4, "n_head": 4,
+    "head_dim": 16,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512, "n_positions": 512,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 64,
+}  # fmt: skip
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def narrow_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with two layers of width 64, keeping its kind of attention and all other keys."""
+    narrow = {k: NARROW.get(k, v) for k, v in config.items()}
+    narrow |= {k: NARROW[k] for k in SPECIAL_IDS}
+    heads = config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads")
+    if heads and kv_heads:
+        narrow["num_key_value_heads"] = 4 if kv_heads == heads else 2
+    for dropped in ("layer_types", "rope_scaling", "quantization_config"):
+        narrow.pop(dropped, None)
+    return narrow
+
+
+def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe:
+    """The recipe as it will be rehearsed; what changes has the origin `--tiny`."""
+    recipe = loaded.recipe
+    gone = {
+        "num_train_epochs",
+        "max_steps",
+        "gradient_accumulation_steps",
+        "warmup_steps",
+        "save_steps",
+        "logging_steps",
+        "per_device_train_batch_size",
+        "eval_steps",
+    }
+    trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
+    changed: dict[str, Any] = {
+        "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    model = recipe.model.model_copy(
+        update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,
+                "tokenizer": None, "revision": None, "device_map": None}
+    )  # fmt: skip
+    data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, MAX_LENGTH)})
+    update = {
+        "model": model,
+        "data": data,
+        "trainer": trainer | changed,
+        "global_batch_size": None,
+        "hardware": None,
+    }
+    dropped = {f"trainer.{name}" for name in gone} | {"global_batch_size"}
+    origins = {k: v for k, v in loaded.origins.items() if k not in dropped}
+    origin = Origin("override", "--tiny")
+    origins |= {f"trainer.{k}": origin for k in changed}
+    origins |= {"model.config": origin, "data.max_length": origin}
+    return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
+
+
+def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
+    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention by SDPA, tf32 by nothing."""
+    recipe = loaded.recipe
+    update: dict[str, Any] = {}
+    if recipe.precision.startswith("fp16"):
+        update["precision"] = "fp32"
+    if recipe.model.attn_implementation == "flash_attention_2":
+        update["model"] = recipe.model.model_copy(update={"attn_implementation": "sdpa"})
+    if "tf32" in recipe.trainer:
+        update["trainer"] = {k: v for k, v in recipe.trainer.items() if k != "tf32"}
+    return replace(loaded, recipe=recipe.model_copy(update=update)) if update else loaded
+
+
+def tiny_hardware(asked: Hardware | None, found: Hardware) -> Hardware:
+    """The devices found here; on a CPU up to two processes where the recipe asks for several."""
+    if not found.is_cpu:
+        wanted = asked.devices_per_node if asked else found.devices_per_node
+        return replace(found, devices_per_node=min(wanted, found.devices_per_node))
+    processes = 1 if asked is None else min(2, asked.num_devices)
+    return replace(found, devices_per_node=processes)

@@ -1,0 +1,46 @@
+"""`${ENV:NAME}` and `${ENV:NAME:default}` inside the texts of a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+
+_REFERENCE = re.compile(r"\$\{ENV:([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
+
+
+def has_reference(value: Any) -> bool:
+    """Whether a value is, or contains at any depth, a text with a reference."""
+    if isinstance(value, str):
+        return _REFERENCE.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(has_reference(item) for item in value.values())
+    return isinstance(value, list) and any(has_reference(item) for item in value)
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a value is a text made of one reference and nothing else."""
+    return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
+
+
+def missing_variables(text: str, environ: Mapping[str, str]) -> list[str]:
+    """Names without a default that `environ` lacks, in order, each once."""
+    found = _REFERENCE.findall(text)
+    without_default = [m[1] for m in _REFERENCE.finditer(text) if m[2] is None] if found else []
+    return list(dict.fromkeys(name for name in without_default if name not in environ))
+
+
+def resolve_env(text: str, environ: Mapping[str, str]) -> str:
+    """Replace every reference of `text`. Raises RecipeError (`env-missing`) for an absent variable."""
+    missing = missing_variables(text, environ)
+    if missing:
+        raise RecipeError([missing_problem(name) for name in missing])
+    return _REFERENCE.sub(lambda match: environ.get(match[1], match[2] or ""), text)
+
+
+def missing_problem(name: str, path: str | None = None) -> Problem:
+    """The problem of a variable that is neither set nor has a default."""
+    hint = f"set it, or give a default: ${{ENV:{name}:value}}"
+    return Problem("env-missing", f"the environment variable {name} is not set", path=path, hint=hint)

@@ -1,0 +1,65 @@
+"""The JSON Schema of a recipe, for editors: `trainer:` and `adapter:` list the fields of the tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.recipe.fields import adapter_fields, trainer_fields
+from launcher.recipe.rules import OWNED
+from launcher.recipe.schema import Recipe
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "none": {"type": "null"},
+    "bool": {"type": "boolean"},
+    "int": {"type": "integer"},
+    "float": {"type": "number"},
+    "str": {"type": "string"},
+    "list": {"type": "array"},
+    "list[str]": {"type": "array", "items": {"type": "string"}},
+    "list[int]": {"type": "array", "items": {"type": "integer"}},
+    "dict": {"type": "object"},
+    "any": {},
+}
+_REFERENCE = {"type": "string", "pattern": r"\$\{ENV:"}
+
+
+def recipe_json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a recipe file, as one JSON-ready dict."""
+    schema = Recipe.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "effilaunch recipe"
+    # `extends` is read before the recipe is a Recipe; what it gives need not be repeated
+    extends = {
+        "type": "string",
+        "description": "A recipe file, or the name of a shipped recipe, that this one changes.",
+    }
+    schema["properties"] = {"extends": extends, **schema["properties"]}
+    required = schema.pop("required", [])
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
+    trainer = {
+        name: _field(entry)
+        for name, entry in trainer_fields().items()
+        if name not in OWNED and "renamed_to" not in entry
+    }
+    section = schema["properties"]["trainer"]
+    section |= {"properties": trainer, "additionalProperties": False}
+    adapter = schema["$defs"]["AdapterSection"]
+    adapter["properties"] |= {name: _field(entry) for name, entry in adapter_fields().items()}
+    adapter["additionalProperties"] = False
+    # a part of a recipe is a whole one with `extends`, so its sections need not be complete
+    for name, definition in schema["$defs"].items():
+        if name not in ("DataSource", "EvalSplit", "Quantization"):
+            definition.pop("required", None)
+    return schema
+
+
+def _field(entry: dict[str, Any]) -> dict[str, Any]:
+    options = []
+    for kind in entry["types"]:
+        option = dict(_TYPES.get(kind, {"not": {}}))
+        if "choices" in entry and kind == "str" and not any("[" in choice for choice in entry["choices"]):
+            option["enum"] = entry["choices"]
+        options.append(option)
+    if not any(option.get("type") == "string" and "enum" not in option for option in options):
+        options.append(_REFERENCE)
+    return {"anyOf": options, "default": entry["default"]}

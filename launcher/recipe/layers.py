@@ -1,0 +1,237 @@
+"""A recipe, the files that it extends and the overrides, merged into one mapping that knows its places."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.errors import Problem
+from launcher.recipe.suggestions import close_key, describe
+from launcher.recipe.yaml_marks import join, parse_yaml
+
+_TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value was written."""
+
+    source: Literal["recipe", "parent", "override"]
+    file: str
+    """As messages show it; `--set` for an override."""
+    line: int | None
+    folder: Path
+    """Relative paths in the value start here."""
+
+    @property
+    def by(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+@dataclass(slots=True)
+class Layered:
+    """The merged recipe. `places` holds every dotted path, containers too."""
+
+    data: dict[str, Any]
+    places: dict[str, Place]
+    problems: list[Problem]
+    text: str = ""
+
+    def place(self, path: str) -> Place | None:
+        """The place of `path`, or of the nearest thing around it."""
+        while path:
+            if path in self.places:
+                return self.places[path]
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return None
+
+
+def find_recipe(name: str | Path) -> Path | None:
+    """The file of a recipe: the path itself, else the shipped recipe of that name (with or without .yaml)."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    return _find_shipped(str(name))
+
+
+def shipped_names() -> list[str]:
+    """Names of the shipped recipes, without suffix, bases as `_base/name`."""
+    from launcher.facts.shipped import recipes_dir
+
+    folder = recipes_dir()
+    return sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.yaml"))
+
+
+def _find_shipped(name: str) -> Path | None:
+    from launcher.facts.shipped import recipes_dir
+
+    if Path(name).is_absolute():
+        return None
+    stem = name.removesuffix(".yaml").removeprefix("recipes/")
+    return recipes_dir() / f"{stem}.yaml" if stem in shipped_names() else None
+
+
+def load_layers(path: Path, overrides: Sequence[str]) -> Layered:
+    """Read `path` and what it extends, then apply the overrides. Problems are collected, never raised."""
+    layered = _read(path, "recipe", ())
+    for override in overrides:
+        _apply(layered, override)
+    return layered
+
+
+def _read(path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ...]) -> Layered:
+    file = str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return Layered({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])
+    document = parse_yaml(text, file)
+    folder = path.resolve().parent
+    places = {p: Place(source, file, line, folder) for p, line in document.lines.items()}
+    layered = Layered({}, places, document.problems, text)
+    if isinstance(document.data, dict):
+        layered.data = document.data
+    elif not document.problems:
+        what = "is empty" if document.data is None else f"is {describe(document.data)}"
+        message = f"the recipe {what}, expected a mapping with at least `model:` and `data:`"
+        layered.problems.append(Problem("wrong-type", message, file, 1))
+    if "extends" in layered.data:
+        return _extend(layered, path, chain)
+    return layered
+
+
+def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
+    """Put `layered` over the file that its `extends` names."""
+    name = layered.data.pop("extends")
+    place = layered.places.pop("extends")
+    chain = (*chain, path.resolve())
+
+    def refuse(code: str, message: str, hint: str | None = None) -> Layered:
+        layered.problems.append(Problem(code, message, place.file, place.line, "extends", hint))
+        return layered
+
+    if not isinstance(name, str):
+        return refuse("wrong-type", f"is {describe(name)}, expected one file or recipe name")
+    beside = Path(os.path.normpath(path.parent / Path(name).expanduser()))
+    parent = beside if beside.is_file() else _find_shipped(name)
+    if parent is None:
+        near = close_key(name.removesuffix(".yaml"), shipped_names())
+        hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
+        return refuse("extends-missing", f"no file {beside} and no shipped recipe `{name}`", hint)
+    if parent.resolve() in chain:
+        names = " -> ".join(file.name for file in (*chain, parent))
+        return refuse("extends-cycle", f"a recipe cannot extend itself: {names}")
+    below = _read(parent, "parent", chain)
+    below.problems = below.problems + layered.problems
+    below.text = layered.text
+    _merge(below, layered)
+    return below
+
+
+def _merge(below: Layered, above: Layered) -> None:
+    """Deep merge of mappings, everything else replaces; the places follow."""
+
+    def visit(low: dict[str, Any], high: dict[str, Any], path: str) -> None:
+        for key, value in high.items():
+            child = join(path, key)
+            if isinstance(value, dict) and isinstance(low.get(key), dict):
+                below.places[child] = above.places.get(child, below.places.get(child, _nowhere()))
+                visit(low[key], value, child)
+                continue
+            _forget(below, child)
+            low[key] = value
+            for inner in above.places:
+                if _inside(inner, child):
+                    below.places[inner] = above.places[inner]
+
+    visit(below.data, above.data, "")
+
+
+def _nowhere() -> Place:
+    return Place("parent", "", None, Path())
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path == outer or (path.startswith(outer) and path[len(outer)] in ".[")
+
+
+def _forget(layered: Layered, path: str) -> None:
+    for inner in [inner for inner in layered.places if _inside(inner, path)]:
+        del layered.places[inner]
+
+
+def _tokens(dotted: str) -> list[str | int] | None:
+    """`data.train[0].path` -> ['data', 'train', 0, 'path']; None when it is malformed."""
+    tokens: list[str | int] = []
+    at = 0
+    while at < len(dotted):
+        match = _TOKEN.match(dotted, at)
+        if match is None or (at == 0 and dotted[0] in ".["):
+            return None
+        tokens.append(match[1] if match[2] is None else int(match[2]))
+        at = match.end()
+    return tokens or None
+
+
+def _apply(layered: Layered, override: str) -> None:
+    """One `key=value`: the value is YAML, the key dotted; missing mappings on the way are made."""
+    dotted, equals, text = override.partition("=")
+    dotted = dotted.strip()
+    tokens = _tokens(dotted)
+
+    def refuse(message: str, hint: str | None = None) -> None:
+        layered.problems.append(Problem("override", message, "--set", None, dotted or None, hint))
+
+    if not equals or tokens is None:
+        return refuse(f"cannot read {override!r}", "write --set key=value, e.g. --set trainer.max_steps=100")
+    if tokens[0] == "extends":
+        return refuse("cannot be overridden")
+    document = parse_yaml(text, "--set")
+    if document.problems:
+        return refuse(document.problems[0].message)
+    place = Place("override", "--set", None, Path.cwd())
+    target: Any = layered.data
+    path = ""
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        problem = _misfit(target, token, path)
+        if problem:
+            return refuse(problem)
+        path = join(path, token)
+        if following is None:
+            _forget(layered, path)
+            target[token] = document.data
+            layered.places[path] = place
+            for inner in _paths(document.data, path):
+                layered.places[inner] = place
+            return None
+        if isinstance(token, str) and not isinstance(target.get(token), (dict, list)):
+            target[token] = {}
+            layered.places[path] = place
+        target = target[token]
+    return None
+
+
+def _misfit(target: Any, token: str | int, path: str) -> str | None:
+    if isinstance(token, int):
+        if not isinstance(target, list):
+            return f"`{path}` is not a list"
+        return (
+            None if token < len(target) else f"`{path}` has {len(target)} entries, so there is no [{token}]"
+        )
+    return None if isinstance(target, dict) else f"`{path}` is {describe(target)}: write {path}[0]"
+
+
+def _paths(value: Any, path: str) -> Iterator[str]:
+    """Dotted paths of everything inside `value`."""
+    items: Any = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for key, item in items:
+        child = join(path, key)
+        yield child
+        yield from _paths(item, child)

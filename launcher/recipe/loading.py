@@ -1,0 +1,228 @@
+"""From a recipe file and overrides to a checked `Recipe`, or to all of its problems at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from launcher.errors import Problem, RecipeError
+from launcher.recipe import env
+from launcher.recipe.fields import (
+    adapter_fields,
+    check_adapter,
+    check_trainer,
+    resolve_trainer,
+    trainer_fields,
+)
+from launcher.recipe.layers import Layered, find_recipe, load_layers, shipped_names
+from launcher.recipe.problems import validation_problems
+from launcher.recipe.rules import OWNED, check_rules, take_unsupported
+from launcher.recipe.schema import Recipe
+from launcher.recipe.suggestions import close_key
+from launcher.recipe.yaml_marks import join, parse_scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value of the recipe was written."""
+
+    source: Literal["recipe", "parent", "override"]
+    by: str
+    """`file:line`, or `--set`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    """A checked recipe with the place of each value."""
+
+    recipe: Recipe
+    """Paths are absolute; `${ENV:...}` stays in `trainer` and `launch.env`, resolved elsewhere."""
+    text: str
+    """The file as given, without what it extends."""
+    path: Path
+    origins: Mapping[str, Origin]
+    """Dotted path (`data.train[0].path`) of every given value, of sections and lists too."""
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Load a file, or the shipped recipe of that name, with `key=value` overrides.
+
+    Raises RecipeError with every problem of the recipe, of what it extends and of the overrides.
+    """
+    file = find_recipe(path)
+    if file is None:
+        near = close_key(Path(path).name.removesuffix(".yaml"), shipped_names())
+        hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
+        raise RecipeError(
+            Problem(
+                "recipe-missing",
+                "no such file and no shipped recipe of that name",
+                str(path),
+                hint=hint,
+            )
+        )
+    layered = load_layers(file, overrides)
+    if any(problem.code in ("yaml-syntax", "unreadable") for problem in layered.problems) or not layered.data:
+        raise RecipeError(layered.problems or [Problem("wrong-type", "the recipe is empty", str(file))])
+    recipe, problems = _check(layered, os.environ)
+    problems = layered.problems + [_placed(problem, layered) for problem in problems]
+    if recipe is None or problems:
+        raise RecipeError(_sorted(problems, str(file)))
+    origins = {p: Origin(place.source, place.by) for p, place in layered.places.items()}
+    return LoadedRecipe(recipe, layered.text, file, origins)
+
+
+def _placed(problem: Problem, layered: Layered) -> Problem:
+    place = layered.place(problem.path or "")
+    if place is None:
+        first = next(iter(layered.places.values()))
+        return replace(problem, file=first.file)
+    return replace(problem, file=place.file, line=place.line)
+
+
+def _sorted(problems: list[Problem], main: str) -> list[Problem]:
+    """By file (the given one first) and line, without repetitions."""
+    unique = list(dict.fromkeys(problems))
+    return sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0))
+
+
+def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe, if its types allow one, and all problems (without file and line)."""
+    data = copy.deepcopy(layered.data)
+    problems = take_unsupported(data)
+    _drop_nulls(data)
+    references = _resolve_references(data, environ, problems)
+    trainer = data.get("trainer")
+    resolved: Mapping[str, Any] = {}
+    if isinstance(trainer, dict):
+        problems += check_trainer({k: v for k, v in trainer.items() if k not in OWNED}, environ)
+        known = {k: v for k, v in trainer.items() if not _is_missing(v, environ)}
+        resolved = resolve_trainer(known, environ)
+    if isinstance(data.get("adapter"), dict):
+        problems += check_adapter(data["adapter"])
+
+    def folder(path: str) -> Path:
+        place = layered.place(path)
+        return place.folder if place else Path.cwd()
+
+    problems += check_rules(data, resolved, folder)
+    _make_absolute(data, folder)
+    recipe, errors = _validate(data, references)
+    # the same wrong field can be found by the table and by the schema: the table knows more
+    known_paths = {problem.path for problem in problems}
+    problems += [problem for problem in errors if problem.path not in known_paths]
+    return recipe, problems
+
+
+def _validate(data: dict[str, Any], references: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
+    """Validate; a value that was one reference counts as a number where its text does not fit."""
+    try:
+        return Recipe.model_validate(data), []
+    except ValidationError as error:
+        problems = validation_problems(error.errors(), data)
+    numbers = {problem.path for problem in problems} & set(references)
+    if numbers:
+        for path in numbers:
+            _put(data, str(path), parse_scalar(references[str(path)]))
+        try:
+            return Recipe.model_validate(data), []
+        except ValidationError as error:
+            problems = validation_problems(error.errors(), data)
+    return None, problems
+
+
+def _put(data: Any, path: str, value: Any) -> None:
+    def visit(current: Any, here: str) -> None:
+        for key in list(current) if isinstance(current, dict) else range(len(current)):
+            child = join(here, key)
+            if child == path:
+                current[key] = value
+            elif isinstance(current[key], (dict, list)):
+                visit(current[key], child)
+
+    visit(data, "")
+
+
+def _drop_nulls(data: dict[str, Any]) -> None:
+    """`key: null` takes a trainer or adapter key of a parent away, unless null is a value of that field."""
+    for section, fields in (("trainer", trainer_fields), ("adapter", adapter_fields)):
+        values = data.get(section)
+        if not isinstance(values, dict) or None not in values.values():
+            continue
+        for name in [name for name, value in values.items() if value is None]:
+            if "none" not in fields().get(name, {}).get("types", ["none"]):
+                del values[name]
+    for section in ("trainer", "launch", "sharding", "fixes"):
+        if section in data and data[section] is None:
+            del data[section]
+
+
+def _is_missing(value: Any, environ: Mapping[str, str]) -> bool:
+    if isinstance(value, str):
+        return bool(env.missing_variables(value, environ))
+    items: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_is_missing(item, environ) for item in items)
+
+
+def _resolve_references(
+    data: dict[str, Any], environ: Mapping[str, str], problems: list[Problem]
+) -> dict[str, str]:
+    """Resolve references in place, but not under `trainer` and `launch.env`.
+
+    Returns path -> text of the values that were one reference. Missing variables are added to `problems`.
+    """
+    whole: dict[str, str] = {}
+
+    def visit(value: Any, path: str, keep: bool) -> None:
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            child, item = join(path, key), value[key]
+            if isinstance(item, (dict, list)):
+                visit(item, child, keep or child in ("trainer", "launch.env"))
+            elif isinstance(item, str) and env.has_reference(item):
+                missing = env.missing_variables(item, environ)
+                problems.extend(env.missing_problem(name, child) for name in missing)
+                if missing or keep:
+                    continue
+                value[key] = env.resolve_env(item, environ)
+                if env.is_reference(item):
+                    whole[child] = value[key]
+
+    visit(data, "", keep=False)
+    return whole
+
+
+def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
+    """Paths relative to the file that names them become absolute; hub ids and package: references stay."""
+
+    def fix(holder: Any, key: str, path: str, *, always: bool) -> None:
+        text = holder.get(key) if isinstance(holder, dict) else None
+        if (
+            not isinstance(text, str)
+            or not text
+            or text.startswith("package:")
+            or "\n" in text
+            or "{" in text
+        ):
+            return
+        plain = os.path.expanduser(text)  # noqa: PTH111 - a Path would lose the leading ./
+        full = Path(os.path.normpath(folder(path) / plain))
+        if always or plain.startswith(("./", "../", "/")) or plain in (".", "..") or full.exists():
+            holder[key] = str(full)
+
+    model = data.get("model")
+    for key in ("name_or_path", "tokenizer", "chat_template"):
+        fix(model, key, f"model.{key}", always=False)
+    fix(model, "cache_dir", "model.cache_dir", always=True)
+    fix(data.get("adapter"), "path", "adapter.path", always=True)
+    fix(data.get("sharding"), "config", "sharding.config", always=False)
+    rows = data.get("data")
+    for name in ("train", "eval"):
+        sources = rows.get(name) if isinstance(rows, dict) else None
+        for index, source in enumerate(sources if isinstance(sources, list) else []):
+            fix(source, "path", f"data.{name}[{index}].path", always=True)

@@ -1,0 +1,187 @@
+"""What pydantic reports about a recipe, as problems in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from launcher.errors import Problem
+from launcher.recipe.fields import adapter_fields, trainer_fields
+from launcher.recipe.schema import Recipe
+from launcher.recipe.suggestions import choice_hint, describe, key_hint
+from launcher.recipe.yaml_marks import join, parse_scalar
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "none_required": "null",
+    "finite_number": "a finite number",
+}
+_LIMITS = {
+    "greater_than_equal": ("ge", "at least {}"),
+    "greater_than": ("gt", "more than {}"),
+    "less_than_equal": ("le", "at most {}"),
+    "less_than": ("lt", "less than {}"),
+    "too_short": ("min_length", "at least {} entry"),
+}
+
+
+def validation_problems(errors: Iterable[Mapping[str, Any]], data: Mapping[str, Any]) -> list[Problem]:
+    """Problems (without file and line) of `ValidationError.errors()` for the recipe `data`."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    unions: set[str] = set()
+    for error in errors:
+        path, value, tagged_at = _locate(error, data)
+        unions |= tagged_at
+        groups.setdefault(path, []).append({**error, "input": value})
+    # of a union, the branch that got further into the value is the one that was meant
+    shallow = {path for path in unions if any(_below(other, path) for other in groups)}
+    return [_problem(path, group) for path, group in groups.items() if path not in shallow]
+
+
+def _below(path: str, outer: str) -> bool:
+    return path.startswith((outer + ".", outer + "["))
+
+
+def _locate(error: Mapping[str, Any], data: Any) -> tuple[str, Any, set[str]]:
+    """Dotted path, value there, and the paths at which the location names a member of a union."""
+    path, value, unions = "", data, set()
+    loc = error["loc"]
+    for index, part in enumerate(loc):
+        last = index == len(loc) - 1
+        if (isinstance(part, int) and isinstance(value, list) and part < len(value)) or (
+            isinstance(value, Mapping) and part in value
+        ):
+            path, value = join(path, part), value[part]
+        elif last and error["type"] == "missing":
+            path, value = join(path, part), None
+        else:
+            unions.add(path)
+    return path, value, unions
+
+
+def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
+    first = group[0]
+    kind, value = first["type"], first["input"]
+    if kind == "missing":
+        doc = _doc(path)
+        return Problem("missing-key", "required, but not given" + (f": {doc}" if doc else ""), path=path)
+    if kind == "extra_forbidden":
+        level = _level(path.rpartition(".")[0])
+        return Problem("unknown-key", "unknown key", path=path, hint=key_hint(path, level, _sections()))
+    expected = list(dict.fromkeys(_expectation(error) for error in group))
+    choices = [c for error in group if error["type"] == "literal_error" for c in _choices(error)]
+    code = "wrong-type"
+    if all(error["type"] in _LIMITS for error in group):
+        code = "wrong-value"
+    elif choices and isinstance(value, str):
+        code = "wrong-choice"
+    hint = choice_hint(value, choices) if choices and isinstance(value, str) else None
+    message = f"is {_show(value)}, expected {' or '.join(expected)}"
+    return Problem(code, message, path=path, hint=hint or _rewrite(value, {error["type"] for error in group}))
+
+
+def _show(value: Any) -> str:
+    return "an empty list" if value == [] else describe(value)
+
+
+def _expectation(error: Mapping[str, Any]) -> str:
+    kind = error["type"]
+    if kind == "literal_error":
+        choices = _choices(error)
+        return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
+    if kind in _LIMITS:
+        key, phrase = _LIMITS[kind]
+        return phrase.format(error["ctx"][key])
+    return _EXPECTED.get(kind, str(error["msg"]))
+
+
+def _choices(error: Mapping[str, Any]) -> list[str]:
+    text = str(error["ctx"]["expected"]).replace(" or ", ", ")
+    return [item.strip("'") for item in text.split(", ")]
+
+
+def _rewrite(value: Any, kinds: set[str]) -> str | None:
+    """How to write a value that only has the wrong type."""
+    if isinstance(value, str):
+        parsed = parse_scalar(value)
+        number = isinstance(parsed, (int, float)) and not isinstance(parsed, bool)
+        wants_number = kinds & {"int_type", "float_type"}
+        if (number and wants_number) or (isinstance(parsed, bool) and "bool_type" in kinds):
+            return f"write {value} without quotes"
+        if "bool_type" in kinds and value.lower() in ("yes", "no", "on", "off"):
+            return "write true" if value.lower() in ("yes", "on") else "write false"
+        if "list_type" in kinds:
+            return f"write [{{path: {value}}}]"
+    elif isinstance(value, (int, float)) and "string_type" in kinds:
+        return "put it in quotes"
+    elif isinstance(value, float) and value.is_integer() and kinds & {"int_type", "int_from_float"}:
+        return f"write {int(value)}"
+    elif isinstance(value, dict) and "list_type" in kinds:
+        return "write a list of one: start the entry with `- `"
+    return None
+
+
+def _models() -> dict[str, type[BaseModel]]:
+    """Dotted section -> its model, lists without index."""
+    found: dict[str, type[BaseModel]] = {"": Recipe}
+    pending = [""]
+    while pending:
+        section = pending.pop()
+        for name, info in found[section].model_fields.items():
+            for model in _models_of(info.annotation):
+                child = join(section, name)
+                # data.eval: {split} and its list of sources are two models at one path
+                child = child if child not in found else child + "[]"
+                found[child] = model
+                pending.append(child)
+    return found
+
+
+def _models_of(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_of(part)]
+
+
+def _level(parent: str) -> list[str]:
+    """Keys that are known directly under the dotted path `parent`."""
+    models = _models()
+    if parent.endswith("]"):
+        plain = parent[: parent.rindex("[")]
+        model = models.get(plain + "[]") or models.get(plain)
+    else:
+        model = models.get(parent)
+    return list(model.model_fields) if model else []
+
+
+def _doc(path: str) -> str | None:
+    parent, _, name = path.rpartition(".")
+    plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
+    for section in (plain + "[]", plain) if parent.endswith("]") else (plain,):
+        model = _models().get(section)
+        if model and name in model.model_fields:
+            description = model.model_fields[name].description
+            if description:
+                return description.split(". ")[0].split("; ")[0].replace("\n", " ").rstrip(".")
+    return None
+
+
+def _sections() -> dict[str, Iterable[str]]:
+    """Every section with its keys, for the hint that a key belongs elsewhere."""
+    top: dict[str, Iterable[str]] = {"": Recipe.model_fields}
+    deep = {name: list(model.model_fields) for name, model in _models().items() if name and "." not in name}
+    deep["adapter"] = [*deep.get("adapter", []), *adapter_fields()]
+    deep["trainer"] = [name for name, entry in trainer_fields().items() if "renamed_to" not in entry]
+    # `path`, `type` and `config` mean something else in every section
+    common = {"path", "type", "config", "env", "revision"}
+    return top | {name: [key for key in keys if key not in common] for name, keys in deep.items()}

@@ -1,0 +1,184 @@
+"""YAML text to plain values, with the line of every key, and without the traps of YAML 1.1.
+
+PyYAML reads `1e-4` as text, `no` as False, `24:00:00` as 86400 and `2024-01-01` as a date, and lets the
+second of two equal keys win in silence. Here scalars follow the core rules of YAML 1.2, with two changes
+that names need: a number with a leading zero stays text (commit ids), and `1_000` is a number.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import yaml
+
+from launcher.errors import Problem
+
+_TAG = "tag:yaml.org,2002:"
+_LARGEST = 100_000
+
+_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"^[-+]?(?:0|[1-9][0-9]*(?:_[0-9]{3})*|0x[0-9a-fA-F]+|0o[0-7]+)$")
+_FLOAT = re.compile(
+    r"^[-+]?(?:(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$|^\.(?:nan|NaN|NAN)$"
+)
+_MERGE = re.compile(r"^<<$")
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_LOADER):  # type: ignore[misc]
+    """Resolves plain scalars by the patterns above; only its node graph is used."""
+
+    yaml_implicit_resolvers: ClassVar[dict[Any, list[tuple[str, re.Pattern[str]]]]] = {}
+
+
+for _name, _pattern, _first in (
+    ("null", _NULL, ["~", "n", "N", ""]),
+    ("bool", _BOOL, list("tTfF")),
+    ("int", _INT, list("-+0123456789")),
+    ("float", _FLOAT, list("-+.0123456789")),
+    ("merge", _MERGE, ["<"]),
+):
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+
+
+@dataclass(slots=True)
+class Document:
+    """One parsed YAML text."""
+
+    data: Any
+    """dict (keys are text), list, str, int, float, bool or None."""
+    lines: dict[str, int]
+    """Dotted path (`data.train[0].path`) -> line, from 1."""
+    problems: list[Problem]
+
+
+def parse_yaml(text: str, file: str) -> Document:
+    """Parse one document. Never raises: syntax errors and duplicate keys are in `problems`."""
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        return Document(None, {}, [_syntax_problem(error, file)])
+    builder = _Builder(file)
+    data = None if root is None else builder.build(root, "")
+    return Document(data, builder.lines, builder.problems)
+
+
+def parse_scalar(text: str) -> Any:
+    """The value that `text` has as a YAML scalar or flow collection; `text` itself if it is no YAML."""
+    document = parse_yaml(text, "")
+    return text if document.problems else document.data
+
+
+def join(path: str, key: str | int) -> str:
+    """Dotted path of a child: `data.train` + 0 -> `data.train[0]`."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    return f"{path}.{key}" if path else key
+
+
+def _syntax_problem(error: yaml.YAMLError, file: str) -> Problem:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    context = getattr(error, "context", None)
+    hint = None
+    if "\\t" in repr(what):
+        hint = "YAML is indented with spaces, never with tabs"
+    elif "mapping values are not allowed" in what:
+        hint = "put quotes around a text that contains `: `"
+    message = f"not valid YAML: {what}" + (f" ({context})" if context else "")
+    return Problem("yaml-syntax", message, file, None if mark is None else mark.line + 1, None, hint)
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Turns the node graph into values and collects lines and problems on the way."""
+
+    file: str
+    lines: dict[str, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    open_nodes: set[int] = field(default_factory=set)
+    count: int = 0
+
+    def build(self, node: Any, path: str) -> Any:
+        self.count += 1
+        if id(node) in self.open_nodes or self.count > _LARGEST:
+            if not any(problem.code == "yaml-alias" for problem in self.problems):
+                self._problem("yaml-alias", "the anchors and aliases here have no end", node, path)
+            return None
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path)
+        self.open_nodes.add(id(node))
+        try:
+            if isinstance(node, yaml.SequenceNode):
+                return [self._item(item, join(path, i)) for i, item in enumerate(node.value)]
+            return self._mapping(node, path)
+        finally:
+            self.open_nodes.discard(id(node))
+
+    def _item(self, node: Any, path: str) -> Any:
+        self.lines[path] = node.start_mark.line + 1
+        return self.build(node, path)
+
+    def _mapping(self, node: Any, path: str) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        own: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._problem("yaml-key", "a key must be text, not a collection", key_node, path)
+                continue
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _TAG + "merge":
+                self._merge_into(values, own, value_node, path)
+                continue
+            key = str(key_node.value)
+            child = join(path, key)
+            if key in own:
+                what = f"given twice, first in line {own[key]}"
+                self._problem("duplicate-key", what, key_node, child, "keep one of the two")
+                continue
+            own[key] = line
+            self.lines[child] = line
+            values[key] = self.build(value_node, child)
+        return values
+
+    def _merge_into(self, values: dict[str, Any], own: dict[str, int], node: Any, path: str) -> None:
+        """`<<: *anchor`: fills in the keys that the mapping does not give itself."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            before = dict(self.lines)
+            merged = self.build(source, path)
+            if not isinstance(merged, dict):
+                self._problem("yaml-merge", "`<<` needs a mapping", node, path)
+                continue
+            self.lines.update({p: n for p, n in before.items() if p in self.lines})
+            for key, value in merged.items():
+                if key not in own:
+                    values.setdefault(key, value)
+
+    def _scalar(self, node: Any, path: str) -> Any:
+        text, kind = str(node.value), str(node.tag).removeprefix(_TAG)
+        try:
+            return _convert(text, kind)
+        except (KeyError, ValueError):
+            self._problem("yaml-tag", f"cannot read {text!r} with the tag `{node.tag}`", node, path)
+            return None
+
+    def _problem(self, code: str, message: str, node: Any, path: str, hint: str | None = None) -> None:
+        line = node.start_mark.line + 1
+        self.problems.append(Problem(code, message, self.file, line, path or None, hint))
+
+
+def _convert(text: str, kind: str) -> Any:
+    if kind in ("str", "merge"):
+        return text
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return {"true": True, "false": False}[text.lower()]
+    if kind == "int":
+        return int(text.replace("_", ""), 0)
+    if kind == "float":
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    raise KeyError(kind)

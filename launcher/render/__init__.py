@@ -1,0 +1,1 @@
+"""What will be started: files and command line, as text."""

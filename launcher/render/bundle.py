@@ -1,0 +1,146 @@
+"""The bundle: every file of a run directory and the command that starts it, as text. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.plan.plan import Plan
+from launcher.render.command import render_accelerate_config, render_command, render_env
+from launcher.render.ds_config import render_ds_config
+
+PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}")
+"""Values that are bound when the bundle is executed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """What execution takes: nothing is recomputed from the plan."""
+
+    plan: Plan
+    ds_config: dict[str, Any] | None
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    files: Mapping[str, str]
+    """File name -> text, relative to the run directory."""
+
+
+def render(plan: Plan) -> Bundle:
+    """Render the plan into a bundle; the same plan gives the same bundle."""
+    ds_config = render_ds_config(plan)
+    command, env = render_command(plan), render_env(plan)
+    files = {
+        "recipe.yaml": plan.recipe_text,
+        "plan.json": dump_json(plan_json(plan, ds_config, command, env)),
+        "command.sh": _script(command, env),
+        "environment.json": dump_json(dict(plan.versions)),
+    }
+    if ds_config is not None:
+        files["ds_config.json"] = dump_json(ds_config)
+    accelerate = render_accelerate_config(plan)
+    if accelerate is not None:
+        files["accelerate.yaml"] = "".join(f"{k}: {_scalar(v)}\n" for k, v in accelerate.items())
+    return Bundle(plan, ds_config, tuple(command), env, files)
+
+
+def dump_json(value: Any) -> str:
+    """Strict JSON, two spaces, one final newline: DeepSpeed reads comments, accelerate does not."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def plan_json(
+    plan: Plan, ds_config: dict[str, Any] | None, command: list[str], env: Mapping[str, str]
+) -> dict[str, Any]:
+    """The plan's JSON object: what `plan --json` prints (less the envelope) and the worker reads."""
+    hardware, batch, schedule = plan.hardware, plan.batch, plan.schedule
+    capability = hardware.compute_capability
+    return {
+        "recipe": plan.recipe_file,
+        "model": {
+            "name": plan.model.name,
+            "origin": plan.model.origin,
+            "model_type": plan.model.model_type,
+            "params": plan.model.params,
+            "trainable": plan.trainable_params,
+        },
+        "hardware": {
+            "num_nodes": hardware.num_nodes,
+            "devices_per_node": hardware.devices_per_node,
+            "device": hardware.device,
+            "device_bytes": hardware.device_bytes,
+            "compute_capability": None if capability is None else float(f"{capability[0]}.{capability[1]}"),
+        },
+        "batch": {
+            "micro": batch.micro,
+            "accumulation": batch.accumulation,
+            "data_parallel": batch.data_parallel,
+            "global": batch.global_size,
+        },
+        "schedule": {
+            "steps": schedule.steps,
+            "epochs": schedule.epochs,
+            "warmup_steps": schedule.warmup_steps,
+            "tokens_per_step": schedule.tokens_per_step,
+        },
+        "settings": {
+            key: {"value": s.value, "source": s.source, "by": s.by, "reason": s.reason}
+            for key, s in sorted(plan.settings.items())
+        },
+        "fixes": [
+            {
+                "id": f.id,
+                "title": f.title,
+                "reason": f.reason,
+                "source": f.source,
+                "changed": dict(f.changed),
+            }
+            for f in plan.fixes
+        ],
+        "memory": plan.memory.to_json(),
+        "ds_config": ds_config,
+        "command": command,
+        "env": dict(env),
+        "warnings": list(plan.warnings),
+    }
+
+
+def _scalar(value: object) -> str:
+    return json.dumps(value)
+
+
+def _script(command: list[str], env: Mapping[str, str]) -> str:
+    """`command.sh`: the same start by hand. Late values become shell variables with defaults."""
+    lines = [
+        "#!/usr/bin/env bash",
+        "# The command that effilaunch starts for this run; it runs by hand, too.",
+        "set -euo pipefail",
+        'run_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+    ]
+    words = [*env.values(), *command]
+    if any("{master_port}" in word for word in words):
+        lines.append('master_port="${MASTER_PORT:-29500}"')
+    if any("{devices}" in word for word in words):
+        lines.append('devices="${CUDA_VISIBLE_DEVICES:-0}"')
+    lines += [f"export {name}={_shell(value)}" for name, value in env.items()]
+    lines.append("exec " + " \\\n  ".join(_shell(word) for word in command))
+    return "\n".join(lines) + "\n"
+
+
+def _shell(word: str) -> str:
+    """Quote a word; late values become "${name}", `${ENV:NAME}` the variable NAME."""
+
+    parts = re.split(r"(\{(?:master_port|run_dir|devices)\}|\$\{ENV:\w+(?::[^}]*)?\})", word)
+    text = ""
+    for part in parts:
+        if part in PLAN_KEYS_LATE:
+            text += f'"${part}"'
+        elif part.startswith("${ENV:"):
+            name, _, default = part[6:-1].partition(":")
+            text += f'"${{{name}:-{default}}}"' if default else f'"${{{name}}}"'
+        elif part:
+            text += shlex.quote(part)
+    return text or "''"

@@ -1,0 +1,72 @@
+"""The resolved DeepSpeed configuration: each number comes from the setting of its TrainingArguments twin."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from launcher.plan.plan import Plan
+
+PRINT_NEVER = 1_000_000_000
+"""DeepSpeed's own step lines; the Trainer logs what matters."""
+
+
+def render_ds_config(plan: Plan) -> dict[str, Any] | None:
+    """The content of ds_config.json; None for engine ddp. No value is "auto"."""
+    if plan.value("sharding.engine") != "deepspeed":
+        return None
+    config: dict[str, Any] = {
+        # train_batch_size is left out: DeepSpeed computes it, so it cannot disagree.
+        "train_micro_batch_size_per_gpu": plan.batch.micro,
+        "gradient_accumulation_steps": plan.batch.accumulation,
+        "gradient_clipping": float(plan.value("trainer.max_grad_norm")),
+        "zero_optimization": _zero(plan),
+        "steps_per_print": PRINT_NEVER,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    precision = plan.value("precision")
+    if precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    elif precision == "fp16":
+        # 0 is dynamic scaling; the others are DeepSpeed's defaults, written so that they are seen.
+        config["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+        }
+    for dotted, value in plan.value("deepspeed.profile").items():
+        _put(config, dotted.split("."), copy.deepcopy(value))
+    return config
+
+
+def _zero(plan: Plan) -> dict[str, Any]:
+    stage = plan.value("sharding.zero_stage")
+    zero: dict[str, Any] = {"stage": stage}
+    if stage >= 1:
+        zero["reduce_bucket_size"] = plan.value("deepspeed.reduce_bucket_size")
+        zero["overlap_comm"] = plan.value("deepspeed.overlap_comm")
+        zero["contiguous_gradients"] = True
+    if stage in (1, 2):
+        zero["allgather_bucket_size"] = plan.value("deepspeed.allgather_bucket_size")
+    if stage == 3:
+        width = plan.model.hidden_size
+        # The integers that the Trainer computes for "auto" (transformers/integrations/deepspeed.py).
+        zero["stage3_prefetch_bucket_size"] = int(0.9 * width * width)
+        zero["stage3_param_persistence_threshold"] = 10 * width
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    for what in ("offload_optimizer", "offload_param"):
+        device = plan.value(f"sharding.{what}")
+        if device != "none":
+            zero[what] = {"device": device, "pin_memory": not plan.hardware.is_cpu}
+    return zero
+
+
+def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set a nested key that the plan does not own; the plan's own values stay."""
+    for key in keys[:-1]:
+        config = config.setdefault(key, {})
+    config.setdefault(keys[-1], value)

@@ -1,0 +1,166 @@
+"""Plans and results as plain text, at most 100 columns wide. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.plan.plan import Plan, Setting
+from launcher.render.bundle import Bundle
+
+WIDTH = 100
+# What the first page shows; `--explain` shows any of the others.
+SHOWN = (
+    "precision",
+    "model.dtype",
+    "model.quantization",
+    "sharding.engine",
+    "sharding.zero_stage",
+    "launch.launcher",
+    "trainer.activation_checkpointing",
+    "trainer.per_device_train_batch_size",
+    "trainer.gradient_accumulation_steps",
+)
+
+
+def gib(size: float | None) -> str:
+    """Bytes as GiB (or MiB below one)."""
+    if size is None:
+        return "unknown"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Columns padded to their widest cell; the last one is free."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    return [
+        indent + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+
+
+def plan_text(bundle: Bundle) -> str:
+    """The plan as one page: job, decisions with reasons, memory, fixes, command."""
+    plan = bundle.plan
+    model, hardware, batch = plan.model, plan.hardware, plan.batch
+    kind = "adapter" if plan.value("adapter.type") else "full fine-tune"
+    lines = [
+        f"{plan.recipe_file} on {hardware.label}",
+        f"  model     {model.name}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
+        f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
+        f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} ranks "
+        f"= {batch.global_size} samples, at most {plan.schedule.tokens_per_step:,} tokens a step",
+        f"  length    {_length(plan)}",
+        "",
+        "decisions",
+        *table([(key, _value(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]),
+        "",
+        *memory_lines(plan),
+        "",
+        f"known fixes applied: {len(plan.fixes)}",
+        *table([(fix.id, _changed(fix.changed)) for fix in plan.fixes]),
+        "",
+        "command",
+        "  " + " ".join(_word(word) for word in bundle.command),
+    ]
+    if plan.warnings:
+        lines += ["", "warnings", *(f"  {warning}" for warning in plan.warnings)]
+    return "\n".join(lines) + "\n"
+
+
+def _word(word: str) -> str:
+    return word if word.startswith("{") or "{" in word else shlex.quote(word)
+
+
+def _why(setting: Setting) -> str:
+    """The reason in one short line: who said it for what the user or a fix said."""
+    if setting.source in ("recipe", "parent", "override"):
+        return Path(setting.by).name
+    return f"fix {setting.by}" if setting.source == "fix" else setting.reason
+
+
+def _length(plan: Plan) -> str:
+    if plan.schedule.steps is not None:
+        return f"{plan.schedule.steps} steps"
+    return f"{plan.schedule.epochs:g} epochs (steps are known when the rows are read)"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={v}" for k, v in value.items())
+    return str(value)
+
+
+def _changed(changed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {_value(value)}" for key, value in changed.items()) or "warning"
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    """The memory of one device by component, as a range, against what the device holds."""
+    memory = plan.memory.to_json()
+    held = memory["device_bytes"]
+    verdict = {True: "fits", False: "DOES NOT FIT", None: "device size unknown"}[memory["fits"]]
+    lines = [
+        f"memory of each device: {gib(memory['low'])} to {gib(memory['high'])} of {gib(held)}: {verdict} "
+        f"(peak in {memory['phase']})"
+    ]
+    scale = max(memory["components"].values(), default=0) or 1
+    for name, size in memory["components"].items():
+        bar = "#" * round(24 * size / scale)
+        lines.append(f"  {name:12s} {gib(size):>11s}  {bar}".rstrip())
+    lines.append(
+        f"  save peak {gib(memory['save_peak'])}, evaluation peak {gib(memory['eval_peak'])}, "
+        f"host {gib(memory['host_bytes'])}"
+    )
+    return lines
+
+
+def explain_text(plan: Plan, dotted: str) -> str:
+    """Where a value came from; a section's name explains everything inside it."""
+    keys = [k for k in sorted(plan.settings) if k == dotted or k.startswith(dotted + ".")]
+    lines = []
+    for key in keys:
+        setting = plan.settings[key]
+        lines.append(f"{key} = {_value(setting.value)}")
+        lines.append(f"  from {setting.source}, {setting.by}: {setting.reason}")
+    return "\n".join(lines) + "\n"
+
+
+def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[str]) -> str:
+    """What a finished run says: loss, speed, memory predicted and measured, where the result lies."""
+    loss, memory, rows = result["loss"], result["memory"], result["rows"]
+    first, last = loss["first"], loss["last"]
+    word = "fell" if last < first else "did not fall"
+    measured = memory["measured"]
+    lines = [
+        "done",
+        f"  loss      {first:.4f} at the first step, {last:.4f} at the last: it {word}",
+        f"  steps     {result['steps']} in {result['seconds']:.0f} s",
+        f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
+        f"  memory    predicted {gib(memory['predicted'])}, measured {gib(measured)} ({memory['method']})",
+        f"  rows      {rows['train']} trained, {rows.get('eval', 0)} held out, "
+        f"{rows.get('truncated', 0)} truncated, {rows.get('dropped', 0)} dropped",
+        f"  {result['output']:9s} {run_dir}/{result['output']}",
+        f"  try it    {' '.join(shlex.quote(word) for word in try_command)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def estimate_text(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line a strategy and device."""
+    head = ("hardware", "strategy", "needs", "holds", "fits", "largest micro-batch")
+    body = [
+        (
+            row["hardware"],
+            row["strategy"],
+            f"{gib(row['memory']['low'])} to {gib(row['memory']['high'])}",
+            gib(row["memory"]["device_bytes"]),
+            {True: "yes", False: "no", None: "?"}[row["memory"]["fits"]],
+            str(row["max_micro_batch"]),
+        )
+        for row in rows
+    ]
+    title = f"{model['name']}: {model['params']:,} parameters"
+    return "\n".join([title, *table([head, *body])]) + "\n"

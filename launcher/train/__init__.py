@@ -1,0 +1,1 @@
+"""Inside the processes: the only place that imports torch."""

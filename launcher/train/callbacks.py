@@ -1,0 +1,114 @@
+"""What happens beside the training loop: metrics.jsonl, and the end of runs that cannot go on."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from launcher.errors import Problem, RunFailed
+
+MAX_NON_FINITE = 3
+
+
+class AlreadyTrained(Exception):
+    """The checkpoint that was resumed has reached the last step already; its weights are loaded."""
+
+
+class Metrics(TrainerCallback):
+    """Appends one line to metrics.jsonl at each log of a loss; both ends are logged.
+
+    Stops the run (RunFailed) after three logged losses in a row that are not finite.
+    """
+
+    def __init__(self, path: Path, *, write: bool) -> None:
+        self._path = path
+        self._write = write
+        self._non_finite = 0
+        self._since = time.monotonic()
+        self._tokens = 0
+        self._last_logged = -1
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._write:
+            kept = [row for row in read_metrics(self._path) if row["step"] <= state.global_step]
+            self._path.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+        if state.global_step >= state.max_steps:
+            raise AlreadyTrained
+        self._since = time.monotonic()
+        self._tokens = state.num_input_tokens_seen
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step in (1, state.max_steps):
+            control.should_log = True
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if not logs or "loss" not in logs or state.global_step == self._last_logged:
+            return
+        self._last_logged = state.global_step
+        now, tokens = time.monotonic(), state.num_input_tokens_seen
+        speed = (tokens - self._tokens) / max(now - self._since, 1e-9)
+        self._since, self._tokens = now, tokens
+        loss = float(logs["loss"])
+        if self._write:
+            row = {
+                "step": state.global_step,
+                "loss": _finite(loss),
+                "learning_rate": logs.get("learning_rate"),
+                "grad_norm": _finite(logs.get("grad_norm")),
+                "tokens": tokens,
+                "tokens_per_second": round(speed, 3),
+                "memory": _memory_now(),
+            }
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write(f"{json.dumps(row)}\n")
+        self._count_non_finite(loss, state.global_step)
+
+    def _count_non_finite(self, loss: float, step: int) -> None:
+        self._non_finite = 0 if math.isfinite(loss) else self._non_finite + 1
+        if self._non_finite >= MAX_NON_FINITE:
+            raise RunFailed(
+                Problem(
+                    "loss-not-finite",
+                    f"the loss was not finite {MAX_NON_FINITE} times in a row, last at step {step}",
+                    path="trainer.learning_rate",
+                    hint="lower the learning rate; with fp16 use bf16 or fp32",
+                )
+            )
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Rows of a metrics.jsonl; a last line that a killed run left half-written is ignored."""
+    rows: list[dict[str, Any]] = []
+    if not path.is_file():
+        return rows
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def _finite(value: Any) -> float | None:
+    """JSON has no NaN; a value that is not finite becomes null."""
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _memory_now() -> int:
+    """Peak bytes so far: of the device on CUDA, else of the process's resident set."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_reserved())
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,1 @@
+"""Rows of a recipe turned into token ids and labels."""

@@ -1,0 +1,93 @@
+"""GGUF checkpoints: dequantised once into an ordinary model folder, then loaded from there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+
+
+def converted(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
+    """Folder with the dequantised model and its tokenizer, converting on first use.
+
+    root: folder that holds `gguf_file`, or a hub id. Safe when several processes ask at once: each
+    writes aside and the first rename wins. RecipeError when the file is absent or cannot be read.
+    """
+    source = _locate(root, gguf_file, hub_options)
+    target = cache_root() / "gguf" / _key(source)
+    if (target / "config.json").is_file():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        _convert(source, aside)
+        aside.rename(target)
+    except OSError:
+        if not (target / "config.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def cache_root() -> Path:
+    """Where converted models are kept: $EFFILAUNCH_CACHE, else ~/.cache/effilaunch."""
+    given = os.environ.get("EFFILAUNCH_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "effilaunch"
+
+
+def _locate(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
+    folder = Path(root)
+    if folder.is_dir():
+        path = folder / gguf_file
+        if not path.is_file():
+            raise RecipeError(
+                Problem("gguf-missing", "no such GGUF file", file=str(path), path="model.gguf_file")
+            )
+        return path
+    from transformers.utils import cached_file
+
+    options = {name: hub_options[name] for name in ("revision", "cache_dir") if name in hub_options}
+    try:
+        return Path(str(cached_file(root, gguf_file, **options)))
+    except OSError as error:
+        raise RecipeError(
+            Problem("gguf-missing", f"cannot get {gguf_file} of {root}: {error}", path="model.gguf_file")
+        ) from error
+
+
+def _key(source: Path) -> str:
+    """Names the converted folder; a changed file (size or time) gets another one."""
+    state = source.resolve().stat()
+    identity = f"{source.resolve()}:{state.st_size}:{state.st_mtime_ns}"
+    return f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def _convert(source: Path, target: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    name = {"gguf_file": source.name}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(source.parent), **name)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(source.parent),
+            **name,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype="float32",
+        )
+    except (ValueError, KeyError, OSError) as error:
+        raise RecipeError(
+            Problem(
+                "gguf-unreadable",
+                f"cannot be converted: {error}",
+                file=str(source),
+                path="model.gguf_file",
+            )
+        ) from error
+    tokenizer.save_pretrained(target)
+    model.save_pretrained(target)

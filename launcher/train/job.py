@@ -1,0 +1,101 @@
+"""The worker's view of plan.json: settings, secrets from the environment, folder names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.recipe.env import resolve_env
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run directory and its plan; every value is decided already."""
+
+    run_dir: Path
+    plan: Mapping[str, Any]
+
+    def value(self, dotted: str, default: Any = None) -> Any:
+        """The resolved value of a setting, `default` when the plan does not hold it."""
+        setting = self.plan["settings"].get(dotted)
+        return default if setting is None else resolve_references(setting["value"])
+
+    def section(self, prefix: str) -> dict[str, Any]:
+        """Settings below `prefix.`, without the prefix."""
+        start = f"{prefix}."
+        names = [name for name in self.plan["settings"] if name.startswith(start)]
+        return {name.removeprefix(start): self.value(name) for name in names}
+
+    @property
+    def tiny(self) -> bool:
+        return bool(self.value("tiny", False))
+
+    @property
+    def seed(self) -> int:
+        return int(self.value("seed", 42))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    @property
+    def ds_config(self) -> Path | None:
+        """The DeepSpeed configuration beside the plan, None for a run without DeepSpeed."""
+        path = self.run_dir / "ds_config.json"
+        if self.value("sharding.engine") == "ddp" or not path.is_file():
+            return None
+        return path
+
+    @property
+    def zero_stage(self) -> int | None:
+        return None if self.ds_config is None else self.value("sharding.zero_stage")
+
+    @property
+    def has_adapter(self) -> bool:
+        return self.value("adapter.type") is not None
+
+
+def read_job(run_dir: Path) -> Job:
+    """Read RUN_DIR/plan.json. RecipeError when it is absent or not a plan."""
+    path = run_dir / "plan.json"
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(Problem("bad-plan", f"cannot read the plan: {error}", file=str(path))) from error
+    if not isinstance(plan, dict) or "settings" not in plan:
+        raise RecipeError(Problem("bad-plan", "no `settings`; not a plan", file=str(path)))
+    return Job(run_dir.absolute(), plan)
+
+
+def resolve_references(value: Any) -> Any:
+    """Replace `${ENV:NAME}` and `${ENV:NAME:default}` in every text of a nested value.
+
+    RecipeError when a variable without a default is not set.
+    """
+    if isinstance(value, str):
+        return resolve_env(value, os.environ)
+    if isinstance(value, list):
+        return [resolve_references(item) for item in value]
+    if isinstance(value, dict):
+        return {key: resolve_references(item) for key, item in value.items()}
+    return value
+
+
+def rank() -> int:
+    """This process among all processes, from the launcher's environment; 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_rank() -> int:
+    """This process among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def world_size() -> int:
+    """Number of processes of the run."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

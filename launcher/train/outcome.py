@@ -1,0 +1,115 @@
+"""What a worker leaves behind: logs, errors, weights, result.json, the marker COMPLETED."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from launcher.errors import EffilaunchError
+from launcher.train.job import Job, rank
+
+COMPLETED = "COMPLETED"
+
+
+class _Tee:
+    """A text stream that also writes to a second one."""
+
+    def __init__(self, first: TextIO, second: TextIO) -> None:
+        self._first, self._second = first, second
+
+    def write(self, text: str) -> int:
+        self._second.write(text)
+        with contextlib.suppress(BrokenPipeError):
+            self._first.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._second.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self._first.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._first, name)
+
+
+def redirect_output(run_dir: Path, number: int) -> None:
+    """Send this rank's output to logs/rank-N.log; rank 0 keeps writing to the terminal as well."""
+    import os
+
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    log = (logs / f"rank-{number}.log").open("a", encoding="utf-8", buffering=1)
+    if number == 0:
+        tees: list[Any] = [_Tee(sys.stdout, log), _Tee(sys.stderr, log)]
+        sys.stdout, sys.stderr = tees
+    else:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+
+
+def write_error(run_dir: Path, number: int, error: Exception) -> None:
+    """Write logs/error-rank-N.json, which says why this rank ended."""
+    problems = error.problems if isinstance(error, EffilaunchError) else []
+    found = {
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "rank": number,
+        "time": time.time(),
+        "exit_code": error.exit_code if isinstance(error, EffilaunchError) else 1,
+        "problems": [problem.to_json() for problem in problems],
+    }
+    write_json(run_dir / "logs" / f"error-rank-{number}.json", found)
+
+
+def save_outcome(job: Job, trainer: Any, tokenizer: Any, data: Any, measured: Any, started: float) -> None:
+    """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
+    kind = "adapter" if job.has_adapter else "model"
+    folder = job.run_dir / kind
+    base = trainer.model.get_base_model() if job.has_adapter else trainer.model
+    base.config.use_cache = True  # the Trainer turned it off, and the saved configuration would keep that
+    trainer.save_model(str(folder))
+    if rank() == 0:
+        tokenizer.save_pretrained(folder)
+    trainer.accelerator.wait_for_everyone()
+    if rank() != 0:
+        return
+    write_json(job.run_dir / "result.json", _result(job, trainer, base, kind, data, measured, started))
+    (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
+
+
+def _result(
+    job: Job, trainer: Any, base: Any, kind: str, data: Any, measured: Any, started: float
+) -> dict[str, Any]:
+    from launcher.train.callbacks import read_metrics
+
+    losses = [row["loss"] for row in read_metrics(job.run_dir / "metrics.jsonl")]
+    tokens = trainer.state.num_input_tokens_seen
+    speed = (tokens - measured.tokens_before) / measured.seconds if measured.seconds else None
+    predicted = (job.plan.get("memory") or {}).get("total")
+    return {
+        "schema_version": 1,
+        "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
+        "steps": trainer.state.global_step,
+        "tokens": tokens,
+        "tokens_per_second": speed,
+        "memory": {"predicted": predicted, "measured": measured.peak, "method": measured.method},
+        "memory_footprint": measured.footprint,
+        "rows": data.counts(),
+        "trainable_params": measured.trainable_params,
+        "total_params": measured.total_params,
+        "output": kind,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write aside and rename, so that a reader never meets half a file."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,96 @@
+"""One process of a run: `python -m launcher.train.worker RUN_DIR`.
+
+Reads RUN_DIR/plan.json and nothing else; everything in it is decided. Heavy imports wait until the
+logs are in place, so that even a failing import leaves its traceback in the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EffilaunchError
+from launcher.train.job import Job, rank, read_job
+from launcher.train.outcome import redirect_output, write_error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train one run directory's plan; the exit code of errors.py, 1 for the unforeseen."""
+    arguments = [word for word in (argv or sys.argv[1:]) if not word.startswith("--local_rank")]
+    if len(arguments) != 1:
+        print("usage: python -m launcher.train.worker RUN_DIR", file=sys.stderr)
+        return 2
+    run_dir = Path(arguments[0]).absolute()
+    redirect_output(run_dir, rank())
+    try:
+        train(read_job(run_dir))
+    except EffilaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        write_error(run_dir, rank(), error)
+        return error.exit_code
+    except Exception as error:
+        traceback.print_exc()
+        write_error(run_dir, rank(), error)
+        return 1
+    return 0
+
+
+def train(job: Job) -> None:
+    """The whole run, one step after the other."""
+    from launcher.train.adapters import attach_adapter
+    from launcher.train.data.build import build_data
+    from launcher.train.models import load_model, load_tokenizer
+    from launcher.train.outcome import save_outcome
+    from launcher.train.training import fit, make_arguments, make_trainer
+
+    started = time.monotonic()
+    stand_in_for_launcher(job)
+    args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
+    join_processes(job)
+    with args.main_process_first(desc="tokenizer and data"):
+        tokenizer = load_tokenizer(job)
+        data = build_data(job, tokenizer)
+    model = build_model(job, args, tokenizer, load_model, attach_adapter)
+    trainer = make_trainer(job, args, model, tokenizer, data)
+    measured = fit(job, trainer)
+    save_outcome(job, trainer, tokenizer, data, measured, started)
+
+
+def build_model(job: Job, args: Any, tokenizer: Any, load_model: Any, attach_adapter: Any) -> Any:
+    """Seeded alike on every rank, so that random weights and adapters agree."""
+    from transformers import set_seed
+
+    set_seed(args.seed)
+    model = load_model(job, tokenizer)
+    set_seed(args.seed)
+    return attach_adapter(job, model)
+
+
+def stand_in_for_launcher(job: Job) -> None:
+    """DeepSpeed asks MPI when nobody started it; for one process the answers are plain."""
+    if job.ds_config is None or "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        os.environ.setdefault(name, value)
+
+
+def join_processes(job: Job) -> None:
+    """On CPU the Trainer leaves DeepSpeed's communication unset; ZeRO-3 needs it to load."""
+    if job.ds_config is not None and job.value("trainer.use_cpu", False):
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Guards around every test: no hub, no user's files, no environment leaking between tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Set before any test module can import a library that reads them at import time.
+os.environ["HF_HUB_OFFLINE"] = "1"
+# The command line sets this for its own process, which is the test's when called in process.
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
+os.environ["WANDB_MODE"] = "disabled"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# One folder for all tests and all sessions: the smoke model is converted from GGUF once.
+CACHE = ROOT / "build" / "test-cache"
+os.environ["EFFILAUNCH_CACHE"] = str(CACHE / "effilaunch")
+os.environ["HF_HOME"] = str(CACHE / "huggingface")
+os.environ["TRITON_CACHE_DIR"] = str(CACHE / "triton")
+# DeepSpeedCPUAdam is compiled here, once.
+os.environ["TORCH_EXTENSIONS_DIR"] = str(CACHE / "torch_extensions")
+
+# Libraries write these when they are imported or start a process group in the test's process.
+_LIBRARIES_OWN = (
+    "ACCELERATE_", "CUDA_", "DS_", "FSDP_", "GLOO_", "KMP_", "LOCAL_", "MASTER_", "NCCL_", "OMP_",
+    "PYTEST_", "PYTORCH_", "RANK", "TF", "TORCH", "TRITON_", "WANDB_", "WORLD_SIZE",
+    "CROSS_", "PMI_",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(autouse=True)
+def empty_home(no_leaked_environment, tmp_path_factory, monkeypatch):
+    """Nothing of the developer's home is read or written."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "EFFILAUNCH_RESUME", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_environment():
+    """A test that changes the environment without monkeypatch fails, and is undone."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    changed = sorted(
+        name
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name) and not name.startswith(_LIBRARIES_OWN)
+    )
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not changed, f"the test left these environment variables changed: {changed}"
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Connections leave this machine in no test; loopback is what process groups meet on."""
+    connect = socket.socket.connect
+
+    def local_only(self, address):
+        if self.family != socket.AF_UNIX and address[0] not in ("127.0.0.1", "localhost", "::1"):
+            own = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None)}
+            if address[0] not in own and address[0] != socket.gethostname():
+                raise AssertionError(f"a test reached for the network: {address}")
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)

@@ -1,0 +1,118 @@
+"""Run directories written by hand, in the shape that the planner gives them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TINY_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+LORA: dict[str, Any] = {
+    "r": 8,
+    "lora_alpha": 16,
+    "lora_dropout": 0.0,
+    "target_modules": ["q_proj", "v_proj", "down_proj"],
+}
+_BASE: dict[str, Any] = {
+    "task": "causal-lm",
+    "seed": 42,
+    "tiny": True,
+    "model.name_or_path": None,
+    "model.config": TINY_LLAMA,
+    "model.revision": None,
+    "model.gguf_file": None,
+    "model.tokenizer": None,
+    "model.dtype": "float32",
+    "model.quantization": "none",
+    "model.attn_implementation": "sdpa",
+    "model.device_map": None,
+    "model.chat_template": None,
+    "model.cache_dir": None,
+    "model.trust_remote_code": False,
+    "model.enable_input_require_grads": False,
+    "model.prepare_for_kbit": False,
+    "model.pad_token": "ensure",
+    "adapter.type": None,
+    "data.train": [{"path": "unused.jsonl", "format": "auto", "columns": {}}],
+    "data.eval": None,
+    "data.max_length": 64,
+    "data.loss_on": None,
+    "data.num_proc": None,
+    "runtime.autocast": None,
+    "runtime.training_arguments_first": True,
+    "sharding.engine": "ddp",
+    "sharding.zero_stage": None,
+    "sharding.offload_optimizer": "none",
+    "sharding.offload_param": "none",
+    "precision": "fp32",
+    "trainer.seed": 42,
+    "trainer.bf16": False,
+    "trainer.fp16": False,
+    "trainer.use_cpu": True,
+    "trainer.max_steps": 8,
+    "trainer.per_device_train_batch_size": 4,
+    "trainer.gradient_accumulation_steps": 1,
+    "trainer.learning_rate": 1e-2,
+    "trainer.lr_scheduler_type": "constant",
+    "trainer.logging_steps": 1,
+    "trainer.logging_nan_inf_filter": False,
+    "trainer.save_strategy": "no",
+    "trainer.report_to": "none",
+    "trainer.disable_tqdm": True,
+    "trainer.dataloader_pin_memory": False,
+}
+
+
+def zero_config(stage: int) -> dict[str, Any]:
+    """A resolved DeepSpeed configuration that agrees with the settings above."""
+    return {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": False,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "bf16": {"enabled": False},
+        "fp16": {"enabled": False},
+    }
+
+
+def write_run(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, Any] | None = None) -> Path:
+    """A run directory with plan.json (and ds_config.json); `changes` are dotted settings."""
+    values = {**_BASE, **changes}
+    # An adapter may be given whole; the plan holds its fields one by one.
+    for name, value in values.pop("adapter", {}).items():
+        values[f"adapter.{name}"] = value
+    settings = {
+        name: {"value": value, "source": "default", "by": "test", "reason": "test"}
+        for name, value in values.items()
+    }
+    plan = {
+        "schema_version": 1,
+        "settings": settings,
+        "batch": {"micro": 4, "accumulation": 1, "data_parallel": 1, "global": 4},
+        "schedule": {},
+        "hardware": {"num_nodes": 1, "devices_per_node": 1, "device": "cpu"},
+        "memory": {"total": 12345},
+        "model": {"name": "tiny"},
+        "ds_config": ds_config,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    if ds_config is not None:
+        (folder / "ds_config.json").write_text(json.dumps(ds_config), encoding="utf-8")
+    return folder

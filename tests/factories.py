@@ -1,0 +1,43 @@
+"""Recipes, facts and plans for tests: plain functions, no mocks."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from launcher.facts.hardware import parse_hardware, with_host_memory
+from launcher.facts.model import read_model_spec
+from launcher.facts.probe import shipped_model_config
+from launcher.plan.plan import Plan
+from launcher.plan.planner import Facts, make_plan
+from launcher.recipe.loading import LoadedRecipe, load_recipe
+
+BASE = """\
+model: {name_or_path: huggyllama/llama-7b}
+adapter: {type: lora, r: 8}
+data: {train: [{path: data/train.jsonl}], max_length: 512}
+trainer: {max_steps: 10}
+"""
+
+
+def recipe(folder: Path, text: str = BASE, **overrides: object) -> LoadedRecipe:
+    """A recipe of this text, with dotted overrides written as `a__b=value`."""
+    path = folder / "recipe.yaml"
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return load_recipe(path, [f"{k.replace('__', '.')}={v}" for k, v in overrides.items()])
+
+
+def facts(on: str = "8xA100-80GB", model: str = "huggyllama/llama-7b", **extra: object) -> Facts:
+    """Facts of a machine that need not be here."""
+    config = shipped_model_config(model)
+    assert config is not None
+    hardware = with_host_memory(parse_hardware(on), 64 * 10**9)
+    spec = read_model_spec(model, config, "shipped facts")
+    return Facts(hardware=hardware, model=spec, versions={}, cpu_cores=8, **extra)
+
+
+def plan(folder: Path, on: str = "8xA100-80GB", text: str = BASE, **overrides: object) -> Plan:
+    """The plan of a recipe on a machine."""
+    loaded = recipe(folder, text, **overrides)
+    model = loaded.recipe.model.name_or_path or "huggyllama/llama-7b"
+    return make_plan(loaded, facts(on, model))

@@ -1,0 +1,169 @@
+"""Execution with real processes: true outcomes, no orphans, resume only of the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from factories import plan
+
+from launcher.errors import Interrupted, RecipeError, RunFailed
+from launcher.execute.local import execute
+from launcher.execute.run_dir import write_run_dir
+from launcher.render.bundle import render
+
+
+def started(tmp_path, script, **overrides):
+    """Execute a bundle whose command is a small Python script."""
+    bundle = replace(
+        render(plan(tmp_path, "1xA100-80GB", **overrides)),
+        command=(sys.executable, "-c", script, "{run_dir}"),
+    )
+    run_dir = tmp_path / "run"
+    write_run_dir(bundle, run_dir, resume=False)
+    lines: list[str] = []
+    result = execute(bundle, run_dir, devices="0", master_port=29511, resume=None, echo=lines.append)
+    return result, lines
+
+
+DONE = """
+import json, os, pathlib, sys
+d = pathlib.Path(sys.argv[1])
+print("hello from", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+(d / "result.json").write_text(json.dumps({"steps": 3}))
+(d / "COMPLETED").write_text("")
+"""
+
+
+def test_a_completed_run_returns_its_result(tmp_path):
+    result, lines = started(tmp_path, DONE)
+    assert result == {"steps": 3}
+    assert lines == ["hello from 0"]
+    log = tmp_path / "run" / "logs" / "launcher.log"
+    assert log.read_text() == "hello from 0\n"
+    bound = json.loads((tmp_path / "run" / "environment.json").read_text())["bound"]
+    assert (bound["devices"], bound["master_port"]) == ("0", "29511")
+
+
+def test_exit_0_without_the_marker_is_a_failure(tmp_path):
+    with pytest.raises(RunFailed, match="although its launcher reported success"):
+        started(tmp_path, "print('all good')")
+
+
+def test_death_by_signal_is_named(tmp_path):
+    with pytest.raises(RunFailed, match="by signal 9"):
+        started(tmp_path, "import os; os.kill(os.getpid(), 9)")
+
+
+FAILED = """
+import json, pathlib, sys
+logs = pathlib.Path(sys.argv[1]) / "logs"
+for rank, when, what in ((0, 2.0, "consequence"), (1, 1.0, "the cause")):
+    (logs / f"error-rank-{rank}.json").write_text(json.dumps(
+        {"rank": rank, "time": when, "type": "ValueError", "message": what}))
+sys.exit(1)
+"""
+
+
+def test_the_first_failing_rank_is_reported(tmp_path):
+    with pytest.raises(RunFailed, match="rank 1 failed first: ValueError: the cause"):
+        started(tmp_path, FAILED)
+
+
+BAD_DATA = """
+import json, pathlib, sys
+problem = {"code": "data-empty", "message": "no rows", "file": "x.jsonl",
+           "line": None, "path": None, "hint": None}
+(pathlib.Path(sys.argv[1]) / "logs" / "error-rank-0.json").write_text(json.dumps(
+    {"rank": 0, "time": 1.0, "type": "RecipeError", "message": "no rows",
+     "exit_code": 2, "problems": [problem]}))
+sys.exit(2)
+"""
+
+
+def test_a_workers_recipe_error_keeps_its_exit_code(tmp_path):
+    with pytest.raises(RecipeError, match=r"x\.jsonl: no rows") as caught:
+        started(tmp_path, BAD_DATA)
+    assert caught.value.exit_code == 2
+
+
+ORPHANS = """
+import subprocess, sys, pathlib, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+(pathlib.Path(sys.argv[1]) / "child").write_text(str(child.pid))
+"""
+
+
+def alive(pid: int) -> bool:
+    """False for a process that is gone or only waits to be reaped."""
+    try:
+        state = subprocess.run(
+            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True
+        ).stdout
+    except subprocess.CalledProcessError:
+        return False
+    return not state.strip().startswith("Z")
+
+
+@pytest.mark.timeout(60)
+def test_no_orphan_survives_a_failed_run(tmp_path):
+    script = ORPHANS.replace(
+        'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])',
+        'subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], '
+        "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)",
+    )
+    with pytest.raises(RunFailed):
+        started(tmp_path, script)
+    assert not alive(int((tmp_path / "run" / "child").read_text()))
+
+
+STUBBORN = """
+import pathlib, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+(pathlib.Path(sys.argv[1]) / "child").write_text(str(child.pid))
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_whole_group(tmp_path, number):
+    def strike():
+        target = tmp_path / "run" / "child"
+        while not (target.exists() and target.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=strike, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted, match="--resume auto"):
+        started(tmp_path, STUBBORN)
+    assert time.monotonic() - began < 30
+    assert not alive(int((tmp_path / "run" / "child").read_text()))
+
+
+def test_resume_continues_only_the_same_run(tmp_path):
+    first = render(plan(tmp_path, "1xA100-80GB"))
+    run_dir = tmp_path / "run"
+    write_run_dir(first, run_dir, resume=False)
+    longer = render(plan(tmp_path, "1xA100-80GB", trainer__max_steps=20))
+    write_run_dir(longer, run_dir, resume=True)
+    assert json.loads((run_dir / "plan.json").read_text())["schedule"]["steps"] == 20
+    other = render(plan(tmp_path, "1xA100-80GB", adapter__r=4))
+    with pytest.raises(RecipeError) as caught:
+        write_run_dir(other, run_dir, resume=True)
+    assert [(p.code, p.path) for p in caught.value.problems] == [("resume-differs", "adapter.r")]
+    assert json.loads((run_dir / "plan.json").read_text())["settings"]["adapter.r"]["value"] == 8
+
+
+def test_resume_of_nothing_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match=r"holds no plan\.json"):
+        write_run_dir(render(plan(tmp_path, "1xA100-80GB")), tmp_path / "none", resume=True)

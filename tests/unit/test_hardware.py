@@ -1,0 +1,59 @@
+"""The hardware notation and the device catalogue."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.facts.hardware import DEVICES, parse_hardware, with_host_memory
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "devices", "device"),
+    [
+        ("8xA100-80GB", 1, 8, "A100-80GB"),
+        ("2x8xH100-80GB", 2, 8, "H100-80GB"),
+        ("cpu", 1, 1, "cpu"),
+        ("2xcpu", 1, 2, "cpu"),
+        ("1x24GB", 1, 1, "24GB"),
+        ("t4", 1, 1, "T4-16GB"),
+    ],
+)
+def test_notation(text: str, nodes: int, devices: int, device: str) -> None:
+    hardware = parse_hardware(text)
+    assert (hardware.num_nodes, hardware.devices_per_node, hardware.device) == (
+        nodes,
+        devices,
+        device,
+    )
+    assert parse_hardware(hardware.label) == hardware
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_catalogue_device_reads_back_from_its_label(name: str) -> None:
+    assert parse_hardware(f"4x{name}").label == f"4x{name}"
+
+
+def test_unnamed_device_has_no_compute_capability() -> None:
+    hardware = parse_hardware("1x24GB")
+    assert hardware.compute_capability is None
+    assert hardware.device_bytes == 24 * 10**9
+
+
+@pytest.mark.parametrize("text", ["", "0xT4-16GB", "axb", "1x2x3xT4-16GB", "8 A100"])
+def test_bad_notation(text: str) -> None:
+    with pytest.raises(RecipeError):
+        parse_hardware(text)
+
+
+def test_ambiguous_family_lists_its_members() -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_hardware("8xA100")
+    hint = caught.value.problems[0].hint or ""
+    assert "A100-40GB" in hint
+    assert "A100-80GB" in hint
+
+
+def test_cpu_processes_share_the_host() -> None:
+    assert with_host_memory(parse_hardware("2xcpu"), 64).device_bytes == 32
+    assert with_host_memory(parse_hardware("cpu"), None).device_bytes is None

@@ -1,0 +1,182 @@
+"""The planner: precision by capability, one value from one place, the lowest stage that fits."""
+
+from __future__ import annotations
+
+import pytest
+from factories import BASE, facts, plan, recipe
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.errors import DoesNotFit, RecipeError
+from launcher.plan.planner import make_plan
+
+FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("on", "precision"),
+    [
+        ("8xA100-80GB", "bf16"),
+        ("1xRTX4090-24GB", "bf16"),
+        ("8xV100-32GB", "fp16"),
+        ("1xT4-16GB", "fp16"),
+        ("1xP100-16GB", "fp32"),
+        ("1x24GB", "fp16"),
+        ("cpu", "fp32"),
+    ],
+)
+def test_auto_precision_follows_compute_capability(tmp_path, on, precision):
+    decided = plan(tmp_path, on, model__quantization="nf4").settings["precision"]
+    assert (decided.value, decided.source) == (precision, "hardware")
+
+
+def test_explicit_bf16_on_v100_is_refused_at_its_line(tmp_path):
+    text = BASE + "precision: bf16\n"
+    with pytest.raises(RecipeError) as caught:
+        plan(tmp_path, "8xV100-32GB", text)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path, problem.line) == ("fix-bf16-emulated", "precision", 5)
+    assert problem.file is not None
+    assert problem.file.endswith("recipe.yaml")
+
+
+def test_bf16_on_an_unnamed_device_is_taken_with_a_warning(tmp_path):
+    made = plan(tmp_path, "1x24GB", precision="bf16", model__quantization="nf4")
+    assert made.value("precision") == "bf16"
+    assert any("unnamed device" in warning for warning in made.warnings)
+
+
+def test_zero_stage_auto_is_the_lowest_that_fits(tmp_path):
+    roomy = plan(tmp_path, "8xA100-80GB", FULL, global_batch_size=8)
+    tight = plan(tmp_path, "8xV100-32GB", FULL, global_batch_size=8)
+    assert roomy.value("sharding.zero_stage") == 1, "26 GB of states per GPU need stage 1"
+    assert tight.value("sharding.zero_stage") > roomy.value("sharding.zero_stage")
+    for below in range(roomy.value("sharding.zero_stage")):
+        with pytest.raises(DoesNotFit):
+            plan(tmp_path, "8xA100-80GB", FULL, global_batch_size=8, sharding__zero_stage=below)
+
+
+def test_nothing_fits_carries_the_nearest_miss(tmp_path):
+    with pytest.raises(DoesNotFit) as caught:
+        plan(tmp_path, "1xT4-16GB", FULL)
+    miss = caught.value.nearest_miss
+    assert miss.memory.fits is False
+    assert caught.value.problems[0].code == "does-not-fit"
+    assert "GiB" in caught.value.problems[0].message
+
+
+def test_checkpointing_is_chosen_only_where_needed(tmp_path):
+    text = BASE.replace("max_length: 512", "max_length: 2048")
+    small = plan(tmp_path, "1xRTX4090-24GB", text, global_batch_size=1)
+    large = plan(tmp_path, "1xA100-80GB", text, global_batch_size=1)
+    assert small.value("trainer.activation_checkpointing") is True
+    assert large.value("trainer.activation_checkpointing") is False
+    assert small.settings["trainer.activation_checkpointing"].source == "search"
+
+
+def test_an_indivisible_global_batch_names_its_neighbours(tmp_path):
+    with pytest.raises(RecipeError, match="use 8 or 16") as caught:
+        plan(tmp_path, "8xA100-80GB", global_batch_size=10)
+    assert caught.value.problems[0].path == "global_batch_size"
+
+
+def test_a_pinned_micro_batch_that_does_not_divide_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="does not divide the 8 samples"):
+        plan(tmp_path, global_batch_size=64, trainer__per_device_train_batch_size=3)
+
+
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(ranks=st.sampled_from([1, 2, 4, 8]), per_rank=st.integers(1, 24))
+def test_the_global_batch_is_kept_exactly(tmp_path, ranks, per_rank):
+    made = plan(tmp_path, f"{ranks}xA100-80GB", global_batch_size=ranks * per_rank)
+    assert made.batch.global_size == ranks * per_rank
+    assert made.value("trainer.per_device_train_batch_size") == made.batch.micro
+    assert made.value("trainer.gradient_accumulation_steps") == made.batch.accumulation
+
+
+def test_every_value_knows_its_source(tmp_path):
+    made = plan(tmp_path, trainer__learning_rate="3e-4")
+    assert made.settings["trainer.learning_rate"].source == "override"
+    assert made.settings["trainer.max_steps"].by.endswith("recipe.yaml:4")
+    assert made.settings["adapter.lora_alpha"].source == "default"
+    assert made.settings["trainer.use_cache"].by == "use-cache-off"
+    assert all(s.source and s.by for s in made.settings.values())
+
+
+def test_planning_twice_gives_the_same_plan(tmp_path):
+    loaded = recipe(tmp_path)
+    assert make_plan(loaded, facts()) == make_plan(loaded, facts())
+
+
+def test_engine_and_launcher_follow_the_number_of_processes(tmp_path):
+    one = plan(tmp_path, "1xA100-80GB")
+    many = plan(tmp_path, "8xA100-80GB")
+    ddp = plan(tmp_path, "8xA100-80GB", sharding__engine="ddp")
+    chosen = [(p.value("sharding.engine"), p.value("launch.launcher")) for p in (one, many, ddp)]
+    assert chosen == [("ddp", "python"), ("deepspeed", "deepspeed"), ("ddp", "accelerate")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code"),
+    [
+        ({"sharding__engine": "ddp", "sharding__zero_stage": 2}, "engine-conflict"),
+        ({"precision": "bf16-true"}, "precision-conflict"),
+        ({"launch__launcher": "python"}, "launcher-conflict"),
+        ({"sharding__engine": "ddp", "launch__launcher": "deepspeed"}, "launcher-conflict"),
+        ({"fixes__disable": "[no-such-fix]"}, "unknown-fix"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path, overrides, code):
+    with pytest.raises(RecipeError) as caught:
+        plan(tmp_path, **overrides)
+    assert caught.value.problems[0].code == code
+
+
+def test_a_base_profile_gives_the_stage_and_keeps_its_own_keys(tmp_path):
+    loaded = recipe(tmp_path, sharding__config="zero2_offload")
+    profile = {
+        "gradient_clipping": "auto",
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu"},
+            "round_robin_gradients": True,
+        },
+    }
+    made = make_plan(loaded, facts(profile=profile))
+    assert made.value("sharding.zero_stage") == 2
+    assert made.value("sharding.offload_optimizer") == "cpu"
+    assert made.value("deepspeed.profile") == {"zero_optimization.round_robin_gradients": True}
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5},
+        {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}},
+        {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 3},
+        {"zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR"}},
+        {"zero_optimization": {"stage": 2}, "optimizer": {"type": "AdamW", "params": {"lr": 7.0}}},
+    ],
+    ids=lambda p: list(p)[1],
+)
+def test_a_base_profile_that_fights_the_plan_is_refused(tmp_path, profile):
+    loaded = recipe(tmp_path, sharding__config="mine.json")
+    with pytest.raises(RecipeError) as caught:
+        make_plan(loaded, facts(profile=profile))
+    assert caught.value.problems[0].code in ("profile-conflict", "profile-scheduler")
+
+
+def test_an_optimizer_block_is_resolved_from_the_trainer(tmp_path):
+    loaded = recipe(tmp_path, sharding__config="mine.json", trainer__learning_rate="3e-4")
+    profile = {
+        "zero_optimization": {"stage": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "weight_decay": "auto"}},
+    }
+    extras = make_plan(loaded, facts(profile=profile)).value("deepspeed.profile")
+    assert extras["optimizer.params.lr"] == 3e-4
+    assert extras["optimizer.params.betas"] == [0.9, 0.999]
+    assert extras["optimizer.params.weight_decay"] == 0.0

@@ -1,0 +1,167 @@
+"""Reads from outside: a stand-in nvidia-smi on PATH, folders, the hub cache, shipped facts."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.facts.hardware import MIB
+from launcher.facts.probe import (
+    find_model_config,
+    free_port,
+    host_memory_bytes,
+    probe_hardware,
+    probe_hardware_with_notes,
+    resolve_path,
+)
+from launcher.facts.software import installed_versions
+
+Smi = Callable[..., None]
+
+
+@pytest.fixture
+def env() -> Iterator[pytest.MonkeyPatch]:
+    """Undone before the suite's own guard compares the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture
+def smi(tmp_path: Path, env: pytest.MonkeyPatch) -> Smi:
+    """Puts an nvidia-smi on PATH that prints the given lines and leaves with the given status."""
+    env.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(*lines: str, status: int = 0) -> None:
+        shim = tmp_path / "nvidia-smi"
+        answer = "\n".join(lines)
+        shim.write_text(
+            f"#!/bin/sh\ncase \"$*\" in *--query-gpu=*) ;; *) exit 9;; esac\necho '{answer}'\nexit {status}\n"
+        )
+        shim.chmod(0o755)
+        env.setenv("PATH", str(tmp_path), prepend=":")
+
+    return install
+
+
+def gpu(index: int, name: str, mib: int, capability: str) -> str:
+    return f"{index}, GPU-{index:04d}, {name}, {mib}, {capability}"
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "capability", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 81920, "8.0", "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", 40960, "8.0", "A100-40GB"),
+        ("NVIDIA H100 80GB HBM3", 81559, "9.0", "H100-80GB"),
+        ("NVIDIA L40S", 46068, "8.9", "L40S-48GB"),
+        ("NVIDIA L4", 23034, "8.9", "L4-24GB"),
+        ("Tesla T4", 15360, "7.5", "T4-16GB"),
+        ("NVIDIA GeForce RTX 4090", 24564, "8.9", "RTX4090-24GB"),
+        ("NVIDIA RTX A6000", 49140, "8.6", "A6000-48GB"),
+        ("NVIDIA GeForce GTX 1080", 8192, "6.1", "NVIDIA GeForce GTX 1080"),
+    ],
+)
+def test_gpu_names(smi: Smi, name: str, mib: int, capability: str, expected: str) -> None:
+    smi(gpu(0, name, mib, capability), gpu(1, name, mib, capability))
+    hardware = probe_hardware()
+    major, minor = capability.split(".")
+    assert hardware.device == expected
+    assert hardware.devices_per_node == 2
+    assert hardware.device_bytes == mib * MIB
+    assert hardware.compute_capability == (int(major), int(minor))
+
+
+def test_unlike_gpus_are_planned_as_the_weakest(smi: Smi) -> None:
+    smi(gpu(0, "NVIDIA A100-SXM4-80GB", 81920, "8.0"), gpu(1, "Tesla T4", 15360, "7.5"))
+    hardware, notes = probe_hardware_with_notes()
+    assert (hardware.device, hardware.devices_per_node) == ("T4-16GB", 2)
+    assert "A100-80GB" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("0", 1), ("1,0", 2), ("", 0), ("-1", 0), ("GPU-0001", 1), ("0,7,1", 1)]
+)
+def test_visible_devices(smi: Smi, env: pytest.MonkeyPatch, visible: str, count: int) -> None:
+    smi(gpu(0, "Tesla T4", 15360, "7.5"), gpu(1, "Tesla T4", 15360, "7.5"))
+    env.setenv("CUDA_VISIBLE_DEVICES", visible)
+    hardware = probe_hardware()
+    assert hardware.is_cpu == (count == 0)
+    assert hardware.devices_per_node == max(count, 1)
+
+
+def test_a_driver_that_fails_means_cpu(smi: Smi) -> None:
+    smi("NVIDIA-SMI has failed because it could not talk to the driver", status=9)
+    hardware = probe_hardware()
+    assert hardware.is_cpu
+    assert hardware.device_bytes == host_memory_bytes()
+
+
+def test_resolve_path_leaves_paths_alone() -> None:
+    assert resolve_path("data/train.jsonl") == Path("data/train.jsonl")
+
+
+def test_resolve_path_inside_a_package() -> None:
+    assert resolve_path("package:launcher/facts/data/models.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("ref", "code"),
+    [("package:no_such_package_x/a", "package-missing"), ("package:launcher/none", "path-missing")],
+)
+def test_resolve_path_problems(ref: str, code: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolve_path(ref)
+    assert caught.value.problems[0].code == code
+
+
+def test_free_port_can_be_bound() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", free_port()))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, env: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, and no network."""
+    env.setenv("HF_HUB_OFFLINE", "1")
+    env.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_config_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert find_model_config(str(tmp_path)) == ({"model_type": "llama"}, "folder")
+
+
+def test_hub_cache_comes_before_shipped_facts(hub: Path) -> None:
+    name = "huggyllama/llama-7b"
+    config, origin = find_model_config(name)
+    assert (config["hidden_size"], origin) == (4096, "shipped facts")
+    repo = hub / "models--huggyllama--llama-7b"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("abc")
+    (repo / "snapshots" / "abc").mkdir(parents=True)
+    (repo / "snapshots" / "abc" / "config.json").write_text(json.dumps({"hidden_size": 1}))
+    assert find_model_config(name) == ({"hidden_size": 1}, "hub cache")
+
+
+@pytest.mark.parametrize("name", ["nobody/none", "./no/such/folder"])
+def test_model_that_is_nowhere(hub: Path, name: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        find_model_config(name)
+    assert caught.value.problems[0].code == "model-config-missing"
+
+
+def test_missing_gguf_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"none\.gguf"):
+        find_model_config(str(tmp_path), gguf_file="none.gguf")
+
+
+def test_versions_name_python_and_only_what_is_installed() -> None:
+    versions = installed_versions()
+    assert versions["python"].startswith("3.")
+    assert all(versions.values())
