@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from launcher.errors import Interrupted, Problem, RecipeError, RunFailed
+from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.run_dir import MARKER, record_bound
 from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
@@ -56,6 +57,8 @@ def execute(
     full_env = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
     # ninja and the launchers' children are looked up beside this interpreter.
     full_env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full_env.get("PATH", "")])
+    for lock in remove_stale_locks(full_env):
+        echo(f"removed {lock}: a killed build left it, and every later build would wait for it")
     if resume is not None:
         full_env["EFFILAUNCH_RESUME"] = resume
     code = _follow(argv, full_env, run_dir / "logs" / "launcher.log", echo)

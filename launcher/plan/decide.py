@@ -53,6 +53,8 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> No
     draft.put_recipe("data.max_length", data.max_length, "schema default")
     draft.put_recipe("data.loss_on", data.loss_on, "by row format, decided when the rows are read")
     draft.put_recipe("data.num_proc", data.num_proc, "one per core, at most 8")
+    if recipe.sharding.zero_stage != "auto":
+        draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
     for name, value in recipe.trainer.items():
@@ -255,21 +257,24 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
 
 def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mapping[str, str]) -> None:
     """Environment variables of the workers, each with its reason."""
-    threads = max(1, cpu_cores // hardware.devices_per_node)
     values = {
         "TOKENIZERS_PARALLELISM": (
             "false",
             "forked dataloader workers and tokenizer threads deadlock",
         ),
-        "OMP_NUM_THREADS": (str(threads), "launchers default to 1, which starves CPU work"),
         "PYTHONUNBUFFERED": ("1", "the last lines before a crash must reach the log"),
     }
-    if hardware.is_cpu:
+    offloads = "cpu" in (draft.get("sharding.offload_optimizer"), draft.get("sharding.offload_param"))
+    if hardware.is_cpu or offloads:
+        threads = max(1, cpu_cores // hardware.devices_per_node)
+        values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
+    if hardware.is_cpu and draft.get("sharding.engine") == "ddp":
+        # Under DeepSpeed the same variable would make accelerate choose DDP without a word.
         values["ACCELERATE_USE_CPU"] = (
             "true",
             "else accelerate starts independent processes on a CPU",
         )
-    else:
+    if not hardware.is_cpu:
         values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")
     for name, (value, reason) in values.items():
         draft.put(f"launch.env.{name}", value, reason)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.train.job import Job, local_rank
+from launcher.train.job import Job, local_rank, rank
 
 # Tokens that model makers reserve and never train, in the order of preference.
 _SPARE_TOKENS = (
@@ -204,12 +204,24 @@ def _random_model(job: Job, config: dict[str, Any], tokenizer: Any, options: dic
         if given["dtype"] == "auto":
             given.pop("dtype")
         return AutoModelForCausalLM.from_config(built, **given)
-    # Quantisation happens while weights are read, so random ones take the way over a folder.
-    with tempfile.TemporaryDirectory(prefix="effilaunch-") as folder:
-        AutoModelForCausalLM.from_config(built).save_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    # Quantisation happens while weights are read, so random ones take the way over a folder. It is shared,
+    # because save_pretrained writes on the first rank only.
+    folder = job.run_dir / ".random-weights"
+    AutoModelForCausalLM.from_config(built).save_pretrained(folder)
+    _wait_for_all()
+    model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    _wait_for_all()
+    if rank() == 0:
+        shutil.rmtree(folder)
     model.name_or_path = model.config.name_or_path = ""  # the folder is gone
     return model
+
+
+def _wait_for_all() -> None:
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
 
 
 def _gguf_folder(job: Job) -> Path:

@@ -14,10 +14,10 @@ import torch
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Problem, RecipeError, RunFailed
 from launcher.train.callbacks import AlreadyTrained, Metrics
 from launcher.train.data.build import Data
-from launcher.train.job import Job, rank
+from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import measure_peak
 
 RESUME_VARIABLE = "EFFILAUNCH_RESUME"
@@ -59,7 +59,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, tokenizer: Any, 
     """A Trainer whose batches are padded with labels of their own."""
     on_gpu = args.device.type == "cuda"
     collator = DataCollatorForSeq2Seq(tokenizer, padding=True, pad_to_multiple_of=8 if on_gpu else None)
-    return Trainer(
+    trainer = Trainer(
         model=model,
         args=args,
         train_dataset=data.train,
@@ -68,6 +68,27 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, tokenizer: Any, 
         processing_class=tokenizer,
         callbacks=[Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)],
     )
+    check_engine(job, trainer)
+    return trainer
+
+
+def check_engine(job: Job, trainer: Trainer) -> None:
+    """RunFailed when accelerate set up another engine or fewer processes than the plan says.
+
+    It does so without a word, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config.
+    """
+    accelerator = trainer.accelerator
+    planned = "deepspeed" if job.ds_config is not None else "ddp"
+    found = "deepspeed" if accelerator.distributed_type.value == "DEEPSPEED" else "ddp"
+    if (found, accelerator.num_processes) != (planned, world_size()):
+        raise RunFailed(
+            Problem(
+                "engine-mismatch",
+                f"planned {planned} over {world_size()} processes, accelerate set up "
+                f"{accelerator.distributed_type.value} over {accelerator.num_processes}",
+                hint="unset ACCELERATE_* variables of your environment",
+            )
+        )
 
 
 def fit(job: Job, trainer: Trainer) -> Measured:

@@ -249,3 +249,16 @@ def free_port() -> int:
     from launcher.facts.probe import free_port as find
 
     return find()
+
+
+def test_an_engine_that_accelerate_replaces_in_silence_is_a_failure(tmp_path):
+    """ACCELERATE_USE_CPU beside a DeepSpeed config: accelerate trains without DeepSpeed, and says nothing."""
+    changes = {"sharding.engine": "deepspeed", "sharding.zero_stage": 2, "trainer.max_steps": 1}
+    folder = write_run(tmp_path / "run", changes, zero_config(2))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", str(free_port()), "-m", "launcher.train.worker", str(folder)]
+    env = worker_environment() | {"ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "planned deepspeed over 2 processes" in (folder / "logs" / "rank-0.log").read_text()
+    assert not (folder / "COMPLETED").exists()

@@ -1,0 +1,197 @@
+"""The whole pipeline on CPU: real launchers, real engines, small random models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+
+MODEL = """\
+model:
+  config: {model_type: llama, vocab_size: 1024, hidden_size: 64, intermediate_size: 128,
+           num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
+           max_position_embeddings: 128, bos_token_id: 1, eos_token_id: 2}
+  tokenizer: tokenizer
+"""
+REST = """\
+data: {train: [{path: rows.jsonl}], max_length: 64}
+global_batch_size: 4
+trainer: {max_steps: 6, learning_rate: 1.0e-2, lr_scheduler_type: constant, logging_steps: 1,
+          save_strategy: "no"}
+"""
+LORA = "adapter: {type: lora, r: 8}\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A recipe's folder: rows, and a tokenizer of 1024 words made here."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    words |= {f"w{i}": 4 + i for i in range(1020)}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(tmp_path / "tokenizer")
+    rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8 w9"} for i in range(64)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def launched(*arguments: str, expect: int = 0) -> dict:
+    """`effilaunch run … --json` as a process of its own; its JSON."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "run", *arguments, "--json"],
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == expect, done.stderr[-4000:] + done.stdout[-2000:]
+    return json.loads(done.stdout)
+
+
+def trained(folder: Path, text: str, *arguments: str, expect: int = 0) -> dict:
+    (folder / "r.yaml").write_text(MODEL + text + REST, encoding="utf-8")
+    out = folder / "out"
+    return launched(str(folder / "r.yaml"), "--output-dir", str(out), *arguments, expect=expect)
+
+
+def check_whole(data: dict, folder: Path, *, ranks: int, output: str) -> dict:
+    """A finished run directory: marker, result, metrics, logs of every rank, weights."""
+    out, result = folder / "out", data["result"]
+    assert (out / "COMPLETED").is_file()
+    assert json.loads((out / "result.json").read_text()) == result
+    assert result["steps"] == 6
+    assert result["loss"]["last"] < result["loss"]["first"]
+    steps = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert sorted(p.name for p in (out / "logs").glob("rank-*.log")) == [
+        f"rank-{i}.log" for i in range(ranks)
+    ]
+    weights = "adapter_model.safetensors" if output == "adapter" else "model.safetensors"
+    assert (out / output / weights).stat().st_size > 0
+    return result
+
+
+def test_one_process_full_fine_tune(folder):
+    result = check_whole(trained(folder, "", "--on", "cpu"), folder, ranks=1, output="model")
+    assert result["trainable_params"] == result["total_params"]
+
+
+def test_accelerate_launch_two_processes(folder):
+    text = LORA + "sharding: {engine: ddp}\n"
+    data = trained(folder, text, "--on", "2xcpu")
+    result = check_whole(data, folder, ranks=2, output="adapter")
+    assert "accelerate.commands.launch" in (folder / "out" / "command.sh").read_text()
+    # 6 steps of 4 samples: each rank took two of them, none was trained twice.
+    assert result["tokens"] == pytest.approx(6 * 4 * 8, rel=0.35)
+
+
+def test_ddp_and_one_process_learn_the_same(folder):
+    one = trained(folder, LORA, "--on", "cpu")["result"]["loss"]
+    (folder / "out").rename(folder / "one")
+    two = trained(folder, LORA + "sharding: {engine: ddp}\n", "--on", "2xcpu")["result"]["loss"]
+    assert two["first"] == pytest.approx(one["first"], rel=0.02)
+    assert two["last"] == pytest.approx(one["last"], rel=0.05)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_zero_with_lora_over_two_processes(folder, stage):
+    data = trained(folder, LORA + f"sharding: {{zero_stage: {stage}}}\n", "--on", "2xcpu")
+    check_whole(data, folder, ranks=2, output="adapter")
+    assert json.loads((folder / "out" / "ds_config.json").read_text())["zero_optimization"]["stage"] == stage
+
+
+def test_zero3_full_fine_tune_saves_whole_weights(folder):
+    from safetensors.torch import load_file
+
+    data = trained(folder, "sharding: {zero_stage: 3}\n", "--on", "2xcpu")
+    result = check_whole(data, folder, ranks=2, output="model")
+    weights = load_file(folder / "out" / "model" / "model.safetensors")
+    assert sum(t.numel() for t in weights.values()) == result["total_params"]
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_quantised_base_with_lora(folder, kind):
+    text = LORA
+    data = trained(folder, text, "--on", "cpu", "--set", f"model.quantization={kind}")
+    result = check_whole(data, folder, ranks=1, output="adapter")
+    full = result["total_params"] * 4
+    assert result["memory_footprint"] < full
+
+
+def test_int8_lora_under_zero_2(folder):
+    text = LORA + "sharding: {zero_stage: 2}\n"
+    data = trained(folder, text, "--on", "2xcpu", "--set", "model.quantization=int8")
+    check_whole(data, folder, ranks=2, output="adapter")
+
+
+@pytest.mark.slow
+def test_optimizer_offload_to_cpu(folder):
+    """Compiles DeepSpeedCPUAdam once."""
+    text = "sharding: {zero_stage: 2, offload_optimizer: cpu}\n"
+    data = trained(folder, text, "--on", "2xcpu")
+    check_whole(data, folder, ranks=2, output="model")
+    assert "DeepSpeedCPUAdam" in (folder / "out" / "logs" / "rank-0.log").read_text()
+
+
+def test_resume_goes_on_from_the_last_checkpoint(folder):
+    saving = ("--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=2")
+    trained(folder, LORA, "--on", "cpu", *saving, "--set", "trainer.max_steps=4")
+    rows = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    data = trained(folder, LORA, "--on", "cpu", *saving, "--resume", "auto")
+    assert data["result"]["steps"] == 6
+    again = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    assert again[:4] == rows
+    assert [json.loads(line)["step"] for line in again] == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_unreadable_dataset_is_one_error_with_its_line(folder):
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{"prompt": oops}\n')
+    data = trained(folder, LORA, "--on", "cpu", expect=2)
+    (error,) = data["errors"]
+    assert "rows.jsonl" in error["file"]
+    assert not (folder / "out" / "COMPLETED").exists()
+
+
+def test_a_failing_worker_is_exit_5_with_its_cause(folder):
+    data = trained(folder, LORA, "--on", "cpu", "--set", "trainer.learning_rate=1e30", expect=5)
+    assert "not finite" in data["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_tiny_rehearsal_of_every_shipped_recipe(tmp_path, name):
+    out = tmp_path / "out"
+    data = launched(str(ROOT / "recipes" / f"{name}.yaml"), "--tiny", "--output-dir", str(out))
+    assert data["result"]["steps"] == 4
+    assert (out / "COMPLETED").is_file()
+    given = (ROOT / "recipes" / f"{name}.yaml").read_text()
+    assert (out / "recipe.yaml").read_text() == given
+
+
+@pytest.mark.timeout(400)
+def test_the_real_smollm2_learns_for_a_few_steps(tmp_path):
+    out = tmp_path / "out"
+    data = launched(
+        str(ROOT / "recipes" / "smoke.yaml"), "--output-dir", str(out), "--on", "cpu",
+        "--set", "trainer.max_steps=3", "--set", "data.max_length=64",
+    )  # fmt: skip
+    result = data["result"]
+    assert result["rows"]["train"] == 164
+    assert result["total_params"] - result["trainable_params"] == 134_515_008
+    memory = result["memory"]
+    assert memory["measured"] == pytest.approx(memory["predicted"], rel=0.25)
+    said = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "generate", str(out), "def add(a, b):",
+         "--max-new-tokens", "8"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout.strip()

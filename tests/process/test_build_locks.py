@@ -1,0 +1,40 @@
+"""Stale build locks against torch's own FileBaton: a dead builder's lock goes, a living one's stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from launcher.execute.build_locks import remove_stale_locks
+
+pytest.importorskip("torch")
+
+HOLD = """
+import sys, time
+from torch.utils.file_baton import FileBaton
+assert FileBaton(sys.argv[1]).try_acquire()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_only_the_lock_of_a_dead_build_is_removed(tmp_path):
+    folder = tmp_path / "py311_cpu" / "cpu_adam"
+    folder.mkdir(parents=True)
+    lock = folder / "lock"
+    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    builder = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
+    with builder:
+        assert builder.stdout.readline() == "held\n"
+        assert remove_stale_locks(environ) == []
+        assert lock.exists()
+        builder.kill()
+    assert remove_stale_locks(environ) == [lock]
+    assert not lock.exists()
+
+
+def test_no_folder_no_locks(tmp_path):
+    assert remove_stale_locks({"HOME": str(tmp_path)}) == []
