@@ -69,7 +69,7 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
             found = error.problems
         problems += found
         checked.append({"recipe": name, "valid": not found, "warnings": warnings})
-        lines.append(f"{name}: {'valid' if not found else f'{len(found)} problems'}")
+        lines.append(f"{name}: {'valid' if not found else f'{len(found)} problem(s)'}")
         lines += [f"  warning: {warning}" for warning in warnings]
     code = RecipeError.exit_code if problems else 0
     return Outcome({"recipes": checked}, "\n".join(lines), problems, code)

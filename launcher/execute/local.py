@@ -83,17 +83,17 @@ def _follow(argv: list[str], env: dict[str, str], log: Path, echo: Callable[[str
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             assert process.stdout is not None, "stdout is a pipe"
-            for line in process.stdout:
-                file.write(line)
+            for raw in process.stdout:
+                # A progress bar redraws itself after each \r; what it showed last is what is kept.
+                line = raw.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2]
+                file.write(line + "\n")
                 file.flush()
-                echo(line.rstrip("\n"))
+                echo(line)
             code = process.wait()
             _empty_group(process.pid, GRACE_S if caught else 5.0)
         finally:

@@ -60,7 +60,7 @@ def render_accelerate_config(plan: Plan) -> dict[str, object] | None:
     hardware = plan.hardware
     return {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MULTI_GPU" if plan.value("sharding.engine") == "ddp" else "NO",
+        "distributed_type": "MULTI_GPU" if hardware.num_devices > 1 else "NO",
         "num_machines": hardware.num_nodes,
         "num_processes": hardware.num_devices,
         "machine_rank": 0,

@@ -50,7 +50,7 @@ def plan_text(bundle: Bundle) -> str:
         f"{plan.recipe_file} on {hardware.label}",
         f"  model     {model.name}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
-        f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} ranks "
+        f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {plan.schedule.tokens_per_step:,} tokens a step",
         f"  length    {_length(plan)}",
         "",
@@ -84,7 +84,7 @@ def _why(setting: Setting) -> str:
 def _length(plan: Plan) -> str:
     if plan.schedule.steps is not None:
         return f"{plan.schedule.steps} steps"
-    return f"{plan.schedule.epochs:g} epochs (steps are known when the rows are read)"
+    return f"{plan.schedule.epochs:g} epoch(s) (steps are known when the rows are read)"
 
 
 def _value(value: Any) -> str:

@@ -110,6 +110,12 @@ def test_deepspeed_zero_with_lora_over_two_processes(folder, stage):
     assert json.loads((folder / "out" / "ds_config.json").read_text())["zero_optimization"]["stage"] == stage
 
 
+def test_zero_2_through_accelerate_launch(folder):
+    text = LORA + "sharding: {zero_stage: 2}\nlaunch: {launcher: accelerate}\n"
+    check_whole(trained(folder, text, "--on", "2xcpu"), folder, ranks=2, output="adapter")
+    assert "accelerate.commands.launch" in (folder / "out" / "command.sh").read_text()
+
+
 def test_zero3_full_fine_tune_saves_whole_weights(folder):
     from safetensors.torch import load_file
 

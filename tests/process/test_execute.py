@@ -167,3 +167,9 @@ def test_resume_continues_only_the_same_run(tmp_path):
 def test_resume_of_nothing_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"holds no plan\.json"):
         write_run_dir(render(plan(tmp_path, "1xA100-80GB")), tmp_path / "none", resume=True)
+
+
+def test_progress_bars_leave_their_last_state(tmp_path):
+    script = DONE + r'print("1%\r50%\r100%", flush=True)' + "\n"
+    _, lines = started(tmp_path, script)
+    assert lines == ["hello from 0", "100%"]

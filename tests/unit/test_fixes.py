@@ -144,6 +144,13 @@ def test_an_explicit_reentrant_choice_is_kept(tmp_path):
     assert made.value("trainer.activation_checkpointing_kwargs") == {"use_reentrant": True}
 
 
+def test_checkpointing_kwargs_of_the_recipe_are_added_to_not_replaced(tmp_path):
+    given = "{preserve_rng_state: false}"
+    made = plan(tmp_path, "1xA100-80GB", trainer__activation_checkpointing_kwargs=given, **GC)
+    kwargs = made.value("trainer.activation_checkpointing_kwargs")
+    assert kwargs == {"use_reentrant": False, "preserve_rng_state": False}
+
+
 def test_every_fix_is_covered_here():
     elsewhere = {"fp16-bf16-pretrained", "bf16-unknown-device", "pad-token"}
     assert {fix.id for fix in FIXES} == SETS.keys() | REFUSES.keys() | elsewhere

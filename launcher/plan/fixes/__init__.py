@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from launcher.errors import Problem, RecipeError
 from launcher.plan.fixes.adapters import ADAPTER_FIXES
 from launcher.plan.fixes.devices import DEVICE_FIXES
@@ -27,8 +30,8 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
         if not changes:
             continue
         if fix.action == "set":
-            clash = [k for k, v in changes.items() if draft.explicit(k) and draft.get(k) != v]
-            if clash and fix.id != "non-reentrant-checkpointing":
+            clash = [k for k, v in changes.items() if draft.explicit(k) and _replaces(draft.get(k), v)]
+            if clash:
                 problems.append(_problem(situation, fix, clash[0]))
                 continue
             for dotted, value in changes.items():
@@ -44,6 +47,13 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
     if problems:
         raise RecipeError(problems)
     return applied
+
+
+def _replaces(old: Any, new: Any) -> bool:
+    """Whether `new` loses something of `old`; a mapping that only gains keys does not."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return any(key not in new or new[key] != value for key, value in old.items())
+    return bool(old != new)
 
 
 def check_disabled(disabled: list[str]) -> list[Problem]:
