@@ -111,7 +111,7 @@ def _dot(capability: tuple[int, int]) -> str:
 
 
 def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
-    """Which algorithm shards, and who spawns the processes."""
+    """Which algorithm shards weights, gradients and optimizer states."""
     sharding = recipe.sharding
     wants_zero = (
         sharding.zero_stage != "auto"
@@ -145,7 +145,12 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             f"{draft.get('precision')} and DeepSpeed: its 16-bit engines keep fp32 master weights",
             "use precision bf16 or fp16, or sharding.engine: ddp",
         )
-    launcher = recipe.launch.launcher
+
+
+def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
+    """Who spawns the processes."""
+    launcher, engine = recipe.launch.launcher, draft.get("sharding.engine")
+    processes = 1 if recipe.model.device_map else hardware.num_devices
     if launcher != "auto":
         draft.put_recipe("launch.launcher", launcher, "")
         if launcher == "python" and processes > 1:

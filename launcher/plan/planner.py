@@ -50,6 +50,7 @@ def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
     decide.record_recipe(draft, recipe, facts.model.config)
     decide.decide_precision(draft, recipe, facts.hardware)
     decide.decide_engine(draft, recipe, facts.hardware)
+    decide.decide_launcher(draft, recipe, facts.hardware)
     decide.decide_weights(draft, recipe, facts.hardware)
     decide.decide_trainer(draft, recipe, facts.hardware)
     decide.decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
@@ -73,11 +74,9 @@ def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 def _record_size(draft: Draft, size: Size) -> None:
     batch = size.batch
     memory = f"estimate {size.memory.total / 2**30:.2f} GiB on each device"
-    if draft.explicit("sharding.zero_stage"):
-        pass
-    elif size.zero_stage is None:
+    if size.zero_stage is None:
         draft.put("sharding.zero_stage", None, "engine ddp does not shard")
-    else:
+    elif not draft.explicit("sharding.zero_stage"):
         draft.put(
             "sharding.zero_stage",
             size.zero_stage,

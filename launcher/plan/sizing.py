@@ -74,7 +74,7 @@ def choose_size(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Hardwar
     processes = 1 if recipe.model.device_map else hardware.num_devices
     job = base_job(draft, spec, hardware, processes)
     nearest: Size | None = None
-    for candidate in _candidates(draft, recipe, job, hardware):
+    for candidate in _candidates(draft, job, hardware):
         for batch in _batches(draft, recipe, processes):
             sized = replace(candidate, micro_batch=batch.micro, accumulation=batch.accumulation)
             memory = estimate_memory(spec, sized, hardware)
@@ -88,8 +88,8 @@ def choose_size(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Hardwar
     raise DoesNotFit(_miss(nearest, hardware), nearest)
 
 
-def _candidates(draft: Draft, recipe: Recipe, job: MemoryJob, hardware: Hardware) -> Iterator[MemoryJob]:
-    asked = recipe.sharding.zero_stage
+def _candidates(draft: Draft, job: MemoryJob, hardware: Hardware) -> Iterator[MemoryJob]:
+    asked = draft.get("sharding.zero_stage", "auto")  # the recipe's, or the base profile's
     stages: tuple[int, ...]
     if job.engine != "deepspeed":
         stages = (0,)
