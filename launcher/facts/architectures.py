@@ -90,6 +90,7 @@ class Layout:
     """Bytes of a causal-mask buffer kept on the device."""
     experts: int = 0
     """Weights of one layer's experts: parameters, not linears."""
+    num_experts: int = 0
     active_inner: int = 0
     """Feed-forward width that one token passes through, all chosen experts together."""
     fused_qkv: bool = False
@@ -279,7 +280,9 @@ def _mixtral(s: Sizes) -> Layout:
     experts = count * 3 * s.hidden * s.inner
     extra = 2 * s.hidden + experts + count * s.hidden
     inner = active * s.inner
-    return Layout(_attention(s), extra, s.hidden, s.hidden, experts=experts, active_inner=inner)
+    return Layout(
+        _attention(s), extra, s.hidden, s.hidden, experts=experts, num_experts=count, active_inner=inner
+    )
 
 
 def _qwen3_moe(s: Sizes) -> Layout:
@@ -291,7 +294,10 @@ def _qwen3_moe(s: Sizes) -> Layout:
     bias = bool(c["attention_bias"])
     linears = _attention(s, qkv_bias=bias, out_bias=bias)
     inner = int(c["num_experts_per_tok"]) * width
-    return Layout(linears, extra, s.hidden, s.hidden, qk_norm=True, experts=experts, active_inner=inner)
+    return Layout(
+        linears, extra, s.hidden, s.hidden,
+        qk_norm=True, experts=experts, num_experts=count, active_inner=inner,
+    )  # fmt: skip
 
 
 FAMILIES: dict[str, Callable[[Sizes], Layout]] = {

@@ -118,11 +118,24 @@ class ModelSpec:
             target = _DEFAULT_TARGETS.get(self.model_type, [])
         if isinstance(target, str) and target.lower() == "all-linear":
             yield from ((x.in_features + x.out_features, x.count) for x in self.linears)
+            yield from self._expert_targets()
             return
         for path, count, width in self._modules():
             paths = [path.format(i) for i in range(count)] if "{}" in path else [path]
             if matched := sum(_matches(target, p) for p in paths):
                 yield width, matched
+
+    def _expert_targets(self) -> Iterator[tuple[int, int]]:
+        """What `all-linear` adapts of a mixture of experts, as peft 0.21 does for fused experts.
+
+        The router, and each expert's two fused weights; gate_up_proj holds two matrices and gets rank 2r.
+        """
+        count, hidden = self.layout.num_experts, self.hidden_size
+        if count == 0:
+            return
+        inner = self.layout.experts // (3 * count * hidden)
+        yield hidden + count, self.num_layers
+        yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), self.num_layers
 
     def _modules(self) -> Iterator[tuple[str, int, int]]:
         """Every module that LoRA can adapt: path, copies, in + out features."""
