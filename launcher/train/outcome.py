@@ -103,9 +103,20 @@ def _result(
         "rows": data.counts(),
         "trainable_params": measured.trainable_params,
         "total_params": measured.total_params,
+        "optimizer": _optimizer_name(trainer),
+        "processes": trainer.accelerator.num_processes,
+        "distributed_type": trainer.accelerator.distributed_type.value,
         "output": kind,
         "seconds": round(time.monotonic() - started, 3),
     }
+
+
+def _optimizer_name(trainer: Any) -> str:
+    """The class that updates the weights, below the wrappers of accelerate and DeepSpeed."""
+    optimizer = trainer.optimizer
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    return type(optimizer).__name__
 
 
 def write_json(path: Path, value: Any) -> None:
