@@ -19,6 +19,7 @@ TINY_LLAMA: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 LORA: dict[str, Any] = {
+    "type": "lora",
     "r": 8,
     "lora_alpha": 16,
     "lora_dropout": 0.0,
