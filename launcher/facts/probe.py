@@ -15,11 +15,8 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib import error as urlerror
-from urllib import request as urlrequest
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.gguf import read_gguf_config
@@ -244,6 +241,9 @@ def _offline() -> bool:
 
 def _hub_config(name: str, revision: str) -> dict[str, Any] | None:
     """`config.json` from the hub; None on any failure, since the shipped facts come next."""
+    from http.client import HTTPException
+    from urllib import request as urlrequest  # 20 ms that only a look at the hub is worth
+
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     request = urlrequest.Request(f"{endpoint}/{name}/resolve/{revision}/config.json")
     if token := os.environ.get("HF_TOKEN"):
@@ -251,14 +251,6 @@ def _hub_config(name: str, revision: str) -> dict[str, Any] | None:
     try:
         with urlrequest.urlopen(request, timeout=_HUB_SECONDS) as answer:
             value = json.load(answer)
-    except (urlerror.URLError, OSError, ValueError):
+    except (OSError, ValueError, HTTPException):  # URLError is an OSError
         return None
     return value if isinstance(value, dict) else None
-
-
-def with_count(hardware: Hardware, count: int) -> Hardware:
-    """The same node with `count` devices (on a CPU: processes, which share the host's memory)."""
-    if hardware.is_cpu and hardware.device_bytes is not None:
-        total = hardware.device_bytes * hardware.devices_per_node
-        return replace(hardware, devices_per_node=count, device_bytes=total // count)
-    return replace(hardware, devices_per_node=count)
