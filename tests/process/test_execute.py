@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from factories import plan
@@ -104,12 +104,10 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 def alive(pid: int) -> bool:
     """False for a process that is gone or only waits to be reaped."""
     try:
-        state = subprocess.run(
-            ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=True
-        ).stdout
-    except subprocess.CalledProcessError:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
         return False
-    return not state.strip().startswith("Z")
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.timeout(60)
