@@ -22,6 +22,9 @@ from launcher.render.bundle import Bundle
 GRACE_S = 35.0
 """DeepSpeed's launcher and torchrun kill their workers 30 s after SIGTERM; ours waits a little longer."""
 
+KILL_S = 2.0
+"""A killed process is gone at once, unless it hangs in the kernel; nothing can be done about that one."""
+
 
 def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The bundle's argv and environment with the late values in place."""
@@ -126,10 +129,15 @@ def _signal_group(group: int, number: int) -> bool:
 
 def _empty_group(group: int, wait_s: float) -> None:
     """Wait for the group to empty, then kill what is left: no orphan survives."""
+    _wait_until_empty(group, wait_s)
+    if _signal_group(group, signal.SIGKILL):
+        _wait_until_empty(group, KILL_S)
+
+
+def _wait_until_empty(group: int, wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and _signal_group(group, 0):
         time.sleep(0.05)
-    _signal_group(group, signal.SIGKILL)
 
 
 def _failure(run_dir: Path, code: int) -> RunFailed | RecipeError:
