@@ -48,7 +48,16 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
     run.add_argument("--resume", metavar="auto|PATH", help="continue from a checkpoint")
     run.add_argument("--output-dir", metavar="D", help="the run directory")
-    plan.add_argument("--explain", metavar="PATH", help="where a value came from")
+    plan.add_argument(
+        "--explain", metavar="PATH", nargs="?", const="",
+        help="where values came from: one, a section, or all of them",
+    )  # fmt: skip
+    prepare = add("prepare", "tokenise and cache a recipe's data, before the run")
+    prepare.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
+    _add_overrides(prepare)
+    prepare.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+    prepare.add_argument("--show", metavar="N", type=int, help="show N samples with their loss mask")
+    prepare.add_argument("--tiny", action="store_true", help="the generated rows of a rehearsal")
     validate = add("validate", "all problems of recipes")
     validate.add_argument("recipes", metavar="RECIPE", nargs="+")
     estimate = add("estimate", "memory by component over strategies and devices")
@@ -88,6 +97,12 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             from launcher.commands.planning import plan_command
 
             return plan_command(args.recipe, args.overrides, args.on, args.explain)
+        case "prepare":
+            from launcher.commands.preparing import prepare_command
+
+            return prepare_command(
+                args.recipe, args.overrides, on=args.on, show=args.show, tiny=args.tiny, as_json=args.json
+            )
         case "validate":
             from launcher.commands.planning import validate_command
 

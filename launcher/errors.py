@@ -49,9 +49,15 @@ class EffilaunchError(Exception):
 
     exit_code: ClassVar[int] = 70
 
-    def __init__(self, problems: Problem | Sequence[Problem]) -> None:
+    def __init__(self, problems: Problem | Sequence[Problem] | str) -> None:
+        if isinstance(problems, str):  # torch rebuilds a dataloader worker's error from its text alone
+            problems = Problem("error-in-worker", problems.strip().splitlines()[-1])
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Problems survive the way from a child process; an exception's own pickle would lose them."""
+        return type(self), (self.problems,)
 
 
 class RecipeError(EffilaunchError):

@@ -27,12 +27,17 @@ def recipe(folder: Path, text: str = BASE, **overrides: object) -> LoadedRecipe:
     return load_recipe(path, [f"{k.replace('__', '.')}={v}" for k, v in overrides.items()])
 
 
-def facts(on: str = "8xA100-80GB", model: str = "huggyllama/llama-7b", **extra: object) -> Facts:
+def facts(
+    on: str = "8xA100-80GB",
+    model: str = "huggyllama/llama-7b",
+    task: str = "causal-lm",
+    **extra: object,
+) -> Facts:
     """Facts of a machine that need not be here."""
     config = shipped_model_config(model)
     assert config is not None
     hardware = with_host_memory(parse_hardware(on), 64 * 10**9)
-    spec = read_model_spec(model, config, "shipped facts")
+    spec = read_model_spec(model, config, "shipped facts", task)
     return Facts(hardware=hardware, model=spec, versions={}, cpu_cores=8, **extra)
 
 
@@ -40,4 +45,4 @@ def plan(folder: Path, on: str = "8xA100-80GB", text: str = BASE, **overrides: o
     """The plan of a recipe on a machine."""
     loaded = recipe(folder, text, **overrides)
     model = loaded.recipe.model.name_or_path or "huggyllama/llama-7b"
-    return make_plan(loaded, facts(on, model))
+    return make_plan(loaded, facts(on, model, loaded.recipe.task))

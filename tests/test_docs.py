@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 import shlex
+import typing
 from pathlib import Path
 
 import pytest
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 
-from launcher.cli import main
+from launcher.cli import build_parser, main
+from launcher.recipe.field_tables import adapter_fields, trainer_fields
+from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import load_recipe
+from launcher.recipe.schema import Recipe
+from launcher.recipe.vocabulary import LOSS_OF_FORMAT, METRICS, TASK_FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
 )
 README = ROOT / "README.md"
+RECIPE, DATA, TASKS = (ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks"))
+GUIDES = [README, RECIPE, DATA, TASKS]
+LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema")
 
 
 def blocks(path, language: str) -> list[str]:
@@ -54,13 +67,19 @@ def test_readme_shows_the_main_job_on_its_first_screen():
         assert wanted in first_screen
 
 
-def test_readme_recipe_is_a_recipe(tmp_path):
-    examples = blocks(README, "yaml")
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
+def test_recipes_in_documents_are_recipes(path, tmp_path, capsys):
+    examples = blocks(path, "yaml")
     assert examples
+    for number, code in enumerate(blocks(path, "python")):
+        assert number == 0, "one hooks.py a document"
+        (tmp_path / "hooks.py").write_text(code, encoding="utf-8")
+        assert read_hooks(tmp_path / "hooks.py").names == ("format_row", "compute_metrics", "callbacks")
     for number, text in enumerate(examples):
-        path = tmp_path / f"example{number}.yaml"
-        path.write_text(text, encoding="utf-8")
-        assert load_recipe(path).recipe.model.name_or_path
+        file = tmp_path / f"example{number}.yaml"
+        file.write_text(text, encoding="utf-8")
+        assert load_recipe(file).recipe.data.train
+        assert main(["validate", str(file)]) == 0, (text, capsys.readouterr())
 
 
 @pytest.mark.parametrize("path", DOCUMENTS[:2], ids=lambda path: path.name)
@@ -70,16 +89,18 @@ def test_make_targets_exist(path):
     assert named <= make_targets()
 
 
-def test_readme_commands_are_understood(capsys, monkeypatch, tmp_path):
-    """Runs those that only look, and asks the others for their help."""
+@pytest.mark.parametrize("path", [README, RECIPE, DATA], ids=lambda path: path.name)
+def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
+    """Runs those that only look, and has the others' arguments parsed."""
     monkeypatch.chdir(ROOT)
-    lines = [line for line in commands(README) if line[0] == "effilaunch"]
+    lines = [line for line in commands(path) if line[0] == "effilaunch"]
     assert lines
     for _, command, *arguments in lines:
-        looks = command in ("plan", "validate", "estimate", "fixes", "recipes", "schema")
+        looks = command in LOOKS
         if command == "run" and "--dry-run" in arguments:
             arguments, looks = [*arguments, "--output-dir", str(tmp_path / "run")], True
-        code = main([command, *arguments]) if looks else main([command, "--help"])
+        build_parser().parse_args([command, *arguments])
+        code = main([command, *arguments]) if looks and ">" not in arguments else 0
         assert code == 0, (command, arguments, capsys.readouterr())
 
 
@@ -90,3 +111,104 @@ def test_readme_lists_exactly_the_commands(capsys):
     shown = capsys.readouterr().out
     assert named
     assert named == set(re.findall(r"^    ([a-z]+) ", shown, flags=re.MULTILINE))
+
+
+def table_rows(path: Path, heading: str = "") -> list[list[str]]:
+    """Cells of the table rows of a document, or of one of its chapters."""
+    text = path.read_text(encoding="utf-8")
+    chapter = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0] if heading else text
+    rows = [line.strip("|").split(" | ") for line in chapter.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def ticked(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def parts_of(annotation) -> list:
+    """What a type is made of, at any depth."""
+    return [annotation, *(part for inner in typing.get_args(annotation) for part in parts_of(inner))]
+
+
+def schema_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> dict[str, typing.Any]:
+    """Dotted key -> pydantic field of every key of a recipe; a source of rows is described once."""
+    found: dict[str, typing.Any] = {}
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        found[key] = field
+        parts = parts_of(field.annotation)
+        in_list = any(typing.get_origin(part) is list for part in parts)
+        for part in parts:
+            if not (isinstance(part, type) and issubclass(part, BaseModel)):
+                continue
+            is_source = part.__name__ == "DataSource"
+            if not (is_source and name == "eval"):
+                found |= schema_keys(part, f"{key}[]." if is_source and in_list else f"{key}.")
+    return found
+
+
+def test_every_key_of_a_recipe_is_documented():
+    keys = schema_keys()
+    rows = {ticked(row[0])[0]: row for row in table_rows(RECIPE) if row[0].startswith("`")}
+    containers = {"sharding", "launch", "fixes", "hardware", "early_stopping", "trainer"}
+    assert set(rows) - {"extends"} == set(keys)
+    for key, (_, default, meaning) in ((key, rows[key]) for key in keys):
+        field = keys[key]
+        choices = {choice for part in parts_of(field.annotation) if typing.get_origin(part) is typing.Literal
+                   for choice in typing.get_args(part)}  # fmt: skip
+        if choices and key not in ("model.quantization", "model.gguf_file"):
+            named = {*ticked(meaning), *ticked(default)}
+            assert {str(choice) for choice in choices if choice != "lora"} <= named, key
+        if key in containers:
+            continue
+        value = field.get_default(call_default_factory=True)
+        if value is PydanticUndefined:
+            assert default == "required", key
+        elif value is None:
+            assert default == "*absent*", key
+        else:
+            assert [yaml.safe_load(text) for text in ticked(default)] == [value], key
+
+
+def test_trainer_and_adapter_fields_that_are_named_exist():
+    fields = {*trainer_fields("seq2seq-lm"), *trainer_fields("dpo"), *adapter_fields(), "path", "type"}
+    for path in GUIDES:
+        prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for text in ticked(prose):
+            match = re.fullmatch(r"(?:trainer|adapter)\.(\w+)", text)
+            assert match is None or match[1] in fields, (path.name, text)
+
+
+def test_tables_say_what_the_vocabulary_says():
+    formats = {ticked(row[0])[0]: row for row in table_rows(TASKS) if len(row) == 5 and ticked(row[0])}
+    formats.pop("task")
+    assert {task: tuple(ticked(row[1])) for task, row in formats.items()} == dict(TASK_FORMATS)
+    for task, row in formats.items():
+        (recipe,) = ticked(row[4])
+        assert load_recipe(recipe).recipe.task == task
+    metrics = {task: set(ticked(row[1])) for row in table_rows(TASKS, "Metrics") for task in ticked(row[0])}
+    assert {task: metrics[task] for task in METRICS} == {task: set(names) for task, names in METRICS.items()}
+    learnt = [row for row in table_rows(DATA, "What is learnt") if row[0].startswith("`")]
+    loss = {fmt: tuple(ticked(row[1] + row[2])) for row in learnt for fmt in ticked(row[0])}
+    assert loss == dict(LOSS_OF_FORMAT)
+
+
+def test_rows_in_the_documents_have_their_format(tmp_path):
+    formats = pytest.importorskip("launcher.train.data.formats")
+    from launcher.train.data.sources import Row
+
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("preference rows need trl")
+    text = DATA.read_text(encoding="utf-8")
+    examples = dict(re.findall(r"^### `([a-z-]+)`\n\n```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert set(examples) == {fmt for known in TASK_FORMATS.values() for fmt in known}
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "0001.jpg").touch()
+    for fmt, lines in examples.items():
+        task = next(task for task, known in TASK_FORMATS.items() if fmt in known)
+        for number, line in enumerate(lines.splitlines(), start=1):
+            row = Row(json.loads(line), str(tmp_path / "rows.jsonl"), number)
+            detected = formats.detect([row], "auto", {}, task, row.file)
+            assert detected.format == fmt
+            if fmt != "preference":  # whose shape is trl's, which is slow to import
+                assert formats.canonical(row, detected).values

@@ -73,9 +73,9 @@ def recipes_command(name: str | None, *, copy: bool) -> Outcome:
 
 
 def _title(path: Path) -> str:
-    """The first comment line of a recipe."""
+    """The first comment line of a recipe that is not the editor's."""
     for line in path.read_text("utf-8").splitlines():
-        if line.startswith("#"):
+        if line.startswith("#") and not line.startswith("# yaml-language-server:"):
             return line.lstrip("# ").rstrip()
     return ""
 

@@ -18,6 +18,8 @@ from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
 from launcher.plan.planner import Facts, missing_data
 from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_recipe
+from launcher.recipe.data_paths import is_glob, is_package
+from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 
@@ -114,6 +116,12 @@ def data_problems(loaded: LoadedRecipe) -> list[Problem]:
 
 
 def _exists(path: str) -> bool:
+    """Whether a data path leads to something; what the hub has is not asked."""
+    if not (is_package(path) or Path(path).is_absolute()):
+        return True
+    if is_glob(path):
+        pattern = Path(path)
+        return any(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     try:
         return probe.resolve_path(path).exists()
     except RecipeError:
@@ -145,6 +153,7 @@ def gather(
 ) -> tuple[LoadedRecipe, Facts]:
     """The recipe as it will be planned (rewritten for `--tiny`) and all facts about it."""
     loaded = _with_chat_template(loaded)
+    hooks = read_hooks(Path(loaded.recipe.python)).names if loaded.recipe.python else ()
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
     versions: Mapping[str, str] = installed_versions()
     warnings: list[str] = []
@@ -159,9 +168,9 @@ def gather(
     else:
         hardware = find_hardware(loaded.recipe, on)
         warnings += [f"{p.message} ({p.path})" for p in data_problems(loaded)]
-    spec: ModelSpec = read_model_spec(name, config, origin)
+    spec: ModelSpec = read_model_spec(name, config, origin, loaded.recipe.task)
     longest = spec.max_position_embeddings
-    if longest and loaded.recipe.data.max_length > longest:
+    if longest and loaded.recipe.task != "image-classification" and loaded.recipe.data.max_length > longest:
         warnings.append(
             f"data.max_length {loaded.recipe.data.max_length} exceeds the model's {longest} positions"
         )
@@ -172,6 +181,7 @@ def gather(
         profile=load_profile(loaded.recipe),
         cpu_cores=os.cpu_count() or 1,
         python=sys.executable,
+        hooks=hooks,
         warnings=tuple(warnings),
         tiny=tiny,
     )

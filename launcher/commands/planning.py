@@ -11,6 +11,7 @@ from launcher.commands.gather import data_problems, find_hardware, gather
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
+from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import MemoryJob, estimate_memory, max_micro_batch
 from launcher.plan.planner import make_plan
@@ -49,7 +50,8 @@ def plan_command(recipe: str, overrides: Sequence[str], on: str | None, explain:
             )
         )
     data = bundle_json(bundle)
-    chosen = {k: v for k, v in data["settings"].items() if (k + ".").startswith(explain + ".")}
+    settings = data["settings"].items()
+    chosen = {k: v for k, v in settings if not explain or (k + ".").startswith(explain + ".")}
     return Outcome({"settings": chosen}, text, problems, code)
 
 
@@ -98,7 +100,8 @@ def estimate_command(target: str, on: Sequence[str], overrides: Sequence[str]) -
         spec, jobs, machines = _recipe_jobs(loaded, on)
     else:
         config, origin = probe.find_model_config(target)
-        spec = read_model_spec(target, config, origin)
+        task = FAMILY_TASKS.get(str(config.get("model_type")), ("causal-lm",))[0]
+        spec = read_model_spec(target, config, origin, task)
         machines = [_with_memory(parse_hardware(text)) for text in on] or [probe.probe_hardware()]
         jobs = [(name, job) for name, job in _model_jobs(spec)]
     rows = []
@@ -150,12 +153,12 @@ def _recipe_jobs(
 
 def _model_jobs(spec: ModelSpec) -> list[tuple[str, MemoryJob]]:
     """Full, LoRA, int8 and nf4 LoRA, each at micro-batch 1 and 2048 tokens with checkpointing."""
-    length = min(2048, spec.max_position_embeddings or 2048)
+    length = spec.tokens_per_sample or min(2048, spec.max_position_embeddings or 2048)
     lora = spec.lora_params(LORA_RANK, "all-linear")
     base = MemoryJob(
         micro_batch=1, sequence_length=length, data_parallel=1, devices_per_node=1,
         precision="bf16", dtype="bfloat16", quantization="none", double_quant=False,
-        trainable_params=spec.params, adapter=False, engine="deepspeed", zero_stage=0,
+        trainable_params=spec.loaded_params, adapter=False, engine="deepspeed", zero_stage=0,
         offload_optimizer="none", offload_param="none", optim="adamw_torch_fused",
         checkpointing=True, attention="sdpa", reduce_bucket_size=200_000_000,
         allgather_bucket_size=200_000_000, overlap_comm=False, eval_batch=1,

@@ -60,7 +60,9 @@ def run_command(
         resume=checkpoint,
         echo=say,
     )
-    command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
+    command: list[str] = []
+    if loaded.recipe.task != "image-classification":  # a picture cannot be written on a command line
+        command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
     data = {"run_dir": str(run_dir), "result": result}
     return Outcome(data, result_text(result, str(run_dir), command))
 
@@ -95,6 +97,10 @@ def _check_machine(plan: Plan) -> str:
         needed.append("peft")
     if plan.value("model.quantization") != "none":
         needed.append("bitsandbytes")
+    if plan.value("task") == "dpo":
+        needed.append("trl")
+    if plan.value("task") == "image-classification":
+        needed.append("PIL")
     absent = [name for name in needed if importlib.util.find_spec(name) is None]
     if absent:
         raise MachineError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.errors import Interrupted, Problem, RecipeError, RunFailed
+from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.run_dir import MARKER, record_bound
 from launcher.recipe.env import resolve_env
@@ -26,15 +26,40 @@ KILL_S = 2.0
 """A killed process is gone at once, unless it hangs in the kernel; nothing can be done about that one."""
 
 
-def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The bundle's argv and environment with the late values in place."""
+def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
+    """The bundle's two argvs (prepare, launch) and environment with the late values in place."""
 
     def fill(text: str) -> str:
         for name, value in values.items():
             text = text.replace("{" + name + "}", value)
         return text
 
-    return [fill(word) for word in bundle.command], {k: fill(v) for k, v in bundle.env.items()}
+    prepare, command = ([fill(word) for word in words] for words in (bundle.prepare, bundle.command))
+    return prepare, command, {k: fill(v) for k, v in bundle.env.items()}
+
+
+def prepare_data(
+    bundle: Bundle, run_dir: Path, *, samples: int | None = None, echo: Callable[[str], None]
+) -> None:
+    """Prepare the data of a written run directory, in a process that ends before any rank starts.
+
+    samples: how many of them data.json shall hold; None: as many as a run keeps. Raises as `execute`.
+    """
+    prepare, _, env = bind(bundle, {"run_dir": str(run_dir), "devices": "", "master_port": "0"})
+    if samples is not None:
+        prepare.append(str(samples))
+    log = run_dir / "logs" / "prepare.log"
+    code = _follow(prepare, _environment(env), log, echo, own_stderr=True)
+    if code != 0:
+        raise _failure(run_dir, code, log.name)
+
+
+def _environment(env: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment under the plan's; references are resolved."""
+    full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
+    # ninja and the launchers' children are looked up beside this interpreter.
+    full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
+    return full
 
 
 def execute(
@@ -48,18 +73,18 @@ def execute(
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line. Raises RunFailed (5), RecipeError (2) when a worker found the recipe or its
-    data at fault, Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
+    `echo` gets each output line. The data is prepared first, in a process of its own. Raises RunFailed (5),
+    RecipeError (2) or MachineError (4) when a process found the recipe, its data or the machine at fault,
+    Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
     """
     bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
-    argv, env = bind(bundle, bound)
+    _, argv, env = bind(bundle, bound)
     record_bound(run_dir, {**bound, "command": argv})
     (run_dir / MARKER).unlink(missing_ok=True)
-    for stale in (run_dir / "logs").glob("error-rank-*.json"):
+    for stale in (run_dir / "logs").glob("error-*.json"):
         stale.unlink()
-    full_env = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
-    # ninja and the launchers' children are looked up beside this interpreter.
-    full_env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full_env.get("PATH", "")])
+    full_env = _environment(env)
+    prepare_data(bundle, run_dir, echo=echo)
     for lock in remove_stale_locks(full_env):
         echo(f"removed {lock}: a killed build left it, and every later build would wait for it")
     if resume is not None:
@@ -68,11 +93,16 @@ def execute(
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    raise _failure(run_dir, code)
+    raise _failure(run_dir, code, "launcher.log")
 
 
-def _follow(argv: list[str], env: dict[str, str], log: Path, echo: Callable[[str], None]) -> int:
-    """Start `argv` in a session of its own, copy its output, empty the group, return its exit code."""
+def _follow(
+    argv: list[str], env: dict[str, str], log: Path, echo: Callable[[str], None], *, own_stderr: bool = False
+) -> int:
+    """Start `argv` in a session of its own, copy its output, empty the group, return its exit code.
+
+    own_stderr: in a terminal the process writes its stderr there itself, so that its bars can move.
+    """
     caught: list[int] = []
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -85,7 +115,7 @@ def _follow(argv: list[str], env: dict[str, str], log: Path, echo: Callable[[str
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=None if own_stderr and sys.stderr.isatty() else subprocess.STDOUT,
             start_new_session=True,
         )
         old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
@@ -140,15 +170,15 @@ def _wait_until_empty(group: int, wait_s: float) -> None:
         time.sleep(0.05)
 
 
-def _failure(run_dir: Path, code: int) -> RunFailed | RecipeError:
-    """The first rank's error as one problem; the launcher's exit code where no rank could write one."""
+def _failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
+    """The first rank's error as one problem; the exit code where no process could write one."""
     reports = []
-    for path in (run_dir / "logs").glob("error-rank-*.json"):
+    for path in (run_dir / "logs").glob("error-*.json"):
         try:
             reports.append(json.loads(path.read_text("utf-8")))
         except ValueError:
             continue
-    reports.sort(key=lambda r: (r.get("time", 0), r.get("rank", 0)))
+    reports.sort(key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))
     if not reports:
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         if code == 0:
@@ -157,15 +187,24 @@ def _failure(run_dir: Path, code: int) -> RunFailed | RecipeError:
             Problem(
                 "run-failed",
                 f"the run ended {how}",
-                file=str(run_dir / "logs" / "launcher.log"),
+                file=str(run_dir / "logs" / log),
                 hint="the log's last lines say more",
             )
         )
     first = reports[0]
-    if first.get("problems") and first.get("exit_code") == 2:
-        return RecipeError([Problem(**p) for p in first["problems"]])
     if first.get("problems"):
-        return RunFailed([Problem(**p) for p in first["problems"]])
+        problems = [Problem(**p) for p in first["problems"]]
+        kinds = {kind.exit_code: kind for kind in (RecipeError, MachineError)}
+        return kinds.get(first.get("exit_code"), RunFailed)(problems)
+    if first["rank"] == "prepare":
+        return RunFailed(
+            Problem(
+                "prepare-failed",
+                f"the data could not be prepared: {first['type']}: {first['message']}",
+                file=str(run_dir / "logs" / log),
+                hint="the traceback is in that log",
+            )
+        )
     return RunFailed(
         Problem(
             "run-failed",

@@ -70,9 +70,9 @@ class Layout:
     layer_extra: int
     """Parameters of one layer outside its linears: norms, router, experts."""
     model_extra: int
-    """Parameters outside layers and embeddings: the last norm."""
+    """Parameters outside layers and embeddings of tokens and positions: the last norm."""
     embed_width: int
-    """Width of the token embedding, and of the head's input."""
+    """Width of the token embedding, and of a language model's head; 0 without tokens."""
     positions: int = 0
     """Learnt position embeddings (rows)."""
     gated: bool = True
@@ -84,7 +84,13 @@ class Layout:
     qk_norm: bool = False
     """Norms on each head of queries and keys."""
     dropout: float = 0.0
-    """Residual dropout, twice per layer."""
+    """Residual dropout, after each attention and each feed-forward block."""
+    attention_dropout: float = 0.0
+    """Of the attention weights; not read for families whose published configurations have none."""
+    inner_dropout: float = 0.0
+    """Inside the feed-forward block."""
+    float_softmax: bool = True
+    """Eager attention asks for a softmax in float32, whatever the dtype of the scores."""
     activation: str = "silu"
     mask_buffer: int = 0
     """Bytes of a causal-mask buffer kept on the device."""
@@ -95,6 +101,24 @@ class Layout:
     """Feed-forward width that one token passes through, all chosen experts together."""
     fused_qkv: bool = False
     embed_paths: tuple[str, ...] = field(default=("model.embed_tokens",))
+    segments: int = 0
+    """Segment embeddings (rows)."""
+    position_bias: bool = False
+    """T5's attention: learnt biases of distances are added to the scores."""
+    crossed: bool = False
+    """A second attention in each layer reads the encoder's output."""
+    tokens_per_sample: int | None = None
+    """Sequence length where the configuration decides it, as an image's patches do."""
+    decoder: Layout | None = None
+    """Second stack of an encoder-decoder."""
+
+    @property
+    def layers(self) -> int:
+        return self.linears[0].count
+
+    @property
+    def stacks(self) -> tuple[Layout, ...]:
+        return (self,) if self.decoder is None else (self, self.decoder)
 
 
 def _attention(s: Sizes, *, qkv_bias: bool = False, out_bias: bool = False) -> tuple[Linear, ...]:
@@ -205,6 +229,8 @@ def _gpt2(s: Sizes) -> Layout:
         _gpt2_linears(s, 3 * s.hidden),
         positions=s.positions,
         dropout=float(s.config["resid_pdrop"]),
+        attention_dropout=float(s.config["attn_pdrop"]),
+        float_softmax=False,
         fused_qkv=True,
         embed_paths=("transformer.wte", "transformer.wpe"),
     )
@@ -216,6 +242,7 @@ def _gpt_bigcode(s: Sizes) -> Layout:
         _gpt2_linears(s, s.hidden + 2 * s.kv_width),
         positions=s.positions,
         dropout=float(s.config["resid_pdrop"]),
+        attention_dropout=float(s.config["attn_pdrop"]),
         fused_qkv=True,
         # Kept as one bool per pair of positions, whatever the dtype of the weights.
         mask_buffer=s.positions**2,

@@ -14,16 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.architectures import FAMILIES, Layout, Linear, Sizes
+from launcher.facts.architectures import Layout, Linear, Sizes
+from launcher.facts.heads import Head, check_task, family_layout, labels_of, task_head
 from launcher.facts.shipped import facts_file
 
-__all__ = ["Linear", "ModelSpec", "read_model_spec", "supported_model_types"]
+__all__ = ["Linear", "ModelSpec", "read_model_spec"]
 
 # Modules that peft adapts when no target is named, for the families here.
 _DEFAULT_TARGETS: dict[str, list[str]] = {
     "gpt2": ["c_attn"],
     "gpt_bigcode": ["c_attn"],
     "gpt_neox": ["query_key_value"],
+    "t5": ["q", "v"],
+    "mt5": ["q", "v"],
+    "bert": ["query", "value"],
     **{
         family: ["q_proj", "v_proj"]
         for family in (
@@ -42,10 +46,11 @@ _DEFAULT_TARGETS: dict[str, list[str]] = {
 
 # Other spellings of a size, first found wins.
 _SPELLINGS: dict[str, tuple[str, ...]] = {
-    "hidden_size": ("hidden_size", "n_embd"),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim"),
-    "num_hidden_layers": ("num_hidden_layers", "n_layer"),
-    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "num_heads"),
+    "head_dim": ("head_dim", "d_kv"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
 }
 
@@ -58,6 +63,7 @@ class ModelSpec:
     origin: str
     """Where the configuration was found."""
     model_type: str
+    task: str
     architectures: tuple[str, ...]
     hidden_size: int
     intermediate_size: int
@@ -66,8 +72,9 @@ class ModelSpec:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
+    """0 for images."""
     max_position_embeddings: int
-    tie_word_embeddings: bool
+    """0 where positions have no end, or are not tokens."""
     params: int
     """Unique parameters: a tied head is counted once."""
     pretrained_dtype: str | None
@@ -75,6 +82,22 @@ class ModelSpec:
     """Linear layers except the output head."""
     config: Mapping[str, Any]
     layout: Layout
+    head: Head
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Sequence length that the configuration decides (images), None for text."""
+        return self.layout.tokens_per_sample
+
+    @property
+    def loaded_params(self) -> int:
+        """Unique parameters once the published checkpoint is loaded.
+
+        A T5 whose configuration says `tie_word_embeddings: false` brings a head of its own, which
+        transformers does not tie when it loads the two; without a checkpoint it builds them tied.
+        """
+        own_head = self.layout.decoder is not None and self.config.get("tie_word_embeddings") is False
+        return self.params + (self.head.in_features * self.head.out_features if own_head else 0)
 
     @property
     def linear_weights(self) -> int:
@@ -87,13 +110,8 @@ class ModelSpec:
         rows = self.vocab_size * self.layout.embed_width
         return rows + self.layout.positions * self.hidden_size
 
-    @property
-    def head_params(self) -> int:
-        """The output head's own parameters: 0 when it is tied."""
-        return 0 if self.tie_word_embeddings else self.vocab_size * self.layout.embed_width
-
     def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
-        """Parameters that LoRA of rank `r` adds.
+        """Parameters that training with LoRA of rank `r` updates: the adapter, and a classifier.
 
         `target_modules` as in LoraConfig: `all-linear`, a pattern that matches whole module names,
         names (ends of module names), or None for peft's own choice. RecipeError
@@ -110,7 +128,7 @@ class ModelSpec:
                     hint=f"its linear layers are {', '.join(names)}; all-linear takes them all",
                 )
             )
-        return total
+        return total + (self.head.own_params if self.head.saved else 0)
 
     def _targets(self, target: str | Sequence[str] | None) -> Iterator[tuple[int, int]]:
         """(in + out features, copies) of each module that is adapted."""
@@ -142,9 +160,10 @@ class ModelSpec:
         for linear in self.linears:
             yield linear.path, linear.count, linear.in_features + linear.out_features
         layout = self.layout
-        yield "lm_head", 1, self.vocab_size + layout.embed_width
-        rows = (self.vocab_size, layout.positions)
-        widths = (layout.embed_width, self.hidden_size)
+        if not self.head.saved:
+            yield self.head.name, 1, self.head.in_features + self.head.out_features
+        rows = (self.vocab_size, layout.positions, layout.segments)
+        widths = (layout.embed_width, self.hidden_size, self.hidden_size)
         for path, row, width in zip(layout.embed_paths, rows, widths, strict=False):
             yield path, 1, row + width
 
@@ -155,11 +174,6 @@ def _matches(target: str | Sequence[str], path: str) -> bool:
     return any(path == name or path.endswith("." + name) for name in target)
 
 
-def supported_model_types() -> tuple[str, ...]:
-    """Families that `read_model_spec` knows."""
-    return tuple(FAMILIES)
-
-
 @functools.cache
 def _defaults() -> dict[str, dict[str, Any]]:
     text = facts_file("config_defaults.json").read_text(encoding="utf-8")
@@ -167,31 +181,34 @@ def _defaults() -> dict[str, dict[str, Any]]:
     return defaults
 
 
-def read_model_spec(name: str, config: Mapping[str, Any], origin: str) -> ModelSpec:
-    """The spec of a model; RecipeError `unknown-architecture` or `bad-model-config`."""
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise RecipeError(
-            Problem(
-                "unknown-architecture",
-                f"model {name!r} has model_type {model_type!r}, which is not supported",
-                path="model.name_or_path",
-                hint=f"supported: {', '.join(FAMILIES)}",
-            )
-        )
-    filled = _fill(model_type, config)
+def read_model_spec(
+    name: str,
+    config: Mapping[str, Any],
+    origin: str,
+    task: str = "causal-lm",
+    num_labels: int | None = None,
+) -> ModelSpec:
+    """The spec of a model with the head of `task`.
+
+    `num_labels` of a classification; None: as many as the configuration names.
+    RecipeError `unknown-architecture` (family unknown, or not for this task) or `bad-model-config`.
+    """
+    model_type = str(config.get("model_type"))
+    check_task(name, config.get("model_type"), task)
     try:
-        sizes = _sizes(filled)
-        layout = FAMILIES[model_type](sizes)
+        sizes = _sizes(_fill(model_type, config))
+        layout = family_layout(model_type, sizes)
+        labels = num_labels if num_labels is not None else labels_of(config)
+        head = task_head(task, model_type, sizes, layout, labels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         message = f"the configuration of {name!r} is incomplete or wrong ({error!r})"
         raise RecipeError(Problem("bad-model-config", message, path="model.config")) from error
-    tied = bool(filled["tie_word_embeddings"])
     dtype = config.get("dtype") or config.get("torch_dtype")
     return ModelSpec(
         name=name,
         origin=origin,
         model_type=model_type,
+        task=task,
         architectures=tuple(config.get("architectures") or ()),
         hidden_size=sizes.hidden,
         intermediate_size=sizes.inner,
@@ -201,12 +218,12 @@ def read_model_spec(name: str, config: Mapping[str, Any], origin: str) -> ModelS
         head_dim=sizes.head_dim,
         vocab_size=sizes.vocab,
         max_position_embeddings=sizes.positions,
-        tie_word_embeddings=tied,
-        params=_count(sizes, layout, tied),
+        params=_count(sizes, layout, head),
         pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
-        linears=layout.linears,
+        linears=tuple(linear for stack in layout.stacks for linear in stack.linears),
         config=dict(config),
         layout=layout,
+        head=head,
     )
 
 
@@ -235,14 +252,17 @@ def _sizes(c: Mapping[str, Any]) -> Sizes:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=int(c.get("head_dim") or hidden // heads),
-        vocab=int(c["vocab_size"]),
-        positions=int(c["max_position_embeddings"]),
+        vocab=int(c.get("vocab_size") or 0),
+        # T5's n_positions bounds nothing: its positions are distances.
+        positions=0 if "relative_attention_num_buckets" in c else int(c["max_position_embeddings"] or 0),
         config=c,
     )
 
 
-def _count(s: Sizes, layout: Layout, tied: bool) -> int:
+def _count(s: Sizes, layout: Layout, head: Head) -> int:
     embeddings = s.vocab * layout.embed_width + layout.positions * s.hidden
-    head = 0 if tied else s.vocab * layout.embed_width
-    linears = sum(linear.params for linear in layout.linears)
-    return embeddings + head + linears + s.layers * layout.layer_extra + layout.model_extra
+    stacks = sum(
+        sum(linear.params for linear in stack.linears) + stack.layers * stack.layer_extra + stack.model_extra
+        for stack in layout.stacks
+    )
+    return embeddings + stacks + head.own_params

@@ -17,6 +17,7 @@ from launcher.memory.activations import (
     activation_bytes,
     eval_bytes,
     logits_bytes,
+    working_bytes,
 )
 from launcher.memory.states import (
     WIDTHS,
@@ -74,6 +75,24 @@ class MemoryJob:
     accumulation: int | None = None
     """Micro-batches per step; at 1 no gradient outlives a step. None: gradients are assumed to."""
     adapter_dropout: float = 0.0
+    sequences_per_sample: int = 1
+    """Sequences of `sequence_length` that one sample of a micro-batch brings: 2 for preference pairs."""
+    reference_model: bool = False
+    """A frozen second copy of the weights is held on the device."""
+    document_mask: bool = False
+    """Rows hold several documents, which a mask keeps apart (FlashAttention does without)."""
+    spread: int = 1
+    """Devices over which one process spreads its layers (device_map)."""
+    one_row: bool = False
+    """The sequences of a micro-batch lie side by side in one row."""
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows of a micro-batch, and tokens of each."""
+        sequences = self.micro_batch * self.sequences_per_sample
+        if self.one_row:
+            return 1, sequences * self.sequence_length
+        return sequences, self.sequence_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +163,10 @@ def _states(spec: ModelSpec, job: MemoryJob) -> States:
         frozen = base_weight_bytes(
             spec, dtype, job.quantization, double_quant=job.double_quant, upcast_rest=True
         )
-    elif job.trainable_params < spec.params:
-        frozen = int((spec.params - job.trainable_params) * widths.weight)
+    elif job.trainable_params < spec.loaded_params:
+        frozen = int((spec.loaded_params - job.trainable_params) * widths.weight)
+    if job.reference_model:
+        frozen += int(spec.loaded_params * widths.weight)
     return shard_states(
         job.trainable_params,
         frozen,
@@ -163,13 +184,17 @@ def _lora_rank(spec: ModelSpec, job: MemoryJob) -> int:
     if not job.adapter:
         return 0
     widths = sum((x.in_features + x.out_features) * x.count for x in spec.linears)
-    return max(1, job.trainable_params // max(widths, 1))
+    adapter = job.trainable_params - (spec.head.own_params if spec.head.saved else 0)
+    return max(1, adapter // max(widths, 1))
 
 
 def _buffers(spec: ModelSpec, job: MemoryJob) -> int:
     """The model's own buffers, and what the engine allocates to reduce and gather."""
     held = spec.layout.mask_buffer
     width = 4 if job.precision == "fp32" else 2
+    if job.document_mask and job.attention != "flash_attention_2":
+        rows, length = job.rows
+        held += rows * length**2 * (width if job.attention == "eager" else 1)
     if job.engine != "deepspeed":
         # The reducer's buckets copy every gradient.
         trained = 4 if job.adapter else WIDTHS[job.dtype]
@@ -187,7 +212,7 @@ def _buffers(spec: ModelSpec, job: MemoryJob) -> int:
 def _forward_temporary(spec: ModelSpec, job: MemoryJob, dtypes: Dtypes) -> int:
     """Weights in another dtype that live beside the stored ones."""
     largest = max(linear.weights for linear in spec.linears)
-    head = spec.vocab_size * spec.layout.embed_width
+    head = spec.head.in_features * spec.head.out_features
     if job.quantization != "none":
         return 2 * max(largest, head if dtypes.autocast else 0)
     if not (dtypes.autocast and WIDTHS[job.dtype] == 4):
@@ -216,18 +241,31 @@ def _step_temporary(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
     return temporary
 
 
+def _early_gradients(spec: ModelSpec, job: MemoryJob, states: States) -> int:
+    """Gradients that the head and the first layer computed again have by then."""
+    if job.adapter or not job.checkpointing:
+        return 0
+    last = spec.layout.stacks[-1]
+    layer = sum(linear.weights for linear in last.linears) // last.layers
+    head = spec.head.in_features * spec.head.out_features
+    return states.gradients * (head + layer) // spec.params
+
+
 def _phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Components]:
     states, dtypes = _states(spec, job), _dtypes(job, hardware)
+    rows, length = job.rows
     activations = activation_bytes(
         spec,
         dtypes,
-        micro_batch=job.micro_batch,
-        sequence=job.sequence_length,
+        micro_batch=rows,
+        sequence=length,
         attention=job.attention,
         checkpointing=job.checkpointing,
         rank=_lora_rank(spec, job),
         adapter_dropout=job.adapter_dropout > 0,
+        masked=job.document_mask,
     )
+    working = working_bytes(spec, dtypes, rows * length)
     resident = Components(
         weights=states.weights,
         gradients=states.gradients,
@@ -239,7 +277,7 @@ def _phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Co
         resident,
         gradients=0 if job.accumulation == 1 else states.gradients,
         activations=activations.start,
-        logits=logits_bytes(spec, job.micro_batch, job.sequence_length),
+        logits=max(logits_bytes(spec, dtypes, rows, length), working),
         temporary=_forward_temporary(spec, job, dtypes),
     )
     # The first layer's activations are freed before its own gradients and the embedding's exist.
@@ -247,13 +285,24 @@ def _phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Co
     if not job.adapter and states.gradients and job.zero_stage < 2:
         later = spec.embedding_params + spec.linear_weights // spec.num_layers
         still_missing = later * states.gradients // max(spec.params, 1)
-    left = max(0, activations.last_layer - still_missing)
+    left = max(0, activations.last_layer + working - still_missing)
     return {
         "backward": backward,
-        "recompute": replace(backward, activations=activations.recompute, logits=0),
+        "recompute": replace(
+            backward,
+            activations=activations.recompute,
+            logits=working,
+            gradients=max(backward.gradients, _early_gradients(spec, job, states)),
+        ),
         "gradients": replace(resident, activations=left),
         "step": replace(resident, temporary=_step_temporary(spec, job, hardware)),
     }
+
+
+def _share(parts: Components, devices: int) -> Components:
+    """What one of the devices holds that share the layers; the head with its logits sits on one of them."""
+    divided = ("weights", "gradients", "optimizer", "activations")
+    return replace(parts, **{name: -(-getattr(parts, name) // devices) for name in divided})
 
 
 def _save_peak(spec: ModelSpec, job: MemoryJob, resident: int) -> int:
@@ -277,7 +326,7 @@ def _host_bytes(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int)
 
 def estimate_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> MemoryEstimate:
     """Peak bytes of `job` on one device of `hardware`."""
-    phases = _phases(spec, job, hardware)
+    phases = {name: _share(parts, job.spread) for name, parts in _phases(spec, job, hardware).items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
     total = components.total
     device = hardware.device_bytes
@@ -287,7 +336,7 @@ def estimate_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> Memo
     evaluation = eval_bytes(
         spec,
         _dtypes(job, hardware),
-        batch=job.eval_batch,
+        batch=job.eval_batch * job.sequences_per_sample,
         sequence=job.sequence_length,
         attention=job.attention,
     )

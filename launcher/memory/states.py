@@ -136,8 +136,8 @@ def base_weight_bytes(
     the quantisation constants.
     """
     if quantization == "none":
-        return spec.params * WIDTHS[dtype]
-    rest = (spec.params - spec.linear_weights) * (4 if upcast_rest else WIDTHS[dtype])
+        return spec.loaded_params * WIDTHS[dtype]
+    rest = (spec.loaded_params - spec.linear_weights) * (4 if upcast_rest else WIDTHS[dtype])
     if quantization == "int8":
         row_scales = 4 * sum(linear.out_features * linear.count for linear in spec.linears)
         return spec.linear_weights + rest + (row_scales if scales else 0)

@@ -1,14 +1,11 @@
-"""What follows from the recipe and the device alone: precision, dtype, engine, Trainer defaults. Pure."""
+"""What follows from the recipe and the device alone: precision, engine, launcher, weights. Pure."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.plan.draft import Draft
-from launcher.recipe.schema import AdapterSection, Quantization, Recipe
+from launcher.recipe.schema import Quantization, Recipe
 
 AMPERE = (8, 0)
 VOLTA = (7, 0)
@@ -19,72 +16,6 @@ def refuse(draft: Draft, code: str, dotted: str, message: str, hint: str) -> Rec
     """A refusal at the recipe line that asks for what cannot be."""
     file, line = draft.place(dotted)
     return RecipeError(Problem(code, message, file=file, line=line, path=dotted, hint=hint))
-
-
-def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any]) -> None:
-    """Copy what the recipe says (or its schema's defaults) into the draft, leaf by leaf."""
-    draft.put_recipe("task", recipe.task, "the only task so far")
-    draft.put_recipe("seed", recipe.seed, "schema default")
-    model = recipe.model
-    for name in (
-        "name_or_path",
-        "revision",
-        "gguf_file",
-        "tokenizer",
-        "device_map",
-        "chat_template",
-        "cache_dir",
-        "trust_remote_code",
-    ):
-        draft.put_recipe(f"model.{name}", getattr(model, name), "not asked for")
-    # A shipped fact's name is resolved here: the worker gets the configuration itself.
-    draft.put_recipe("model.config", None if model.config is None else dict(config), "not asked for")
-    draft.put_recipe(
-        "model.attn_implementation",
-        model.attn_implementation or "sdpa",
-        "torch's own kernels: present on every device, no extra package",
-    )
-    _record_adapter(draft, recipe.adapter)
-    data = recipe.data
-    draft.put_recipe("data.train", [s.model_dump() for s in data.train], "")
-    rows = data.eval
-    evaluation = [s.model_dump() for s in rows] if isinstance(rows, list) else rows and rows.model_dump()
-    draft.put_recipe("data.eval", evaluation, "no evaluation asked for")
-    draft.put_recipe("data.max_length", data.max_length, "schema default")
-    draft.put_recipe("data.loss_on", data.loss_on, "by row format, decided when the rows are read")
-    draft.put_recipe("data.num_proc", data.num_proc, "one per core, at most 8")
-    if recipe.sharding.zero_stage != "auto":
-        draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
-    for name in ("offload_optimizer", "offload_param"):
-        draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
-    for name, value in recipe.trainer.items():
-        draft.put_recipe(f"trainer.{name}", value, "")
-
-
-def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
-    if adapter is None:
-        draft.put_recipe("adapter.type", None, "no adapter: all parameters are trained")
-        return
-    fields: dict[str, Any] = adapter.model_dump()
-    draft.put_recipe("adapter.type", fields.pop("type"), "the adapter method")
-    path = fields.pop("path")
-    if path is not None:
-        draft.put_recipe("adapter.path", path, "")
-        return
-    for name, value in fields.items():
-        draft.put_recipe(f"adapter.{name}", value, "")
-    defaults = {
-        "r": (16, "rank of common LoRA recipes"),
-        "lora_alpha": (32, "twice the default rank"),
-        "lora_dropout": (0.0, "peft's default"),
-        "target_modules": (
-            "all-linear",
-            "every linear layer but the head; peft knows not every model",
-        ),
-    }
-    for name, (value, reason) in defaults.items():
-        if name not in fields:
-            draft.put(f"adapter.{name}", value, reason)
 
 
 def decide_precision(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
@@ -120,6 +51,11 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         or sharding.config is not None
     )
     processes = 1 if recipe.model.device_map else hardware.num_devices
+    if recipe.model.device_map:
+        draft.warnings.append(
+            "model.device_map is naive model parallelism: one process, its layers spread over the devices, "
+            "of which one works while the others wait"
+        )
     if sharding.engine != "auto":
         draft.put_recipe("sharding.engine", sharding.engine, "")
     elif wants_zero:
@@ -219,69 +155,3 @@ def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     else:
         dtype, reason = "float32", "mixed precision under autocast trains fp32 weights"
     draft.put("model.dtype", dtype, reason, source="fix", by="explicit-dtype")
-
-
-def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
-    """TrainingArguments that follow from other decisions, and defaults that upstream leaves unsafe."""
-    precision = draft.get("precision")
-    owned: Mapping[str, tuple[Any, str]] = {
-        "bf16": (precision == "bf16", f"precision {precision}"),
-        "fp16": (precision == "fp16", f"precision {precision}"),
-        "seed": (recipe.seed, "recipe seed"),
-        "use_cpu": (hardware.is_cpu, f"device {hardware.device}"),
-    }
-    for name, (value, reason) in owned.items():
-        draft.put(f"trainer.{name}", value, reason)
-    has_eval = recipe.data.eval is not None
-    defaults: dict[str, tuple[Any, str]] = {
-        "optim": ("adamw_torch_fused", "upstream's default, said explicitly"),
-        "learning_rate": (
-            2e-4 if recipe.adapter else 2e-5,
-            "usual for adapters" if recipe.adapter else "usual for full fine-tunes",
-        ),
-        "max_grad_norm": (1.0, "upstream's default; DeepSpeed's own default has changed over time"),
-        "logging_steps": (10, "a loss line every ten steps"),
-        "logging_first_step": (True, "the first loss shows whether the data is right"),
-        "save_total_limit": (2, "a full disk ends a run; the last two checkpoints are kept"),
-        "report_to": ("none", "no tracker asked for"),
-        "disable_tqdm": (True, "the logs hold lines, not bars"),
-        "dataloader_pin_memory": (not hardware.is_cpu, f"device {hardware.device}"),
-        "eval_strategy": (
-            "epoch" if has_eval else "no",
-            "data.eval is " + ("given" if has_eval else "absent"),
-        ),
-    }
-    if has_eval:
-        defaults["prediction_loss_only"] = (True, "no metrics asked for: logits are not kept")
-    if "max_steps" not in recipe.trainer:
-        defaults["num_train_epochs"] = (3.0, "upstream's default, said explicitly")
-    for name, (value, reason) in defaults.items():
-        if f"trainer.{name}" not in draft.settings:
-            draft.put(f"trainer.{name}", value, reason)
-
-
-def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mapping[str, str]) -> None:
-    """Environment variables of the workers, each with its reason."""
-    values = {
-        "TOKENIZERS_PARALLELISM": (
-            "false",
-            "forked dataloader workers and tokenizer threads deadlock",
-        ),
-        "PYTHONUNBUFFERED": ("1", "the last lines before a crash must reach the log"),
-    }
-    offloads = "cpu" in (draft.get("sharding.offload_optimizer"), draft.get("sharding.offload_param"))
-    if hardware.is_cpu or offloads:
-        threads = max(1, cpu_cores // hardware.devices_per_node)
-        values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
-    if hardware.is_cpu and draft.get("sharding.engine") == "ddp":
-        # Under DeepSpeed the same variable would make accelerate choose DDP without a word.
-        values["ACCELERATE_USE_CPU"] = (
-            "true",
-            "else accelerate starts independent processes on a CPU",
-        )
-    if not hardware.is_cpu:
-        values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")
-    for name, (value, reason) in values.items():
-        draft.put(f"launch.env.{name}", value, reason)
-    for name, text in env.items():
-        draft.put_recipe(f"launch.env.{name}", text, "")

@@ -22,13 +22,16 @@ class Draft:
     def put(self, dotted: str, value: Any, reason: str, *, source: Source = "default", by: str = "") -> None:
         self.settings[dotted] = Setting(value, source, by or source, reason)
 
-    def put_recipe(self, dotted: str, value: Any, default_reason: str) -> None:
-        """Record what the recipe says about `dotted`, or the schema's default."""
-        origin = self.origin(dotted)
-        if origin is None:
+    def put_recipe(self, dotted: str, value: Any, default_reason: str, *, origin: str | None = None) -> None:
+        """Record what the recipe says about `dotted`, or the schema's default.
+
+        origin: the recipe's key, where it is not the setting's own name.
+        """
+        said = self.origin(origin or dotted)
+        if said is None:
             self.put(dotted, value, default_reason)
         else:
-            self.settings[dotted] = Setting(value, origin.source, origin.by, "said by the recipe")
+            self.settings[dotted] = Setting(value, said.source, said.by, "said by the recipe")
 
     def origin(self, dotted: str) -> Origin | None:
         """Where the recipe says `dotted` or something inside it; None where it does not."""

@@ -10,11 +10,13 @@ from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.plan import decide
+from launcher.plan.arguments import decide_runtime, decide_trainer
 from launcher.plan.draft import Draft
 from launcher.plan.fixes import apply_fixes, check_disabled
 from launcher.plan.fixes.fix import Situation
 from launcher.plan.plan import AppliedFix, Plan, Schedule
 from launcher.plan.profile import record_profile
+from launcher.plan.record import record_recipe
 from launcher.plan.sizing import Size, choose_size
 from launcher.recipe.loading import LoadedRecipe
 
@@ -32,6 +34,8 @@ class Facts:
     cpu_cores: int = 1
     python: str = "python"
     """The interpreter that will start the workers."""
+    hooks: tuple[str, ...] = ()
+    """Names of the functions in the recipe's `python` file."""
     warnings: tuple[str, ...] = field(default=())
     tiny: bool = False
     """Rehearsal: two narrow layers, generated rows, four steps."""
@@ -47,13 +51,13 @@ def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
     if problems:
         raise RecipeError(problems)
     draft = Draft(loaded.origins)
-    decide.record_recipe(draft, recipe, facts.model.config)
+    record_recipe(draft, recipe, facts.model.config, facts.hooks)
     decide.decide_precision(draft, recipe, facts.hardware)
     decide.decide_engine(draft, recipe, facts.hardware)
     decide.decide_launcher(draft, recipe, facts.hardware)
     decide.decide_weights(draft, recipe, facts.hardware)
-    decide.decide_trainer(draft, recipe, facts.hardware)
-    decide.decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
+    decide_trainer(draft, recipe, facts.hardware)
+    decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
     record_profile(draft, facts.profile)
     draft.put("tiny", facts.tiny, "asked for by --tiny" if facts.tiny else "not asked for")
     situation = Situation(draft, facts.model, facts.hardware, facts.versions)
@@ -128,7 +132,7 @@ def _assemble(loaded: LoadedRecipe, facts: Facts, draft: Draft, size: Size, fixe
         steps=steps,
         epochs=None if steps else draft.get("trainer.num_train_epochs"),
         warmup_steps=_warmup(draft.get("trainer.warmup_steps", 0), steps),
-        tokens_per_step=batch.global_size * draft.get("data.max_length"),
+        tokens_per_step=batch.global_size * (facts.model.tokens_per_sample or draft.get("data.max_length")),
     )
     return Plan(
         recipe_file=str(loaded.path),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.errors import DoesNotFit, Problem
 from launcher.facts.hardware import Hardware
@@ -38,16 +39,24 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) 
     rank, targets = draft.get("adapter.r", 16), draft.get("adapter.target_modules", "all-linear")
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     bucket = 50_000_000 if small else 200_000_000
+    dpo, one_row = draft.get("task") == "dpo", bool(draft.get("data.padding_free"))
     return MemoryJob(
         micro_batch=1,
-        sequence_length=draft.get("data.max_length"),
+        sequence_length=spec.tokens_per_sample or draft.get("data.max_length"),
+        # A chosen and a rejected answer.
+        sequences_per_sample=2 if dpo else 1,
+        # An adapter is switched off to have the reference; a full model needs a frozen copy.
+        reference_model=dpo and not has_adapter and not draft.get("trainer.precompute_ref_log_probs"),
+        spread=_devices_of_map(draft.get("model.device_map"), hardware),
+        document_mask=one_row or bool(draft.get("data.packing")),
+        one_row=one_row,
         data_parallel=processes,
         devices_per_node=hardware.devices_per_node,
         precision=draft.get("precision"),
         dtype=_loaded_dtype(draft, spec),
         quantization=quantization["type"] if isinstance(quantization, dict) else "none",
         double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
-        trainable_params=spec.lora_params(rank, targets) if has_adapter else spec.params,
+        trainable_params=spec.lora_params(rank, targets) if has_adapter else spec.loaded_params,
         adapter=has_adapter,
         adapter_dropout=draft.get("adapter.lora_dropout", 0.0),
         engine=draft.get("sharding.engine"),
@@ -62,6 +71,13 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) 
         overlap_comm=False,
         eval_batch=draft.get("trainer.per_device_eval_batch_size") or 1,
     )
+
+
+def _devices_of_map(device_map: Any, hardware: Hardware) -> int:
+    """Devices that a device_map of from_pretrained uses: all of the machine, or those that it names."""
+    if isinstance(device_map, Mapping):
+        return max(1, len({str(device) for device in device_map.values()} - {"cpu", "disk"}))
+    return hardware.devices_per_node if device_map else 1
 
 
 def _loaded_dtype(draft: Draft, spec: ModelSpec) -> str:

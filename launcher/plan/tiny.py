@@ -13,29 +13,34 @@ STEPS = 4
 MAX_LENGTH = 128
 # Every spelling of width and depth that the supported configurations use.
 NARROW: Mapping[str, Any] = {
-    "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2,
-    "hidden_size": 64, "n_embd": 64, "word_embed_proj_dim": 64,
-    "intermediate_size": 128, "n_inner": 128, "ffn_dim": 128,
-    "num_attention_heads": 4, "n_head": 4,
-    "head_dim": 16,
+    "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2,
+    "hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64,
+    "intermediate_size": 128, "n_inner": 128, "ffn_dim": 128, "d_ff": 128,
+    "num_attention_heads": 4, "n_head": 4, "num_heads": 4,
+    "head_dim": 16, "d_kv": 16,
     "vocab_size": 1024,
     "max_position_embeddings": 512, "n_positions": 512,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 64,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
+    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "image_size": 32, "patch_size": 8,
 }  # fmt: skip
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+# Per-layer lists, what only the published weights need, and the labels, which the rows decide.
+DROPPED = ("layer_types", "rope_scaling", "quantization_config", "id2label", "label2id", "num_labels")
 
 
 def narrow_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with two layers of width 64, keeping its kind of attention and all other keys."""
-    narrow = {k: NARROW.get(k, v) for k, v in config.items()}
-    narrow |= {k: NARROW[k] for k in SPECIAL_IDS}
+    narrow = {k: NARROW.get(k, v) for k, v in config.items() if k not in DROPPED}
+    if "image_size" not in config:
+        narrow |= {k: NARROW[k] for k in SPECIAL_IDS}
+    if "d_model" in config:
+        # Labels become the decoder's input behind this token; older configurations leave it out.
+        narrow["decoder_start_token_id"] = NARROW["decoder_start_token_id"]
     heads = config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads")
     if heads and kv_heads:
         narrow["num_key_value_heads"] = 4 if kv_heads == heads else 2
-    for dropped in ("layer_types", "rope_scaling", "quantization_config"):
-        narrow.pop(dropped, None)
     return narrow
 
 
@@ -51,12 +56,18 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
         "logging_steps",
         "per_device_train_batch_size",
         "eval_steps",
+        "generation_max_length",
+        "generation_num_beams",
     }
     trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
     changed: dict[str, Any] = {
         "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
         "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
     }  # fmt: skip
+    if recipe.trainer.get("eval_strategy") == "steps":
+        changed["eval_steps"] = 2
+    if recipe.task == "seq2seq-lm":
+        changed["generation_max_length"] = 16
     model = recipe.model.model_copy(
         update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,
                 "tokenizer": None, "revision": None, "device_map": None}

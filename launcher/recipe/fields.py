@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+import math
 from collections.abc import Iterable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.env import has_reference, is_reference, resolve_env
+from launcher.recipe.field_tables import (
+    ADAPTER_OWNED,
+    TASK_OWNED,
+    adapter_fields,
+    field_table,
+    task_of_field,
+    trainer_fields,
+)
 from launcher.recipe.suggestions import (
     ADAPTER_ALIASES,
     TRAINER_ALIASES,
@@ -19,10 +23,9 @@ from launcher.recipe.suggestions import (
     choice_hint,
     close_key,
     describe,
+    elsewhere,
 )
 from launcher.recipe.yaml_marks import parse_scalar
-
-TABLES = {"transformers": "training_arguments.json", "peft": "lora_config.json"}
 
 CHECKPOINTING_KWARGS = (
     "use_reentrant",
@@ -43,9 +46,10 @@ _PHRASES = {
     "list": "a list",
     "list[str]": "a list of texts",
     "list[int]": "a list of whole numbers",
+    "list[float]": "a list of numbers",
     "dict": "a mapping",
 }
-# (field, smallest value, whether that value itself is allowed)
+# field -> smallest value, and whether that value itself is allowed
 _LIMITS: dict[str, tuple[float, bool]] = {
     "trainer.per_device_train_batch_size": (1, True),
     "trainer.per_device_eval_batch_size": (1, True),
@@ -60,82 +64,25 @@ _LIMITS: dict[str, tuple[float, bool]] = {
     "adapter.r": (1, True),
     "adapter.lora_alpha": (1, True),
     "adapter.lora_dropout": (0, True),
+    "trainer.generation_max_length": (1, True),
+    "trainer.generation_num_beams": (1, True),
+    "trainer.beta": (0, False),
+    "trainer.label_smoothing": (0, True),
+    "trainer.ld_alpha": (0, True),
+    "trainer.precompute_ref_batch_size": (1, True),
 }
-# LoraConfig fields that the launcher decides itself.
-_ADAPTER_OWNED = {
-    "task_type": "`task` decides it",
-    "peft_type": "`adapter.type` decides it",
-    "base_model_name_or_path": "`model.name_or_path` decides it",
-    "inference_mode": "training needs false",
-    "auto_mapping": "peft fills it in",
-    "peft_version": "peft fills it in",
-}
+# fields that are a share, besides their smallest value above
+_SHARES = ("adapter.lora_dropout", "trainer.ld_alpha")
 
 
-def installed_package(name: str) -> tuple[str, Path] | None:
-    """(version, folder) of an installed package, found without importing it; None when it is absent."""
-    for entry in sys.path:
-        folder = Path(entry or ".") / name
-        if not (folder / "__init__.py").is_file():
-            continue
-        for item in os.listdir(folder.parent):  # noqa: PTH208 - a Path for each of many is slow
-            if item.startswith(f"{name}-") and item.endswith(".dist-info"):
-                return item.removeprefix(f"{name}-").removesuffix(".dist-info"), folder
-    # an editable install has its metadata elsewhere
-    from importlib import metadata, util
-
-    spec = util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    try:
-        return metadata.version(name), Path(next(iter(spec.submodule_search_locations)))
-    except metadata.PackageNotFoundError:
-        return None
-
-
-@cache
-def field_table(package: str) -> dict[str, Any]:
-    """Table of `transformers` or `peft` (see `source_tables`): installed version, else tested one."""
-    shipped: dict[str, Any] = json.loads(shipped_table(package).read_text(encoding="utf-8"))
-    found = installed_package(package)
-    if found is None or found[0] == shipped["version"]:
-        return shipped
-    from launcher.recipe import source_tables
-
-    read = (
-        source_tables.training_arguments_table
-        if package == "transformers"
-        else source_tables.lora_config_table
-    )
-    try:
-        return read(found[1], found[0])
-    except (OSError, SyntaxError, KeyError, ValueError):
-        return shipped
-
-
-def shipped_table(package: str) -> Path:
-    """File of the table that was generated from the tested version."""
-    return Path(__file__).parent / "tables" / TABLES[package]
-
-
-def trainer_fields() -> dict[str, Any]:
-    """TrainingArguments fields: name -> {types, default, choices?, renamed_to?}."""
-    fields: dict[str, Any] = field_table("transformers")["fields"]
-    return fields
-
-
-def adapter_fields() -> dict[str, Any]:
-    """LoraConfig fields that a recipe may give: name -> {types, default, choices?}."""
-    fields: dict[str, Any] = field_table("peft")["fields"]
-    return {name: entry for name, entry in fields.items() if name not in _ADAPTER_OWNED}
-
-
-def resolve_trainer(trainer: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+def resolve_trainer(
+    trainer: Mapping[str, Any], environ: Mapping[str, str], task: str = "causal-lm"
+) -> dict[str, Any]:
     """`trainer` with its `${ENV:...}` resolved; a value that is one reference gets the type of its field.
 
     Raises RecipeError when a variable is missing.
     """
-    fields = trainer_fields()
+    fields = trainer_fields(task)
     return {
         name: _resolve(value, fields.get(name, {}).get("types", ()), environ)
         for name, value in trainer.items()
@@ -154,15 +101,20 @@ def _resolve(value: Any, types: Iterable[str], environ: Mapping[str, str]) -> An
     return value
 
 
-def check_trainer(trainer: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> list[Problem]:
+def check_trainer(
+    trainer: Mapping[str, Any], environ: Mapping[str, str] | None = None, task: str = "causal-lm"
+) -> list[Problem]:
     """Problems of single `trainer:` fields, without file and line; absent variables are left out."""
-    fields = trainer_fields()
+    fields = trainer_fields(task)
+    owned = TASK_OWNED.get(task, {})
     problems = []
     for name, value in trainer.items():
         path = f"trainer.{name}"
         entry = fields.get(name)
-        if entry is None:
-            problems.append(_unknown_trainer(name, fields))
+        if name in owned:
+            problems.append(Problem("owned-key", "not allowed under `trainer:`", path=path, hint=owned[name]))
+        elif entry is None:
+            problems.append(_unknown_trainer(name, fields, task))
         elif "renamed_to" in entry:
             new = entry["renamed_to"]
             message = f"deprecated in transformers {field_table('transformers')['version']}"
@@ -185,8 +137,8 @@ def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
         path = f"adapter.{name}"
         if name in ("type", "path"):
             continue
-        if name in _ADAPTER_OWNED:
-            problems.append(Problem("owned-key", "not allowed here", path=path, hint=_ADAPTER_OWNED[name]))
+        if name in ADAPTER_OWNED:
+            problems.append(Problem("owned-key", "not allowed here", path=path, hint=ADAPTER_OWNED[name]))
         elif name not in fields:
             version = field_table("peft")["version"]
             near = ADAPTER_ALIASES.get(name) or close_key(name, [*fields, "type", "path"])
@@ -201,9 +153,6 @@ def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
             )
         else:
             problems += _check_value(path, value, fields[name], shown=value)
-    if isinstance(adapter.get("lora_dropout"), (int, float)) and adapter["lora_dropout"] > 1:
-        message = f"is {describe(adapter['lora_dropout'])}, expected a number from 0 to 1"
-        problems.append(Problem("wrong-value", message, path="adapter.lora_dropout"))
     return problems
 
 
@@ -211,7 +160,7 @@ def _belongs_to_trainer(name: str) -> str | None:
     return f"`{name}` belongs under `trainer:`" if name in trainer_fields() else None
 
 
-def _unknown_trainer(name: str, fields: Mapping[str, Any]) -> Problem:
+def _unknown_trainer(name: str, fields: Mapping[str, Any], task: str) -> Problem:
     version = field_table("transformers")["version"]
     path = f"trainer.{name}"
     if name in TRAINER_REMOVED:
@@ -222,6 +171,14 @@ def _unknown_trainer(name: str, fields: Mapping[str, Any]) -> Problem:
             hint=TRAINER_REMOVED[name],
         )
     message = f"unknown key, expected a TrainingArguments field of transformers {version}"
+    if task == "dpo":
+        message += f", or a DPOConfig field of trl {field_table('trl')['version']}"
+    other = task_of_field(name)
+    if other:
+        return Problem("unknown-key", message, path=path, hint=f"it is a key of `task: {other}`")
+    target = elsewhere(name)
+    if target:
+        return Problem("unknown-key", message, path=path, hint=f"write `{target.removeprefix('trainer.')}`")
     usable = [key for key, entry in fields.items() if "renamed_to" not in entry]
     near = TRAINER_ALIASES.get(name) or close_key(name, usable)
     if near:
@@ -248,15 +205,23 @@ def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any)
             hint = choice_hint(item, choices)
             text = describe(shown if isinstance(shown, str) else item)
             return [Problem("wrong-choice", f"is {text}, expected {_one_of(choices)}", path=path, hint=hint)]
-    limit = _LIMITS.get(path)
-    if (
-        limit
-        and isinstance(value, (int, float))
-        and (value < limit[0] or (value == limit[0] and not limit[1]))
-    ):
-        word = "at least" if limit[1] else "more than"
-        return [Problem("wrong-value", f"is {describe(shown)}, expected {word} {limit[0]:g}", path=path)]
-    return []
+    wanted = _outside(path, value)
+    message = f"is {describe(shown)}, expected {wanted}"
+    return [Problem("wrong-value", message, path=path)] if wanted else []
+
+
+def _outside(path: str, value: Any) -> str | None:
+    """What a number should have been, if it is beyond the limits of its field."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a finite number"
+    low, inclusive = _LIMITS.get(path, (-math.inf, True))
+    if path in _SHARES and not 0 <= value <= 1:
+        return "a number from 0 to 1"
+    if value < low or (value == low and not inclusive):
+        return f"{'at least' if inclusive else 'more than'} {low:g}"
+    return None
 
 
 def _admits(kind: str, value: Any) -> bool:

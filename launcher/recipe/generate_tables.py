@@ -1,24 +1,26 @@
-"""Writes the shipped field tables anew: `python -m launcher.recipe.generate_tables`."""
+"""Writes field tables and the editor's schema anew: `python -m launcher.recipe.generate_tables`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from launcher.recipe.fields import TABLES, installed_package
-from launcher.recipe.source_tables import lora_config_table, training_arguments_table
+from launcher.facts.shipped import recipes_dir
+from launcher.recipe import source_tables
+from launcher.recipe.field_tables import TABLES, field_table, installed_package, shipped_table
+from launcher.recipe.json_schema import recipe_json_schema
 
-_READERS = {"transformers": training_arguments_table, "peft": lora_config_table}
+SCHEMA = "recipe.schema.json"
 
 
-def generate(package: str) -> dict[str, Any]:
-    """The table of an installed package. Raises ModuleNotFoundError when it is absent."""
-    found = installed_package(package)
+def generate(name: str) -> dict[str, Any]:
+    """The table of TABLES as the installed package has it. Raises ModuleNotFoundError when that is absent."""
+    found = installed_package(TABLES[name].package)
     if found is None:
-        raise ModuleNotFoundError(package)
+        raise ModuleNotFoundError(TABLES[name].package)
     version, folder = found
-    return _READERS[package](folder, version)
+    table: dict[str, Any] = getattr(source_tables, TABLES[name].reader)(folder, version)
+    return table
 
 
 def table_text(table: dict[str, Any]) -> str:
@@ -31,12 +33,20 @@ def table_text(table: dict[str, Any]) -> str:
     )
 
 
+def schema_text() -> str:
+    """The text of the editor's schema, as `effilaunch schema` prints it."""
+    return json.dumps(recipe_json_schema(), indent=2) + "\n"
+
+
 def main() -> None:
-    """Write every table beside this module."""
-    folder = Path(__file__).parent / "tables"
-    folder.mkdir(exist_ok=True)
-    for package, name in TABLES.items():
-        (folder / name).write_text(table_text(generate(package)), encoding="utf-8")
+    """Write every table beside this module, and the editor's schema beside the shipped recipes."""
+    for name in TABLES:
+        file = shipped_table(name)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(table_text(generate(name)), encoding="utf-8")
+    # the schema lists the fields of the tables that were just written
+    field_table.cache_clear()
+    (recipes_dir() / SCHEMA).write_text(schema_text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.recipe.fields import adapter_fields, trainer_fields
-from launcher.recipe.rules import OWNED
+from launcher.recipe.field_tables import (
+    TASK_TABLES,
+    TRAINER_OWNED,
+    adapter_fields,
+    task_fields,
+    trainer_fields,
+)
 from launcher.recipe.schema import Recipe
 
 _TYPES: dict[str, dict[str, Any]] = {
@@ -17,6 +22,7 @@ _TYPES: dict[str, dict[str, Any]] = {
     "list": {"type": "array"},
     "list[str]": {"type": "array", "items": {"type": "string"}},
     "list[int]": {"type": "array", "items": {"type": "integer"}},
+    "list[float]": {"type": "array", "items": {"type": "number"}},
     "dict": {"type": "object"},
     "any": {},
 }
@@ -33,13 +39,15 @@ def recipe_json_schema() -> dict[str, Any]:
         "type": "string",
         "description": "A recipe file, or the name of a shipped recipe, that this one changes.",
     }
+    for name, info in Recipe.model_fields.items():  # pydantic leaves it out beside a bare reference
+        schema["properties"][name].setdefault("description", info.description)
     schema["properties"] = {"extends": extends, **schema["properties"]}
     required = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     trainer = {
         name: _field(entry)
-        for name, entry in trainer_fields().items()
-        if name not in OWNED and "renamed_to" not in entry
+        for name, entry in _every_trainer_field().items()
+        if name not in TRAINER_OWNED and "renamed_to" not in entry
     }
     section = schema["properties"]["trainer"]
     section |= {"properties": trainer, "additionalProperties": False}
@@ -53,6 +61,15 @@ def recipe_json_schema() -> dict[str, Any]:
     return schema
 
 
+def _every_trainer_field() -> dict[str, Any]:
+    """Fields of all tasks; the description says which belong to one."""
+    fields = dict(trainer_fields())
+    for task in TASK_TABLES:
+        note = {"description": f"Only for task {task}."}
+        fields |= {name: entry | note for name, entry in task_fields(task).items()}
+    return fields
+
+
 def _field(entry: dict[str, Any]) -> dict[str, Any]:
     options = []
     for kind in entry["types"]:
@@ -62,4 +79,5 @@ def _field(entry: dict[str, Any]) -> dict[str, Any]:
         options.append(option)
     if not any(option.get("type") == "string" and "enum" not in option for option in options):
         options.append(_REFERENCE)
-    return {"anyOf": options, "default": entry["default"]}
+    note = {"description": entry["description"]} if "description" in entry else {}
+    return {"anyOf": options, "default": entry["default"], **note}

@@ -13,7 +13,8 @@ from launcher.errors import Problem
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_marks import join, parse_yaml
 
-_TOKEN = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_TOKEN = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
+_MOST_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,16 @@ class Layered:
 def find_recipe(name: str | Path) -> Path | None:
     """The file of a recipe: the path itself, else the shipped recipe of that name (with or without .yaml)."""
     path = Path(name)
-    if path.is_file():
+    if _is_file(path):
         return path
     return _find_shipped(str(name))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # e.g. a name that no file system would take
+        return False
 
 
 def shipped_names() -> list[str]:
@@ -117,8 +125,8 @@ def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
 
     if not isinstance(name, str):
         return refuse("wrong-type", f"is {describe(name)}, expected one file or recipe name")
-    beside = Path(os.path.normpath(path.parent / Path(name).expanduser()))
-    parent = beside if beside.is_file() else _find_shipped(name)
+    beside = Path(os.path.normpath(path.parent / os.path.expanduser(name)))  # noqa: PTH111 - never raises
+    parent = beside if _is_file(beside) else _find_shipped(name)
     if parent is None:
         near = close_key(name.removesuffix(".yaml"), shipped_names())
         hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
@@ -175,7 +183,7 @@ def _tokens(dotted: str) -> list[str | int] | None:
             return None
         tokens.append(match[1] if match[2] is None else int(match[2]))
         at = match.end()
-    return tokens or None
+    return tokens if 0 < len(tokens) <= _MOST_TOKENS else None
 
 
 def _apply(layered: Layered, override: str) -> None:
@@ -191,7 +199,7 @@ def _apply(layered: Layered, override: str) -> None:
         return refuse(f"cannot read {override!r}", "write --set key=value, e.g. --set trainer.max_steps=100")
     if tokens[0] == "extends":
         return refuse("cannot be overridden")
-    document = parse_yaml(text, "--set")
+    document = parse_yaml(text, "--set", dotted)
     if document.problems:
         return refuse(document.problems[0].message)
     place = Place("override", "--set", None, Path.cwd())

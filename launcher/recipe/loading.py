@@ -13,16 +13,13 @@ from pydantic import ValidationError
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe import env
-from launcher.recipe.fields import (
-    adapter_fields,
-    check_adapter,
-    check_trainer,
-    resolve_trainer,
-    trainer_fields,
-)
+from launcher.recipe.data_paths import is_hub_id, is_package, is_url
+from launcher.recipe.data_rules import check_data, data_sources, task_of
+from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
+from launcher.recipe.fields import check_adapter, check_trainer, resolve_trainer
 from launcher.recipe.layers import Layered, find_recipe, load_layers, shipped_names
 from launcher.recipe.problems import validation_problems
-from launcher.recipe.rules import OWNED, check_rules, take_unsupported
+from launcher.recipe.rules import check_rules, take_unsupported
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
 from launcher.recipe.yaml_marks import join, parse_scalar
@@ -69,20 +66,20 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> LoadedRecipe
         )
     layered = load_layers(file, overrides)
     if any(problem.code in ("yaml-syntax", "unreadable") for problem in layered.problems) or not layered.data:
-        raise RecipeError(layered.problems or [Problem("wrong-type", "the recipe is empty", str(file))])
+        raise RecipeError(layered.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     recipe, problems = _check(layered, os.environ)
-    problems = layered.problems + [_placed(problem, layered) for problem in problems]
+    problems = layered.problems + [_placed(problem, layered, str(file)) for problem in problems]
     if recipe is None or problems:
         raise RecipeError(_sorted(problems, str(file)))
     origins = {p: Origin(place.source, place.by) for p, place in layered.places.items()}
     return LoadedRecipe(recipe, layered.text, file, origins)
 
 
-def _placed(problem: Problem, layered: Layered) -> Problem:
+def _placed(problem: Problem, layered: Layered, main: str) -> Problem:
+    """The problem with file and line; what is missing altogether is missing in `main`."""
     place = layered.place(problem.path or "")
     if place is None:
-        first = next(iter(layered.places.values()))
-        return replace(problem, file=first.file)
+        return replace(problem, file=main)
     return replace(problem, file=place.file, line=place.line)
 
 
@@ -96,14 +93,15 @@ def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None,
     """The recipe, if its types allow one, and all problems (without file and line)."""
     data = copy.deepcopy(layered.data)
     problems = take_unsupported(data)
-    _drop_nulls(data)
     references = _resolve_references(data, environ, problems)
+    task = task_of(data)
+    _drop_nulls(data, task)
     trainer = data.get("trainer")
     resolved: Mapping[str, Any] = {}
     if isinstance(trainer, dict):
-        problems += check_trainer({k: v for k, v in trainer.items() if k not in OWNED}, environ)
+        problems += check_trainer({k: v for k, v in trainer.items() if k not in TRAINER_OWNED}, environ, task)
         known = {k: v for k, v in trainer.items() if not _is_missing(v, environ)}
-        resolved = resolve_trainer(known, environ)
+        resolved = resolve_trainer(known, environ, task)
     if isinstance(data.get("adapter"), dict):
         problems += check_adapter(data["adapter"])
 
@@ -111,7 +109,8 @@ def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None,
         place = layered.place(path)
         return place.folder if place else Path.cwd()
 
-    problems += check_rules(data, resolved, folder)
+    problems += check_rules(data, resolved)
+    problems += check_data(data, resolved, folder)
     _make_absolute(data, folder)
     recipe, errors = _validate(data, references)
     # the same wrong field can be found by the table and by the schema: the table knows more
@@ -149,14 +148,14 @@ def _put(data: Any, path: str, value: Any) -> None:
     visit(data, "")
 
 
-def _drop_nulls(data: dict[str, Any]) -> None:
+def _drop_nulls(data: dict[str, Any], task: str) -> None:
     """`key: null` takes a trainer or adapter key of a parent away, unless null is a value of that field."""
-    for section, fields in (("trainer", trainer_fields), ("adapter", adapter_fields)):
+    for section, fields in (("trainer", trainer_fields(task)), ("adapter", adapter_fields())):
         values = data.get(section)
         if not isinstance(values, dict) or None not in values.values():
             continue
         for name in [name for name, value in values.items() if value is None]:
-            if "none" not in fields().get(name, {}).get("types", ["none"]):
+            if "none" not in fields.get(name, {}).get("types", ["none"]):
                 del values[name]
     for section in ("trainer", "launch", "sharding", "fixes"):
         if section in data and data[section] is None:
@@ -200,19 +199,17 @@ def _resolve_references(
 def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     """Paths relative to the file that names them become absolute; hub ids and package: references stay."""
 
-    def fix(holder: Any, key: str, path: str, *, always: bool) -> None:
+    def fix(holder: Any, key: str, path: str, *, always: bool, rows: bool = False) -> None:
         text = holder.get(key) if isinstance(holder, dict) else None
-        if (
-            not isinstance(text, str)
-            or not text
-            or text.startswith("package:")
-            or "\n" in text
-            or "{" in text
-        ):
+        if not isinstance(text, str) or not text or is_package(text):
+            return
+        if not rows and ("\n" in text or "{" in text):  # a template
+            return
+        if rows and (is_url(text) or is_hub_id(text, folder(path))):
             return
         plain = os.path.expanduser(text)  # noqa: PTH111 - a Path would lose the leading ./
         full = Path(os.path.normpath(folder(path) / plain))
-        if always or plain.startswith(("./", "../", "/")) or plain in (".", "..") or full.exists():
+        if always or plain.startswith(("./", "../", "/")) or plain in (".", "..") or _exists(full):
             holder[key] = str(full)
 
     model = data.get("model")
@@ -221,8 +218,14 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     fix(model, "cache_dir", "model.cache_dir", always=True)
     fix(data.get("adapter"), "path", "adapter.path", always=True)
     fix(data.get("sharding"), "config", "sharding.config", always=False)
-    rows = data.get("data")
-    for name in ("train", "eval"):
-        sources = rows.get(name) if isinstance(rows, dict) else None
-        for index, source in enumerate(sources if isinstance(sources, list) else []):
-            fix(source, "path", f"data.{name}[{index}].path", always=True)
+    fix(data, "python", "python", always=True)
+    fix(data.get("trainer"), "generation_config", "trainer.generation_config", always=False)
+    for path, source in data_sources(data):
+        fix(source, "path", f"{path}.path", always=True, rows=True)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # e.g. a name that no file system would take
+        return False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
 
 from launcher.errors import Problem
-from launcher.recipe.fields import adapter_fields, trainer_fields
+from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import choice_hint, describe, key_hint
 from launcher.recipe.yaml_marks import join, parse_scalar
@@ -32,6 +33,7 @@ _LIMITS = {
     "less_than_equal": ("le", "at most {}"),
     "less_than": ("lt", "less than {}"),
     "too_short": ("min_length", "at least {} entry"),
+    "string_too_short": ("min_length", "at least {} character"),
 }
 
 
@@ -101,7 +103,8 @@ def _expectation(error: Mapping[str, Any]) -> str:
         return choices[0] if len(choices) == 1 else "one of " + ", ".join(choices)
     if kind in _LIMITS:
         key, phrase = _LIMITS[kind]
-        return phrase.format(error["ctx"][key])
+        limit = error["ctx"][key]
+        return phrase.format(f"{limit:g}" if isinstance(limit, float) else limit)
     return _EXPECTED.get(kind, str(error["msg"]))
 
 
@@ -131,7 +134,8 @@ def _rewrite(value: Any, kinds: set[str]) -> str | None:
     return None
 
 
-def _models() -> dict[str, type[BaseModel]]:
+@cache
+def known_sections() -> dict[str, type[BaseModel]]:
     """Dotted section -> its model, lists without index."""
     found: dict[str, type[BaseModel]] = {"": Recipe}
     pending = [""]
@@ -155,7 +159,7 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
 
 def _level(parent: str) -> list[str]:
     """Keys that are known directly under the dotted path `parent`."""
-    models = _models()
+    models = known_sections()
     if parent.endswith("]"):
         plain = parent[: parent.rindex("[")]
         model = models.get(plain + "[]") or models.get(plain)
@@ -168,7 +172,7 @@ def _doc(path: str) -> str | None:
     parent, _, name = path.rpartition(".")
     plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
     for section in (plain + "[]", plain) if parent.endswith("]") else (plain,):
-        model = _models().get(section)
+        model = known_sections().get(section)
         if model and name in model.model_fields:
             description = model.model_fields[name].description
             if description:
@@ -179,9 +183,15 @@ def _doc(path: str) -> str | None:
 def _sections() -> dict[str, Iterable[str]]:
     """Every section with its keys, for the hint that a key belongs elsewhere."""
     top: dict[str, Iterable[str]] = {"": Recipe.model_fields}
-    deep = {name: list(model.model_fields) for name, model in _models().items() if name and "." not in name}
+    deep = {
+        name: list(model.model_fields) for name, model in known_sections().items() if name and "." not in name
+    }
     deep["adapter"] = [*deep.get("adapter", []), *adapter_fields()]
-    deep["trainer"] = [name for name, entry in trainer_fields().items() if "renamed_to" not in entry]
+    deep["trainer"] = [
+        name
+        for name, entry in trainer_fields().items()
+        if "renamed_to" not in entry and name not in TRAINER_OWNED
+    ]
     # `path`, `type` and `config` mean something else in every section
-    common = {"path", "type", "config", "env", "revision"}
+    common = {"path", "type", "config", "env", "revision", "name", "split"}
     return top | {name: [key for key in keys if key not in common] for name, keys in deep.items()}

@@ -3,48 +3,40 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.recipe.field_tables import TRAINER_OWNED
 from launcher.recipe.yaml_marks import join
 
-# trainer key -> who decides it instead
-OWNED = {
-    "output_dir": "`run --output-dir` decides it",
-    "deepspeed": "`sharding` decides it",
-    "fsdp": "`sharding` decides it",
-    "fsdp_config": "`sharding` decides it",
-    "resume_from_checkpoint": "`run --resume` decides it",
-    "local_rank": "the launcher sets it",
-    "seed": "write `seed` at the top of the recipe",
-    "use_cpu": "`hardware.device: cpu` or `--on cpu` decides it",
-    "do_train": "the launcher always trains",
-    "do_eval": "`data.eval` decides it",
-    "do_predict": "prediction is not part of a run",
-    "bf16": "`precision` decides it",
-    "fp16": "`precision` decides it",
-    "hub_token": "set HF_TOKEN in the environment; no secret belongs into a recipe",
-}
-
 _LATER = "not supported by this version yet"
-_TASKS = ("seq2seq-lm", "sequence-classification", "image-classification", "dpo")
 # dotted pattern -> values that are planned but not read yet (None: every value)
 _UNSUPPORTED: tuple[tuple[str, tuple[str, ...] | None, str], ...] = (
-    (r"task", _TASKS, "this version trains causal-lm"),
-    (r"data\.packing", None, "remove it: rows are padded, not packed"),
-    (r"data\.metrics", None, "remove it: the evaluation loss is reported"),
-    (r"data\.eval\.metrics", None, "remove it: the evaluation loss is reported"),
-    (r"data\.(train|eval)\[\d+\]\.weight", None, "remove it: sources are concatenated"),
     (r"on_oom", None, "remove it: a run that is out of memory fails"),
-    (r"python", None, "remove it"),
     (r"launch\.slurm", None, "remove it"),
     (r"launch\.max_restarts", None, "remove it: a run is resumed with `run --resume auto`"),
     (r"sharding\.engine", ("fsdp",), "this version has deepspeed and ddp"),
     (r"sharding\.offload_(optimizer|param)", ("nvme",), "this version has none and cpu"),
-    (r"model\.add_tokens", None, "remove it"),
 )
+
+_RL = "trl trains it: GRPOTrainer and RLOOTrainer generate while they train, which a recipe cannot say"
+_VISION = "axolotl and LLaMA-Factory train models that read images and text"
+# task -> who trains it, for tasks that are not planned here
+_REFUSED_TASKS = {
+    **dict.fromkeys(("grpo", "rl", "rlhf", "ppo", "rloo", "reinforce", "online-dpo"), _RL),
+    "kto": "trl trains it with KTOTrainer; `task: dpo` is for pairs of a chosen and a rejected answer",
+    **dict.fromkeys(
+        ("orpo", "cpo", "simpo"),
+        "trl trains it under trl.experimental; `task: dpo` is for the same pairs, with trl's DPOTrainer",
+    ),
+    **dict.fromkeys(("reward", "reward-model", "rm"), "trl trains it with RewardTrainer"),
+    **dict.fromkeys(
+        ("vlm", "vision-language", "image-text-to-text", "image-to-text", "visual-question-answering",
+         "multimodal"),
+        _VISION,
+    ),
+}  # fmt: skip
 
 
 def take_unsupported(data: dict[str, Any]) -> list[Problem]:
@@ -55,6 +47,10 @@ def take_unsupported(data: dict[str, Any]) -> list[Problem]:
         keys: Any = list(value) if isinstance(value, dict) else range(len(value))
         for key in keys:
             child, item = join(path, key), value[key]
+            if child == "task" and (refusal := _refused_task(item)):
+                problems.append(refusal)
+                del value[key]
+                continue
             for pattern, values, hint in _UNSUPPORTED:
                 if re.fullmatch(pattern, child) and (values is None or item in values):
                     message = _LATER if values is None else f"{item} is {_LATER}"
@@ -69,20 +65,23 @@ def take_unsupported(data: dict[str, Any]) -> list[Problem]:
     return problems
 
 
-def check_rules(
-    data: Mapping[str, Any], trainer: Mapping[str, Any], folder: Callable[[str], Path]
-) -> list[Problem]:
-    """Problems between keys.
+def _refused_task(task: Any) -> Problem | None:
+    plain = task.lower().replace("_", "-") if isinstance(task, str) else ""
+    if plain not in _REFUSED_TASKS:
+        return None
+    return Problem("unsupported", f"{task} is not a task here", path="task", hint=_REFUSED_TASKS[plain])
 
-    `trainer`: with references resolved; `folder(path)`: where relative paths start.
-    """
+
+def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
+    """Problems between keys. `trainer`: with references resolved."""
     return [
         *_check_owned(trainer),
         *_check_exclusive(data, trainer),
         *_check_model(data),
         *_check_adapter(data),
         *_check_evaluation(data, trainer),
-        *_check_data_paths(data, folder),
+        *_check_early_stopping(data, trainer),
+        *(_check_dpo(trainer) if data.get("task") == "dpo" else ()),
     ]
 
 
@@ -93,9 +92,9 @@ def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _check_owned(trainer: Mapping[str, Any]) -> list[Problem]:
     return [
-        Problem("owned-key", "not allowed under `trainer:`", path=f"trainer.{name}", hint=OWNED[name])
+        Problem("owned-key", "not allowed under `trainer:`", path=f"trainer.{name}", hint=TRAINER_OWNED[name])
         for name in trainer
-        if name in OWNED
+        if name in TRAINER_OWNED
     ]
 
 
@@ -144,7 +143,10 @@ def _check_adapter(data: Mapping[str, Any]) -> list[Problem]:
 def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
     """What the Trainer would find out only after the model is loaded."""
     has_rows = _section(data, "data").get("eval") is not None
-    strategy, save = trainer.get("eval_strategy", "no"), trainer.get("save_strategy", "steps")
+    stops = data.get("early_stopping") is not None
+    # what the plan fills in where the recipe is silent
+    strategy = trainer.get("eval_strategy", "epoch" if has_rows else "no")
+    save = trainer.get("save_strategy", strategy if stops else "steps")
     problems = []
     add_rows = "add e.g. `eval: {split: 0.02}` under `data:`"
     if strategy in ("steps", "epoch") and not has_rows:
@@ -152,9 +154,11 @@ def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> li
         problems.append(
             Problem("conflict", f"is {strategy}, which needs `data.eval`", path=path, hint=add_rows)
         )
-    if trainer.get("load_best_model_at_end") is not True:
+    if stops and "no" in (strategy, save):
+        return problems  # told by the rule of early stopping
+    if trainer.get("load_best_model_at_end") is not True and not stops:
         return problems
-    path = "trainer.load_best_model_at_end"
+    path = "early_stopping" if stops else "trainer.load_best_model_at_end"
     if not has_rows:
         problems.append(Problem("conflict", "needs `data.eval`", path=path, hint=add_rows))
     if save != "best" and strategy != save:
@@ -162,13 +166,13 @@ def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> li
         hint = f"write `eval_strategy: {save}`" if save != "no" else "write `save_strategy: steps`"
         problems.append(Problem("conflict", message, path=path, hint=hint))
     elif strategy == save == "steps":
-        problems += _check_step_multiple(trainer)
+        problems += _check_step_multiple(trainer, path, stops=stops)
     return problems
 
 
-def _check_step_multiple(trainer: Mapping[str, Any]) -> list[Problem]:
-    save = trainer.get("save_steps", 500)
+def _check_step_multiple(trainer: Mapping[str, Any], path: str, *, stops: bool) -> list[Problem]:
     every = trainer.get("eval_steps", trainer.get("logging_steps", 500))
+    save = trainer.get("save_steps", trainer.get("eval_steps", 500) if stops else 500)
     if not (isinstance(save, int) and isinstance(every, int)) or every <= 0 or save % every == 0:
         return []
     message = f"needs `save_steps` ({save}) to be a multiple of `eval_steps` ({every})"
@@ -176,33 +180,48 @@ def _check_step_multiple(trainer: Mapping[str, Any]) -> list[Problem]:
         Problem(
             "conflict",
             message,
-            path="trainer.load_best_model_at_end",
+            path=path,
             hint=f"write `save_steps: {every}`",
         )
     ]
 
 
-def _check_data_paths(data: Mapping[str, Any], folder: Callable[[str], Path]) -> list[Problem]:
+def _check_early_stopping(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
+    """Early stopping compares evaluations and keeps the best checkpoint, so it needs both."""
+    if data.get("early_stopping") is None:
+        return []
     problems = []
-    for name in ("train", "eval"):
-        sources = _section(data, "data").get(name)
-        for index, source in enumerate(sources if isinstance(sources, list) else []):
-            text = source.get("path") if isinstance(source, Mapping) else None
-            path = f"data.{name}[{index}].path"
-            if isinstance(text, str) and (kind := _unread_data(text, folder(path))):
-                hint = "write a file, a folder or package:NAME/inner/path"
-                problems.append(Problem("unsupported", f"{kind} {_LATER}", path=path, hint=hint))
+    if _section(data, "data").get("eval") is None:
+        hint = "add e.g. `eval: {split: 0.02}` under `data:`"
+        problems.append(Problem("conflict", "needs `data.eval`", path="early_stopping", hint=hint))
+    if trainer.get("load_best_model_at_end") is False:
+        message = "is false, but `early_stopping` ends with the best checkpoint"
+        path = "trainer.load_best_model_at_end"
+        problems.append(Problem("conflict", message, path=path, hint="remove one of the two"))
+    for name, need in (("eval_strategy", "evaluations"), ("save_strategy", "checkpoints")):
+        if trainer.get(name) == "no":
+            message = f"is no, but `early_stopping` needs {need}"
+            problems.append(Problem("conflict", message, path=f"trainer.{name}", hint="write epoch or steps"))
     return problems
 
 
-def _unread_data(text: str, base: Path) -> str | None:
-    """What a data path is when this version cannot read it, else None."""
-    if text.startswith("package:"):
-        return None
-    if re.match(r"(hf|hub|https?|s3|gs)://?|hub:", text):
-        return "data from the hub or a URL is"
-    if any(char in text for char in "*?"):
-        return "a file pattern is"
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w-]+", text) and not (base / text.partition("/")[0]).exists():
-        return f"`{text}` is neither a file nor a folder here, and a data set of the hub is"
-    return None
+def _check_dpo(trainer: Mapping[str, Any]) -> list[Problem]:
+    """What trl would find out only when it builds its trainer."""
+    given = trainer.get("loss_type", "sigmoid")
+    losses = given if isinstance(given, list) else [given]
+    weights = trainer.get("loss_weights")
+    problems = []
+    if isinstance(weights, list) and len(weights) != len(losses):
+        message = f"has {len(weights)} entries for {len(losses)} of `loss_type`"
+        hint = "give one weight for each loss"
+        problems.append(Problem("conflict", message, path="trainer.loss_weights", hint=hint))
+    if "exo_pair" in losses and not trainer.get("label_smoothing"):
+        message, hint = (
+            "is exo_pair, which needs `label_smoothing` above 0",
+            "write e.g. label_smoothing: 1.0e-3",
+        )
+        problems.append(Problem("conflict", message, path="trainer.loss_type", hint=hint))
+    if trainer.get("use_weighting") is True and {"aot", "aot_unpaired"} & {str(loss) for loss in losses}:
+        message, hint = "cannot weigh the pairs of aot losses, which sort them", "remove one of the two"
+        problems.append(Problem("conflict", message, path="trainer.use_weighting", hint=hint))
+    return problems

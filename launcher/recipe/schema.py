@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-Format = Literal["auto", "text", "instruction", "chat", "prompt-completion"]
 Stage = Literal["auto"] | Annotated[int, Field(ge=0, le=3)]
+Share = Annotated[float, Field(ge=0, le=1)]
+if TYPE_CHECKING:
+    Task = str
+    Format = str
+else:  # the words have one list, which a type checker cannot follow
+    Task = Literal[tuple(TASK_FORMATS)]
+    Format = Literal["auto", *FORMAT_FIELDS]
 
 
 class Section(BaseModel):
@@ -20,6 +28,7 @@ class Section(BaseModel):
         frozen=True,
         strict=True,
         protected_namespaces=(),
+        allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
 
@@ -58,6 +67,8 @@ class ModelSection(Section):
     """Spreads one process's layers over its devices (naive model parallelism); one process only."""
     chat_template: str | None = None
     """Jinja template (file or text) for a tokenizer that has none."""
+    add_tokens: list[Annotated[str, Field(min_length=1)]] = []
+    """Tokens that the tokenizer lacks; their embedding rows are trained and saved, with an adapter too."""
     cache_dir: str | None = None
     """Folder of the hub cache, as in from_pretrained."""
     trust_remote_code: bool = False
@@ -65,7 +76,7 @@ class ModelSection(Section):
 
 
 class AdapterSection(BaseModel):
-    """A LoRA adapter. Further keys are LoraConfig fields, checked against the installed peft."""
+    """A LoRA adapter, for any task. Further keys are LoraConfig fields of the installed peft."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -79,11 +90,22 @@ class DataSource(Section):
     """One source of rows."""
 
     path: str
-    """File, folder or package:NAME/inner/path; .jsonl .json .csv .parquet .txt, each also as .gz."""
+    """File, glob, folder, data set of the hub (organisation/name) or package:NAME/inner/path; files are
+    .jsonl .json .csv .tsv .parquet .arrow .txt, each also as .gz."""
     format: Format = "auto"
-    """text | instruction | chat | prompt-completion; auto reads it from the column names."""
+    """text | instruction | prompt-completion | chat | preference | classification | image; auto reads it
+    from the column names."""
     columns: dict[str, str] = {}
     """Renames: field of the format -> column of the file, e.g. {completion: canonical_solution}."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """How often an epoch sees the rows of this source: 2.5 is twice all of them, and half of them once more.
+    For training rows only."""
+    split: str = "train"
+    """Split of a data set of the hub."""
+    name: str | None = None
+    """Configuration of a data set of the hub, where it has several."""
+    revision: str | None = None
+    """Branch, tag or commit of a data set of the hub."""
 
 
 class EvalSplit(Section):
@@ -93,6 +115,16 @@ class EvalSplit(Section):
     """Share of the training rows, chosen with `seed`."""
 
 
+class FimSection(Section):
+    """Fill-in-the-middle, for code models whose tokenizer has the tokens for it: a text is cut in three, and
+    the middle is learnt after what surrounds it."""
+
+    rate: Share
+    """Share of the texts that are rearranged; the others stay as they are."""
+    spm_rate: Share = 0.5
+    """Of those, the share in suffix-prefix-middle order; the others are prefix-suffix-middle."""
+
+
 class DataSection(Section):
     """Training and evaluation rows."""
 
@@ -100,13 +132,37 @@ class DataSection(Section):
     """Sources of training rows, concatenated."""
     eval: EvalSplit | list[DataSource] | None = None
     """{split: 0.02}, or sources as in train."""
+    metrics: list[str] = []
+    """What is measured on the evaluation rows besides the loss; which names there are depends on the task."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Longest sample in tokens; longer ones are truncated, and the number of them is reported."""
+    """Longest sample in tokens; `overlong` says what happens to longer ones, and their number is reported."""
+    overlong: Literal["truncate", "split", "drop"] | None = None
+    """What happens to a row that is longer than max_length; absent: split into several samples for text
+    rows, truncate for all others."""
+    packing: bool = False
+    """Fill each sample with whole documents up to max_length; no document sees another."""
+    padding_free: bool | None = None
+    """Lay the samples of a batch end to end instead of padding them; absent: decided by the plan."""
     loss_on: Literal["completion", "assistant", "all"] | None = None
     """Tokens that are learnt; absent: completion for prompt/completion and instruction rows,
     assistant for chat rows, all for text."""
+    fim: FimSection | None = None
+    """Fill-in-the-middle of text rows."""
+    streaming: bool = False
+    """Read rows while training instead of before it; needs trainer.max_steps."""
+    max_truncated: Share = 0.2
+    """Share of the tokens that may be lost to max_length; a run that loses more is stopped at its start."""
     num_proc: Annotated[int, Field(ge=1)] | None = None
     """Processes that tokenise; absent: one per core, at most 8."""
+
+
+class EarlyStopping(Section):
+    """The end of a run whose evaluation no longer improves; the best checkpoint is kept."""
+
+    patience: Annotated[int, Field(ge=1)]
+    """Evaluations without improvement after which training stops."""
+    threshold: Annotated[float, Field(ge=0)] = 0.0
+    """By how much trainer.metric_for_best_model (absent: the evaluation loss) must improve to count."""
 
 
 class ShardingSection(Section):
@@ -154,8 +210,9 @@ class FixesSection(Section):
 class Recipe(Section):
     """One fine-tune."""
 
-    task: Literal["causal-lm"] = "causal-lm"
-    """What is trained."""
+    task: Task = "causal-lm"
+    """What is trained: causal-lm (also from scratch, with model.config) | seq2seq-lm |
+    sequence-classification | image-classification | dpo (preference tuning with trl)."""
     model: ModelSection
     """The base model."""
     adapter: AdapterSection | None = None
@@ -169,7 +226,12 @@ class Recipe(Section):
     global_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Samples per optimizer step: micro-batch x accumulation x data-parallel ranks."""
     trainer: dict[str, Any] = {}
-    """TrainingArguments fields, checked by name and type against the installed transformers."""
+    """TrainingArguments fields, checked by name and type against the installed transformers; with task
+    seq2seq-lm also those of Seq2SeqTrainingArguments, with task dpo also those of trl's DPOConfig."""
+    early_stopping: EarlyStopping | None = None
+    """The end of a run whose evaluation no longer improves."""
+    python: str | None = None
+    """A file with functions of yours: format_row(row), compute_metrics(prediction), callbacks()."""
     hardware: HardwareSection | None = None
     """The hardware that the recipe is written for."""
     launch: LaunchSection = LaunchSection()

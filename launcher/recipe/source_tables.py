@@ -1,7 +1,8 @@
-"""Reads the fields of TrainingArguments and LoraConfig from their source text, without importing them.
+"""Reads the fields of TrainingArguments, LoraConfig and their kin from source text, without importing them.
 
 A table is `{"version": str, "fields": {name: {"types": [...], "default": value, "choices"?: [...],
-"renamed_to"?: name}}}`. Types: none bool int float str list list[str] list[int] dict any, and `object:Name`
+"renamed_to"?: name}}}`. Types: none bool int float str list list[str] list[int]
+list[float] dict any, and `object:Name`
 for classes that a recipe cannot hold. A default that is no literal is null.
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 Table = dict[str, Any]
 _PLAIN = {"bool", "int", "float", "str", "dict", "list"}
 _ALIAS = re.compile(r"[Dd]eprecated alias of `(\w+)`")
+# the sentence in which a help text lists its choices
+_VALUES = re.compile(r"Possible values are: (.*?)\.(?: |$)")
 
 
 def training_arguments_table(package: Path, version: str) -> Table:
@@ -46,6 +49,38 @@ def lora_config_table(package: Path, version: str) -> Table:
         fields |= _fields(_class(base, name), enums)
     fields |= _fields(_class(_parse(package / "tuners/lora/config.py"), "LoraConfig"), enums)
     return {"version": version, "fields": fields}
+
+
+def seq2seq_arguments_table(package: Path, version: str) -> Table:
+    """What Seq2SeqTrainingArguments adds; `package`: the folder of transformers."""
+    tree = _parse(package / "training_args_seq2seq.py")
+    return {"version": version, "fields": _fields(_class(tree, "Seq2SeqTrainingArguments"), {})}
+
+
+def dpo_config_table(package: Path, version: str) -> Table:
+    """What DPOConfig adds to TrainingArguments or gives another default; `package`: the folder of trl."""
+    fields: dict[str, Any] = {}
+    base = package / "trainer/base_config.py"
+    if base.is_file():
+        fields |= _fields(_class(_parse(base), "_BaseConfig"), {})
+    config = _class(_parse(package / "trainer/dpo_config.py"), "DPOConfig")
+    fields |= _fields(config, {})
+    for name in _read_as_text(config) & set(fields):
+        if "str" not in fields[name]["types"]:
+            fields[name]["types"].append("str")
+    return {"version": version, "fields": fields}
+
+
+def _read_as_text(node: ast.ClassDef) -> set[str]:
+    """Names of fields that the class converts when they are given as one text: isinstance(self.X, str)."""
+    return {
+        call.args[0].attr
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func) == "isinstance"
+        and isinstance(call.args[0], ast.Attribute)
+        and ast.unparse(call.args[1]) == "str"
+    }
 
 
 def _parse(path: Path) -> ast.Module:
@@ -121,6 +156,8 @@ def _field_call(node: ast.expr | None, names: dict[str, Any]) -> tuple[Any, list
     factory = keywords.get("default_factory")
     if isinstance(factory, ast.Name) and factory.id in ("dict", "list"):
         default = {} if factory.id == "dict" else []
+    elif isinstance(factory, ast.Lambda):
+        default = _literal(factory.body, names)
     metadata = keywords.get("metadata")
     choices: list[str] = []
     renamed = None
@@ -132,7 +169,11 @@ def _field_call(node: ast.expr | None, names: dict[str, Any]) -> tuple[Any, list
         }
         given = _literal(entries.get("choices"), names)
         choices = [item for item in given if isinstance(item, str)] if isinstance(given, list) else []
-        match = _ALIAS.search(str(_literal(entries.get("help"), names)))
+        text = str(_literal(entries.get("help"), names))
+        listed = _VALUES.search(text)
+        if listed and not choices:
+            choices = re.findall(r"`'?(\w+)'?`", listed[1])
+        match = _ALIAS.search(text)
         renamed = match[1] if match else None
     return default, choices, renamed
 
@@ -194,4 +235,4 @@ def _list_type(text: str, enums: dict[str, list[str]]) -> str:
     inner = text.partition("[")[2].removesuffix("]")
     if inner in enums:
         return "list[str]"
-    return f"list[{inner}]" if inner in ("str", "int") else "list"
+    return f"list[{inner}]" if inner in ("str", "int", "float") else "list"

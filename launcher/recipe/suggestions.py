@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from launcher.recipe.field_tables import TRAINER_OWNED
+
 CUTOFF = 0.75
 
 # Other tools' names of TrainingArguments fields.
@@ -34,6 +36,11 @@ TRAINER_ALIASES = {
     "clip_grad_norm": "max_grad_norm",
     "logger": "report_to",
     "wandb": "report_to",
+    "metric": "metric_for_best_model",
+    "best_metric": "metric_for_best_model",
+    "eval_interval": "eval_steps",
+    "save_interval": "save_steps",
+    "log_interval": "logging_steps",
 }
 ADAPTER_ALIASES = {
     "rank": "r",
@@ -51,36 +58,122 @@ _ELSEWHERE = {
     "model_name_or_path": "model.name_or_path",
     "base_model": "model.name_or_path",
     "pretrained_model_name_or_path": "model.name_or_path",
+    "pretrained_model": "model.name_or_path",
     "tokenizer_name": "model.tokenizer",
+    "tokenizer_name_or_path": "model.tokenizer",
+    "template": "model.chat_template",
+    "added_tokens": "model.add_tokens",
+    "new_tokens": "model.add_tokens",
     "torch_dtype": "model.dtype",
     "load_in_8bit": "model.quantization: int8",
     "load_in_4bit": "model.quantization: nf4",
+    "quantization_bit": "model.quantization",
     "use_flash_attention_2": "model.attn_implementation",
-    "dataset": "data.train",
-    "train_file": "data.train",
-    "train_data": "data.train",
-    "max_seq_length": "data.max_length",
-    "max_seq_len": "data.max_length",
-    "sequence_length": "data.max_length",
-    "block_size": "data.max_length",
-    "cutoff_len": "data.max_length",
+    "flash_attention": "model.attn_implementation",
+    "flash_attn": "model.attn_implementation",
+    **dict.fromkeys(
+        (
+            "dataset",
+            "datasets",
+            "dataset_name",
+            "dataset_path",
+            "data_path",
+            "train_file",
+            "train_data",
+            "train_dataset",
+        ),
+        "data.train",
+    ),
+    **dict.fromkeys(
+        (
+            "val_set_size",
+            "val_size",
+            "eval_split",
+            "eval_file",
+            "eval_data",
+            "eval_dataset",
+            "val_file",
+            "validation_file",
+            "validation_data",
+            "test_datasets",
+        ),
+        "data.eval",
+    ),
+    **dict.fromkeys(
+        (
+            "max_seq_length",
+            "max_seq_len",
+            "sequence_length",
+            "sequence_len",
+            "seq_length",
+            "seq_len",
+            "block_size",
+            "cutoff_len",
+            "model_max_length",
+        ),
+        "data.max_length",
+    ),
+    **dict.fromkeys(("sample_packing", "packing", "pack", "packed"), "data.packing"),
+    **dict.fromkeys(
+        ("train_on_inputs", "mask_prompt", "completion_only_loss", "assistant_only_loss"), "data.loss_on"
+    ),
+    **dict.fromkeys(("preprocessing_num_workers", "dataset_num_proc", "dataset_processes"), "data.num_proc"),
+    "fim_rate": "data.fim.rate",
+    "fim_spm_rate": "data.fim.spm_rate",
+    "stream": "data.streaming",
+    "metrics": "data.metrics",
+    "early_stopping_patience": "early_stopping.patience",
+    "early_stopping_threshold": "early_stopping.threshold",
+    "patience": "early_stopping.patience",
+    "early_stop": "early_stopping",
+    "rl": "task: dpo",
+    "dpo_beta": "trainer.beta",
+    "pref_beta": "trainer.beta",
+    "pref_loss": "trainer.loss_type",
+    "hooks": "python",
     "bf16": "precision: bf16",
     "fp16": "precision: fp16",
     "mixed_precision": "precision",
     "lora": "adapter",
+    "finetuning_type": "adapter",
     "peft": "adapter",
     "training": "trainer",
     "train": "trainer",
     "training_args": "trainer",
     "training_arguments": "trainer",
     "deepspeed": "sharding",
-    "stage": "sharding.zero_stage",
     "zero": "sharding.zero_stage",
     "gpus": "hardware.devices_per_node",
     "num_gpus": "hardware.devices_per_node",
     "nodes": "hardware.num_nodes",
     "env": "launch.env",
 }
+# Names that other tools use for several things.
+_SEVERAL = {"stage": "write `task` for what is trained, `sharding.zero_stage` for ZeRO"}
+# Other words for a choice; the first that is one of the choices is meant.
+_CHOICE_ALIASES = {
+    **dict.fromkeys(
+        ("sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt"),
+        ("causal-lm",),
+    ),
+    **dict.fromkeys(("seq2seq", "seq-to-seq", "text2text-generation", "translation", "summarization"),
+                    ("seq2seq-lm",)),
+    **dict.fromkeys(("text-classification", "classification", "sentiment-analysis", "seq-cls"),
+                    ("sequence-classification",)),
+    **dict.fromkeys(("vit", "image", "vision", "image-cls"), ("image-classification", "image")),
+    **dict.fromkeys(("preference", "preference-tuning", "pairs"), ("dpo", "preference")),
+    **dict.fromkeys(("alpaca", "instruct"), ("instruction",)),
+    **dict.fromkeys(("sharegpt", "messages", "conversation", "conversations", "chatml", "openai"), ("chat",)),
+    **dict.fromkeys(("prompt", "completion", "input-output"), ("prompt-completion", "completion")),
+    **dict.fromkeys(("plain", "raw", "code"), ("text",)),
+    **dict.fromkeys(("response", "output", "answer"), ("completion",)),
+    **dict.fromkeys(("assistant-only", "assistants"), ("assistant",)),
+    **dict.fromkeys(("8bit", "int-8", "llm-int8"), ("int8",)),
+    **dict.fromkeys(("4bit", "int4", "qlora"), ("nf4",)),
+    "bf16": ("bfloat16",), "fp16": ("float16",), "half": ("float16", "fp16"), "fp32": ("float32",),
+    "bfloat16": ("bf16",), "float16": ("fp16",), "float32": ("fp32",),
+    **dict.fromkeys(("flash", "flash-attention", "flash-attention-2"), ("flash_attention_2",)),
+}  # fmt: skip
 # TrainingArguments fields that are gone -> what to do instead.
 TRAINER_REMOVED = {
     "evaluation_strategy": "write `eval_strategy`",
@@ -138,8 +231,16 @@ def close_key(name: str, keys: Iterable[str]) -> str | None:
 
 def choice_hint(value: str, choices: Iterable[str]) -> str | None:
     """`did you mean ...?` for a wrong choice, None when nothing is close."""
-    near = close_key(value, choices)
+    choices = list(choices)
+    plain = value.lower().replace("_", "-").replace(" ", "-")
+    near = next((word for word in _CHOICE_ALIASES.get(plain, ()) if word in choices), None)
+    near = near or close_key(value, choices)
     return f"did you mean {near}?" if near else None
+
+
+def elsewhere(name: str) -> str | None:
+    """Where a recipe says what other tools call `name`: a dotted path, or one with its value."""
+    return _ELSEWHERE.get(name.lower().replace("-", "_"))
 
 
 def key_hint(path: str, level: Iterable[str], sections: dict[str, Iterable[str]]) -> str | None:
@@ -152,12 +253,16 @@ def key_hint(path: str, level: Iterable[str], sections: dict[str, Iterable[str]]
     level = list(level)
     if plain in level:
         return f"did you mean `{plain}`?"
+    if plain in _SEVERAL:
+        return _SEVERAL[plain]
     if plain in TRAINER_REMOVED:
         return f"`{name}` belongs under `trainer:`, and there: {TRAINER_REMOVED[plain]}"
     if plain in _ELSEWHERE:
         target = _ELSEWHERE[plain]
         inner = target.removeprefix(f"{parent}.") if parent else target
         return f"write `{inner}`"
+    if plain in TRAINER_OWNED:
+        return TRAINER_OWNED[plain]
     for section, keys in sections.items():
         if section != parent and plain in keys:
             return (

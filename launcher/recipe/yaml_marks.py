@@ -17,6 +17,8 @@ from launcher.errors import Problem
 
 _TAG = "tag:yaml.org,2002:"
 _LARGEST = 100_000
+_DEEPEST = 64
+_LARGEST_NUMBER = 2**64
 
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
@@ -55,14 +57,23 @@ class Document:
     problems: list[Problem]
 
 
-def parse_yaml(text: str, file: str) -> Document:
-    """Parse one document. Never raises: syntax errors and duplicate keys are in `problems`."""
+def parse_yaml(text: str, file: str, path: str = "") -> Document:
+    """Parse one document. Never raises: syntax errors and duplicate keys are in `problems`.
+
+    path: the dotted path that the whole document is the value of.
+    """
     try:
+        too_deep = _too_deep(text)
+        if too_deep is not None:
+            message = f"nested more than {_DEEPEST} levels deep"
+            return Document(None, {}, [Problem("yaml-syntax", message, file, too_deep)])
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        return Document(None, {}, [_syntax_problem(error, file)])
+        return Document(None, {}, [_syntax_problem(error, text, file)])
+    except (UnicodeError, ValueError) as error:  # e.g. half a character in a command line
+        return Document(None, {}, [Problem("yaml-syntax", f"not valid YAML: {error}", file)])
     builder = _Builder(file)
-    data = None if root is None else builder.build(root, "")
+    data = None if root is None else builder.build(root, path)
     return Document(data, builder.lines, builder.problems)
 
 
@@ -72,6 +83,10 @@ def parse_scalar(text: str) -> Any:
     return text if document.problems else document.data
 
 
+# Where an empty key means something: in a device_map it is the whole model.
+_WHOLE = ("model.device_map",)
+
+
 def join(path: str, key: str | int) -> str:
     """Dotted path of a child: `data.train` + 0 -> `data.train[0]`."""
     if isinstance(key, int):
@@ -79,8 +94,24 @@ def join(path: str, key: str | int) -> str:
     return f"{path}.{key}" if path else key
 
 
-def _syntax_problem(error: yaml.YAMLError, file: str) -> Problem:
+def _too_deep(text: str) -> int | None:
+    """The line at which collections are nested too deeply for the recursive readers of this file."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _DEEPEST:
+                return event.start_mark.line + 1 if event.start_mark else 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+    return None
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str, file: str) -> Problem:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    line = None if mark is None else mark.line + 1
+    if line is None and isinstance(getattr(error, "position", None), int):
+        line = text.count("\n", 0, error.position) + 1  # type: ignore[attr-defined]
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     context = getattr(error, "context", None)
     hint = None
@@ -89,7 +120,7 @@ def _syntax_problem(error: yaml.YAMLError, file: str) -> Problem:
     elif "mapping values are not allowed" in what:
         hint = "put quotes around a text that contains `: `"
     message = f"not valid YAML: {what}" + (f" ({context})" if context else "")
-    return Problem("yaml-syntax", message, file, None if mark is None else mark.line + 1, None, hint)
+    return Problem("yaml-syntax", message, file, line, None, hint)
 
 
 @dataclass(slots=True)
@@ -110,6 +141,9 @@ class _Builder:
             return None
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
+        if node.tag not in (_TAG + "map", _TAG + "seq"):
+            self._problem("yaml-tag", f"cannot read a collection with the tag `{node.tag}`", node, path)
+            return None
         self.open_nodes.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
@@ -134,6 +168,9 @@ class _Builder:
                 self._merge_into(values, own, value_node, path)
                 continue
             key = str(key_node.value)
+            if not _is_plain(key) or not (key or path in _WHOLE):
+                self._problem("yaml-key", "a key must be text, and not empty", key_node, path)
+                continue
             child = join(path, key)
             if key in own:
                 what = f"given twice, first in line {own[key]}"
@@ -159,15 +196,30 @@ class _Builder:
 
     def _scalar(self, node: Any, path: str) -> Any:
         text, kind = str(node.value), str(node.tag).removeprefix(_TAG)
+        if not _is_plain(text):
+            message = "holds a zero byte or half a character, which no text can"
+            self._problem("yaml-text", message, node, path)
+            return None
         try:
             return _convert(text, kind)
         except (KeyError, ValueError):
-            self._problem("yaml-tag", f"cannot read {text!r} with the tag `{node.tag}`", node, path)
+            shown = text if len(text) <= 60 else text[:57] + "..."
+            if kind == "int" and _INT.match(text):
+                self._problem("yaml-number", f"the number {shown} is beyond 64 bits", node, path)
+            else:
+                self._problem("yaml-tag", f"cannot read {shown!r} with the tag `{node.tag}`", node, path)
             return None
 
     def _problem(self, code: str, message: str, node: Any, path: str, hint: str | None = None) -> None:
         line = node.start_mark.line + 1
         self.problems.append(Problem(code, message, self.file, line, path or None, hint))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether file names, JSON and the terminal can hold `text`."""
+    if "\0" in text:
+        return False
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _convert(text: str, kind: str) -> Any:
@@ -178,7 +230,10 @@ def _convert(text: str, kind: str) -> Any:
     if kind == "bool":
         return {"true": True, "false": False}[text.lower()]
     if kind == "int":
-        return int(text.replace("_", ""), 0)
+        number = int(text.replace("_", ""), 0)
+        if abs(number) > _LARGEST_NUMBER:
+            raise ValueError("beyond 64 bits")
+        return number
     if kind == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     raise KeyError(kind)

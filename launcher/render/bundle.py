@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.plan import Plan
-from launcher.render.command import render_accelerate_config, render_command, render_env
+from launcher.render.command import (
+    render_accelerate_config,
+    render_command,
+    render_env,
+    render_prepare,
+)
 from launcher.render.ds_config import render_ds_config
 
 PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}")
@@ -23,6 +28,8 @@ class Bundle:
 
     plan: Plan
     ds_config: dict[str, Any] | None
+    prepare: tuple[str, ...]
+    """Prepares the data, before any process group exists."""
     command: tuple[str, ...]
     env: Mapping[str, str]
     files: Mapping[str, str]
@@ -33,10 +40,11 @@ def render(plan: Plan) -> Bundle:
     """Render the plan into a bundle; the same plan gives the same bundle."""
     ds_config = render_ds_config(plan)
     command, env = render_command(plan), render_env(plan)
+    prepare = render_prepare(plan)
     files = {
         "recipe.yaml": plan.recipe_text,
         "plan.json": dump_json(plan_json(plan, ds_config, command, env)),
-        "command.sh": _script(command, env),
+        "command.sh": _script(prepare, command, env),
         "environment.json": dump_json(dict(plan.versions)),
     }
     if ds_config is not None:
@@ -44,7 +52,7 @@ def render(plan: Plan) -> Bundle:
     accelerate = render_accelerate_config(plan)
     if accelerate is not None:
         files["accelerate.yaml"] = "".join(f"{k}: {_scalar(v)}\n" for k, v in accelerate.items())
-    return Bundle(plan, ds_config, tuple(command), env, files)
+    return Bundle(plan, ds_config, tuple(prepare), tuple(command), env, files)
 
 
 def dump_json(value: Any) -> str:
@@ -112,7 +120,7 @@ def _scalar(value: object) -> str:
     return json.dumps(value)
 
 
-def _script(command: list[str], env: Mapping[str, str]) -> str:
+def _script(prepare: list[str], command: list[str], env: Mapping[str, str]) -> str:
     """`command.sh`: the same start by hand. Late values become shell variables with defaults."""
     lines = [
         "#!/usr/bin/env bash",
@@ -126,6 +134,7 @@ def _script(command: list[str], env: Mapping[str, str]) -> str:
     if any("{devices}" in word for word in words):
         lines.append('devices="${CUDA_VISIBLE_DEVICES:-0}"')
     lines += [f"export {name}={_shell(value)}" for name, value in env.items()]
+    lines.append(" ".join(_shell(word) for word in prepare))
     lines.append("exec " + " \\\n  ".join(_shell(word) for word in command))
     return "\n".join(lines) + "\n"
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 from launcher.plan.plan import Plan
 
 WORKER = "launcher.train.worker"
+PREPARE = "launcher.train.prepare"
+
+
+def render_prepare(plan: Plan) -> list[str]:
+    """argv of the process that prepares the data, which ends before the launcher starts."""
+    return [plan.python, "-m", PREPARE, "{run_dir}"]
 
 
 def render_command(plan: Plan) -> list[str]:

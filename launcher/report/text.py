@@ -118,8 +118,8 @@ def memory_lines(plan: Plan) -> list[str]:
 
 
 def explain_text(plan: Plan, dotted: str) -> str:
-    """Where a value came from; a section's name explains everything inside it."""
-    keys = [k for k in sorted(plan.settings) if k == dotted or k.startswith(dotted + ".")]
+    """Where a value came from; a section's name explains everything inside it, "" everything."""
+    keys = [k for k in sorted(plan.settings) if not dotted or k == dotted or k.startswith(dotted + ".")]
     lines = []
     for key in keys:
         setting = plan.settings[key]
@@ -140,12 +140,61 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         f"  steps     {result['steps']} in {result['seconds']:.0f} s",
         f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
         f"  memory    predicted {gib(memory['predicted'])}, measured {gib(measured)} ({memory['method']})",
-        f"  rows      {rows['train']} trained, {rows.get('eval', 0)} held out, "
-        f"{rows.get('truncated', 0)} truncated, {rows.get('dropped', 0)} dropped",
+        f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "
+        f"{rows['split']:,} split, {rows['dropped']:,} dropped{_reasons(rows)}",
+        f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
         f"  {result['output']:9s} {run_dir}/{result['output']}",
-        f"  try it    {' '.join(shlex.quote(word) for word in try_command)}",
     ]
+    if result.get("eval"):
+        scores = [f"{k} {v:.4g}" for k, v in result["eval"].items() if _is_score(k) and v is not None]
+        lines.append(f"  eval      {', '.join(scores)}")
+    if try_command:
+        lines.append(f"  try it    {' '.join(shlex.quote(word) for word in try_command)}")
     return "\n".join(lines) + "\n"
+
+
+def _reasons(rows: Mapping[str, Any]) -> str:
+    reasons = rows.get("dropped_reasons") or {}
+    return f" ({', '.join(f'{name} {count:,}' for name, count in reasons.items())})" if reasons else ""
+
+
+def _is_score(name: str) -> bool:
+    """Whether a number of an evaluation says how good it is, rather than how long it took."""
+    return name.startswith("eval_") and not name.endswith(("_runtime", "_per_second", "_time"))
+
+
+def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], *, colour: bool) -> str:
+    """What became of the rows, how long the samples are, and some of them with their loss mask."""
+    lines = []
+    for name, split in record["splits"].items():
+        counts, lengths = split["counts"], split["lengths"]
+        lost = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
+        dropped = ", ".join(f"{rows:,} {reason}" for reason, rows in counts["dropped"].items())
+        lines += [
+            f"{name}: {counts['read']:,} rows read, {counts['kept']:,} kept, {split['samples']:,} samples",
+            f"  dropped    {dropped or 'none'}",
+            f"  truncated  {counts['truncated']:,} rows, {lost:.1%} of the tokens; split {counts['split']:,}",
+        ]
+        if lengths:
+            lines.append(
+                f"  tokens     {counts['tokens'] - counts['tokens_lost']:,}; a sample has "
+                f"{lengths['mean']:.0f} in the mean, {lengths['p50']:.0f} in the median, "
+                f"{lengths['p95']:.0f} at 95 %, {lengths['max']:,} at most"
+            )
+    lines.append(f"cache: {record['folder']}")
+    for number, sample in enumerate(samples, start=1):
+        place = f"{sample['file']}:{sample['line']}" if "file" in sample else "from the stream"
+        tokens, targets = sample["tokens"], sample["targets"]
+        lines += ["", f"sample {number} ({place}): {tokens} tokens, {targets} learnt"]
+        lines.append("".join(_piece(text, learnt, colour=colour) for text, learnt in sample["pieces"]))
+    return "\n".join(lines) + "\n"
+
+
+def _piece(text: str, learnt: bool, *, colour: bool) -> str:
+    """Learnt text green, the rest dim; without colours the learnt text stands between brackets."""
+    if colour:
+        return f"\x1b[32m{text}\x1b[0m" if learnt else f"\x1b[2m{text}\x1b[0m"
+    return f"⟦{text}⟧" if learnt else text
 
 
 def estimate_text(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:

@@ -7,13 +7,31 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.train.heads import CLASSIFICATION, head_modules
 from launcher.train.job import Job
-from launcher.train.models import local_or_hub
+from launcher.train.processing import local_or_hub
+from launcher.train.tokens import (
+    added_ids,
+    check_continued,
+    find_embeddings,
+    keep_rows_alone,
+    train_added_rows,
+)
+
+# peft has no task type for images: its plain model hands every argument on.
+_TASK_TYPES = {
+    "causal-lm": "CAUSAL_LM",
+    "dpo": "CAUSAL_LM",
+    "seq2seq-lm": "SEQ_2_SEQ_LM",
+    "sequence-classification": "SEQ_CLS",
+    "image-classification": None,
+}
 
 
-def attach_adapter(job: Job, model: Any) -> Any:
+def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
     """The model with the plan's adapter (the model itself when the plan has none), ready to train.
 
+    processing: the tokenizer, for the ids of added tokens.
     RecipeError when a named module is not in the model, or nothing would be trained.
     """
     checkpointing = bool(job.value("trainer.activation_checkpointing", False))
@@ -26,12 +44,15 @@ def attach_adapter(job: Job, model: Any) -> Any:
             gradient_checkpointing_kwargs={"use_reentrant": False},
         )
     if job.value("model.enable_input_require_grads", False):
-        model.enable_input_require_grads()
+        require_input_grads(model)
+    ids = added_ids(job, processing) if job.has_adapter and job.value("model.add_tokens") else []
     continued = job.value("adapter.path")
     if continued:
-        model = _continue_adapter(model, local_or_hub(continued))
+        model = _continue_adapter(model, local_or_hub(continued), ids)
     elif job.has_adapter:
-        model = _new_adapter(model, job.section("adapter"))
+        model = _new_adapter(job, model, ids)
+    if ids:
+        keep_rows_alone(model)
     if job.has_adapter and job.value("trainer.fp16", False):
         _trainable_to_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -39,22 +60,54 @@ def attach_adapter(job: Job, model: Any) -> Any:
     return model
 
 
-def _new_adapter(model: Any, settings: dict[str, Any]) -> Any:
+def require_input_grads(model: Any) -> None:
+    """Make the first block's input require grad, so that reentrant checkpointing has something to follow.
+
+    Token models do it at their embedding. Image models' patch embeddings are not all plain tensors, so
+    there the pixels themselves require grad.
+    """
+    if model.main_input_name == "input_ids":
+        model.enable_input_require_grads()
+        return
+
+    def pixels_require_grad(_module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        pixels = kwargs.get(model.main_input_name, args[0] if args else None)
+        if model.training and pixels is not None and pixels.is_floating_point():
+            pixels.requires_grad_(True)
+
+    model.register_forward_pre_hook(pixels_require_grad, with_kwargs=True)
+
+
+def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    settings = job.section("adapter")
     del settings["type"]
     check_names(model, settings)
+    task = job.value("task")
+    if task in CLASSIFICATION:
+        settings["modules_to_save"] = _with_heads(settings.get("modules_to_save"), head_modules(model))
+    if _has_conv1d(model):
+        settings.setdefault("fan_in_fan_out", True)  # peft would correct it, with a warning
+    if ids:
+        found = find_embeddings(model)
+        settings = train_added_rows(settings, found, ids, sharded=job.zero_stage == 3)
     try:
-        return get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **settings}))
+        return get_peft_model(model, LoraConfig(**{"task_type": _TASK_TYPES[task], **settings}))
     except (ValueError, TypeError) as error:
         raise RecipeError(Problem("bad-adapter", str(error), path="adapter")) from error
 
 
-def _continue_adapter(model: Any, folder: str) -> Any:
+def _with_heads(given: Sequence[str] | None, heads: Sequence[str]) -> list[str]:
+    """Heads are trained whole: they may be new, and peft adds only those named classifier and score."""
+    return [*(given or ()), *(name for name in heads if name not in (given or ()))]
+
+
+def _continue_adapter(model: Any, folder: str, ids: Sequence[int]) -> Any:
     from peft import PeftModel
 
     try:
-        return PeftModel.from_pretrained(model, folder, is_trainable=True)
+        continued = PeftModel.from_pretrained(model, folder, is_trainable=True)
     except (OSError, ValueError) as error:
         raise RecipeError(
             Problem(
@@ -64,6 +117,24 @@ def _continue_adapter(model: Any, folder: str) -> Any:
                 path="adapter.path",
             )
         ) from error
+    except (IndexError, RuntimeError) as error:
+        raise RecipeError(
+            Problem(
+                "adapter-mismatch",
+                f"the adapter does not fit the model: {first_lines(error)}",
+                file=folder,
+                path="adapter.path",
+                hint="name the base model, and the model.add_tokens, that it was trained with",
+            )
+        ) from error
+    if ids:
+        check_continued(continued, ids)
+    return continued
+
+
+def first_lines(error: Exception, count: int = 3) -> str:
+    """The beginning of an error; a state dict's lists every tensor."""
+    return " ".join(line.strip() for line in str(error).strip().splitlines()[:count])
 
 
 def check_names(model: Any, settings: dict[str, Any]) -> None:
@@ -98,15 +169,22 @@ def unmatched(wanted: str | Sequence[str] | None, names: Iterable[str]) -> list[
 
 
 def linear_suffixes(model: Any) -> list[str]:
-    """The last parts of the names of all linear layers, sorted."""
+    """The last parts of the names of all linear layers, sorted; GPT-2's Conv1D is one."""
     import torch
+    from transformers.pytorch_utils import Conv1D
 
     found = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
+        if isinstance(module, (torch.nn.Linear, Conv1D))
     }
     return sorted(found)
+
+
+def _has_conv1d(model: Any) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return any(isinstance(module, Conv1D) for module in model.modules())
 
 
 def _trainable_to_fp32(model: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ from transformers import TrainerCallback
 from launcher.errors import Problem, RunFailed
 
 MAX_NON_FINITE = 3
+# Upstream's and trl's own names for what a row holds already.
+_LOGGED_ELSEWHERE = (
+    "epoch",
+    "num_tokens",
+    "num_input_tokens_seen",
+    "train_runtime",
+    "train_tokens_per_second",
+)
 
 
 class AlreadyTrained(Exception):
@@ -21,8 +30,10 @@ class AlreadyTrained(Exception):
 
 
 class Metrics(TrainerCallback):
-    """Appends one line to metrics.jsonl at each log of a loss; both ends are logged.
+    """Appends one line to metrics.jsonl at each log of a loss and at each evaluation; both ends are logged.
 
+    A line of training has `loss`; one of an evaluation has `eval_loss` and no `loss`. Numbers that a task
+    logs besides (rewards of preferences) stand under their own names.
     Stops the run (RunFailed) after three logged losses in a row that are not finite.
     """
 
@@ -50,6 +61,9 @@ class Metrics(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
+        if logs and any(name.startswith("eval_") for name in logs):
+            self._append({"step": state.global_step, **numbers(logs, _LOGGED_ELSEWHERE)})
+            self._since += logs.get("eval_runtime", 0.0)  # the speed is that of training
         if not logs or "loss" not in logs or state.global_step == self._last_logged:
             return
         self._last_logged = state.global_step
@@ -57,19 +71,22 @@ class Metrics(TrainerCallback):
         speed = (tokens - self._tokens) / max(now - self._since, 1e-9)
         self._since, self._tokens = now, tokens
         loss = float(logs["loss"])
+        row = {
+            "step": state.global_step,
+            "loss": _finite(loss),
+            "learning_rate": logs.get("learning_rate"),
+            "grad_norm": _finite(logs.get("grad_norm")),
+            "tokens": tokens,
+            "tokens_per_second": round(speed, 3),
+            "memory": _memory_now(),
+        }
+        self._append(row | numbers(logs, (*row, *_LOGGED_ELSEWHERE)))
+        self._count_non_finite(loss, state.global_step)
+
+    def _append(self, row: dict[str, Any]) -> None:
         if self._write:
-            row = {
-                "step": state.global_step,
-                "loss": _finite(loss),
-                "learning_rate": logs.get("learning_rate"),
-                "grad_norm": _finite(logs.get("grad_norm")),
-                "tokens": tokens,
-                "tokens_per_second": round(speed, 3),
-                "memory": _memory_now(),
-            }
             with self._path.open("a", encoding="utf-8") as stream:
                 stream.write(f"{json.dumps(row)}\n")
-        self._count_non_finite(loss, state.global_step)
 
     def _count_non_finite(self, loss: float, step: int) -> None:
         self._non_finite = 0 if math.isfinite(loss) else self._non_finite + 1
@@ -95,6 +112,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return rows
+
+
+def numbers(logs: Mapping[str, Any], without: Collection[str]) -> dict[str, float | None]:
+    """The numbers among logged values, those that are not finite as None."""
+    return {
+        name: _finite(value)
+        for name, value in logs.items()
+        if name not in without and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def _finite(value: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,25 @@ from launcher.train.job import Job, read_job
 
 
 def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
-    """The model's greedy answer to `prompt`, without the prompt and special tokens.
+    """The model's greedy answer to `prompt`, without the prompt and special tokens; a classifier's label.
 
     A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn.
-    RecipeError when the run directory holds neither an adapter nor a model.
+    RecipeError when the run directory holds neither an adapter nor a model, or one that reads images.
     """
     import torch
     from transformers import AutoTokenizer
 
     job = read_job(run_dir)
+    _refuse_images(job)
     folder = _trained_folder(job)
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     model = _trained_model(job, folder, tokenizer)
     device = _settle(model)
     inputs = _encode(job, tokenizer, prompt).to(device)
     with torch.inference_mode():
+        if job.value("task") == "sequence-classification":
+            best = int(model(**inputs).logits[0].argmax())
+            return str(model.config.id2label[best])
         output = model.generate(
             **inputs,
             max_new_tokens=max_new_tokens,
@@ -32,8 +37,22 @@ def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
-    answer = output[0, inputs["input_ids"].shape[1] :]
-    return str(tokenizer.decode(answer, skip_special_tokens=True))
+    # A decoder of its own begins with a start token; a causal LM goes on after the prompt.
+    start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    return str(tokenizer.decode(output[0, start:], skip_special_tokens=True))
+
+
+def _refuse_images(job: Job) -> None:
+    if job.value("task") != "image-classification":
+        return
+    raise RecipeError(
+        Problem(
+            "prompt-for-images",
+            "the model reads images, not a prompt",
+            file=str(job.run_dir),
+            hint="transformers' pipeline('image-classification') reads the folder model/",
+        )
+    )
 
 
 def _trained_folder(job: Job) -> Path:
@@ -52,16 +71,23 @@ def _trained_folder(job: Job) -> Path:
 
 
 def _trained_model(job: Job, folder: Path, tokenizer: Any) -> Any:
-    from launcher.train.models import load_model
+    from launcher.train.models import auto_class, load_model
 
     if folder.name == "model":
-        from transformers import AutoModelForCausalLM
-
         options = {"trust_remote_code": True} if job.value("model.trust_remote_code") else {}
-        return AutoModelForCausalLM.from_pretrained(str(folder), dtype="auto", **options)
+        return auto_class(job.value("task")).from_pretrained(str(folder), dtype="auto", **options)
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(load_model(job, tokenizer, distributed=False), str(folder))
+    # The embedding grows by the run's added tokens here, as it did for training.
+    base = load_model(job, tokenizer, _prepared(job).get("labels"), distributed=False)
+    return PeftModel.from_pretrained(base, str(folder))
+
+
+def _prepared(job: Job) -> dict[str, Any]:
+    """What the preparation of the rows wrote down; nothing for a run without it."""
+    path = job.run_dir / "data.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
 
 
 def _settle(model: Any) -> Any:
@@ -76,14 +102,16 @@ def _settle(model: Any) -> Any:
 
 
 def _encode(job: Job, tokenizer: Any, prompt: str) -> Any:
-    formats = {source.get("format") for source in job.value("data.train") or []}
+    """The prompt as the training rows had it, whose formats the preparation found."""
+    asked = [source.get("format") for source in job.value("data.train") or []]
+    formats = set(_prepared(job).get("formats") or asked)
     if "chat" in formats and tokenizer.chat_template:
         turns = [{"role": "user", "content": prompt}]
         return tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
     if "instruction" in formats:
-        from launcher.train.data.formats import instruction_to_pair
+        from launcher.train.data.formats import instruction_prompt
 
-        prompt = instruction_to_pair({"instruction": prompt, "output": ""})["prompt"]
+        prompt = instruction_prompt(prompt)
     return tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)

@@ -1,121 +1,66 @@
-"""Tokenizer and base model of a plan: from weights, from a GGUF file, or random."""
+"""The base model of a plan, for its task: from weights, from a GGUF file, or random."""
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.train.job import Job, local_rank, rank
-
-# Tokens that model makers reserve and never train, in the order of preference.
-_SPARE_TOKENS = (
-    "<|pad|>",
-    "<pad>",
-    "[PAD]",
-    "<|finetune_right_pad_id|>",
-    "<|fim_pad|>",
-    "<fim_pad>",
-    "<|reserved_special_token_0|>",
-    "<unk>",
+from launcher.train.heads import (
+    CLASSIFICATION,
+    check_loaded,
+    head_modules,
+    label_order,
+    label_settings,
+    load_config,
 )
+from launcher.train.job import Job, local_rank, rank
+from launcher.train.processing import IMAGE_TASK, first_line, hub_options, model_reference
+from launcher.train.tokens import fit_vocabulary
+
+__all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
+
+_AUTO_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "dpo": "AutoModelForCausalLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+}
 
 
-def load_tokenizer(job: Job) -> Any:
-    """The plan's tokenizer, with a chat template where the plan gives one and a pad token.
+def load_model(
+    job: Job, processing: Any, labels: Sequence[str] | None = None, *, distributed: bool = True
+) -> Any:
+    """The base model with the task's head, quantised and placed as planned, a row for every token.
 
-    RecipeError when the plan names none, or none can be found.
-    """
-    if job.tiny:
-        from launcher.train.tiny import tiny_tokenizer
-
-        config = job.value("model.config") or {}
-        return tiny_tokenizer(int(config.get("vocab_size", 512)))
-    from transformers import AutoTokenizer
-
-    reference = job.value("model.tokenizer")
-    if reference is None and job.value("model.gguf_file"):
-        reference = str(_gguf_folder(job))
-    reference = reference or job.value("model.name_or_path")
-    if reference is None:
-        raise RecipeError(
-            Problem(
-                "tokenizer-missing",
-                "a model without weights names no tokenizer",
-                path="model.tokenizer",
-            )
-        )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(local_or_hub(reference), **_hub_options(job))
-    except (OSError, ValueError, KeyError) as error:
-        raise RecipeError(
-            Problem(
-                "tokenizer-missing",
-                f"no tokenizer in {reference}: {_first_line(error)}",
-                path="model.tokenizer",
-            )
-        ) from error
-    template = job.value("model.chat_template")
-    if template:
-        tokenizer.chat_template = template
-    if job.value("model.pad_token", "ensure") == "ensure":
-        ensure_pad_token(tokenizer)
-    return tokenizer
-
-
-def ensure_pad_token(tokenizer: Any) -> None:
-    """Give a tokenizer a pad token without making the vocabulary larger.
-
-    EOS is the last resort and harmless here: labels are made before padding, so EOS stays learnt.
-    """
-    if tokenizer.pad_token_id is not None:
-        return
-    vocabulary = tokenizer.get_vocab()
-    spare = next((token for token in _SPARE_TOKENS if token in vocabulary), None)
-    tokenizer.pad_token = spare or tokenizer.eos_token
-    if tokenizer.pad_token_id is None:
-        raise RecipeError(
-            Problem(
-                "pad-token-missing",
-                "the tokenizer has neither a pad token nor an EOS",
-                path="model.tokenizer",
-            )
-        )
-
-
-def load_model(job: Job, tokenizer: Any, *, distributed: bool = True) -> Any:
-    """The base model in the plan's dtype, quantised and placed as planned.
-
+    labels: of a classification, by id; None keeps the checkpoint's own.
     distributed: False loads for a single process outside training, whatever the plan's engine is.
-    RecipeError for weights that cannot be found; MachineError when quantisation did not take place.
+    RecipeError for weights that cannot be found; MachineError when quantisation did not take place, or
+    the devices do not hold the model.
     """
     options = _weight_options(job, distributed)
-    config = job.value("model.config")
-    model = _random_model(job, config, tokenizer, options) if config else _pretrained_model(job, options)
+    head = label_settings(job, labels)
+    if job.value("model.config"):
+        model = _random_model(job, processing, head, options)
+    else:
+        model = _pretrained_model(job, head, options)
     _check_quantized(job, model)
-    _fit_vocabulary(job, model, tokenizer)
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
+    if distributed:
+        _check_present(model)
+    if job.value("task") != IMAGE_TASK:
+        fit_vocabulary(job, model, processing)
+        if model.config.pad_token_id is None:  # a decoder's classification finds the last token by it
+            model.config.pad_token_id = processing.pad_token_id
     return model
 
 
-def local_or_hub(reference: str) -> str:
-    """A `package:` reference as a folder; everything else (folder, hub id) as it is."""
-    if not reference.startswith("package:"):
-        return reference
-    from launcher.facts.probe import resolve_path
+def auto_class(task: str) -> Any:
+    """transformers' AutoModel class for a task."""
+    import transformers
 
-    return str(resolve_path(reference))
-
-
-def _hub_options(job: Job) -> dict[str, Any]:
-    options = {
-        "revision": job.value("model.revision"),
-        "cache_dir": job.value("model.cache_dir"),
-        "trust_remote_code": job.value("model.trust_remote_code") or None,
-    }
-    return {name: value for name, value in options.items() if value is not None}
+    return getattr(transformers, _AUTO_CLASSES[task])
 
 
 def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
@@ -160,56 +105,71 @@ def quantization_config(job: Job) -> Any | None:
         ) from error
     from transformers import BitsAndBytesConfig
 
+    # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
+    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.value("task") in CLASSIFICATION else {}
     if settings["type"] == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
+        return BitsAndBytesConfig(load_in_8bit=True, **spared)
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=settings["type"],
         bnb_4bit_use_double_quant=settings.get("double_quant", True),
         bnb_4bit_compute_dtype=settings.get("compute_dtype") or "float32",
+        **spared,
     )
 
 
-def _pretrained_model(job: Job, options: dict[str, Any]) -> Any:
-    from transformers import AutoModelForCausalLM
+def _planned_heads(job: Job) -> list[str]:
+    """The head's modules, from a model without weights."""
+    import torch
 
-    if job.value("model.gguf_file"):
-        reference, hub = str(_gguf_folder(job)), {}
-    else:
-        reference, hub = local_or_hub(job.value("model.name_or_path")), _hub_options(job)
+    with torch.device("meta"):
+        return head_modules(auto_class(job.value("task")).from_config(load_config(job)))
+
+
+def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -> Any:
+    task, gguf = job.value("task"), job.value("model.gguf_file")
+    if gguf and _AUTO_CLASSES[task] != _AUTO_CLASSES["causal-lm"]:
+        raise RecipeError(
+            Problem("gguf-task", f"a GGUF file holds a causal LM, not a {task} model", path="model.gguf_file")
+        )
+    reference = model_reference(job)
+    hub = {} if gguf else hub_options(job)
+    # A head for other labels has another size; check_loaded refuses any other difference.
+    other_sizes = {"ignore_mismatched_sizes": True} if head else {}
     try:
-        return AutoModelForCausalLM.from_pretrained(reference, **hub, **options)
+        model, info = auto_class(task).from_pretrained(
+            reference, **hub, **options, **head, **other_sizes, output_loading_info=True
+        )
     except OSError as error:
         raise RecipeError(
             Problem(
                 "model-missing",
-                f"cannot load {reference}: {_first_line(error)}",
+                f"cannot load {reference}: {first_line(error)}",
                 path="model.name_or_path",
             )
         ) from error
+    check_loaded(job, model, info)
+    return model
 
 
-def _random_model(job: Job, config: dict[str, Any], tokenizer: Any, options: dict[str, Any]) -> Any:
+def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict[str, Any]) -> Any:
     """A model of that configuration with random weights, the same ones for the same seed."""
-    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+    from transformers import set_seed
 
-    built = AutoConfig.for_model(**config)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        # A configuration's ids belong to its own tokenizer, which may be a different one here.
-        if getattr(built, name, None) is not None or name == "pad_token_id":
-            setattr(built, name, getattr(tokenizer, name))
+    make = auto_class(job.value("task"))
+    built = _random_config(job, processing, head)
     set_seed(job.seed)
-    if "quantization_config" not in options:
+    # Weights are quantised and placed while they are read, so such random ones take the way over a folder.
+    if not {"quantization_config", "device_map"} & options.keys():
         given = {name: options[name] for name in ("dtype", "attn_implementation") if name in options}
         if given["dtype"] == "auto":
             given.pop("dtype")
-        return AutoModelForCausalLM.from_config(built, **given)
-    # Quantisation happens while weights are read, so random ones take the way over a folder. It is shared,
-    # because save_pretrained writes on the first rank only.
+        return make.from_config(built, **given)
+    # It is shared, because save_pretrained writes on the first rank only.
     folder = job.run_dir / ".random-weights"
-    AutoModelForCausalLM.from_config(built).save_pretrained(folder)
+    make.from_config(built).save_pretrained(folder)
     _wait_for_all()
-    model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    model = make.from_pretrained(folder, **options)
     _wait_for_all()
     if rank() == 0:
         shutil.rmtree(folder)
@@ -217,18 +177,30 @@ def _random_model(job: Job, config: dict[str, Any], tokenizer: Any, options: dic
     return model
 
 
+def _random_config(job: Job, processing: Any, head: dict[str, Any]) -> Any:
+    """The configuration with the labels, and with the ids of the tokenizer that is used."""
+    from transformers import AutoConfig
+
+    given = dict(job.value("model.config"))
+    if head:
+        given = {name: value for name, value in given.items() if name != "num_labels"} | head
+    built = AutoConfig.for_model(**given)
+    if job.value("task") == IMAGE_TASK:
+        return built
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        # A configuration's ids belong to its own tokenizer, which may be a different one here.
+        if getattr(built, name, None) is not None or name == "pad_token_id":
+            setattr(built, name, getattr(processing, name))
+    if built.is_encoder_decoder:
+        built.decoder_start_token_id = processing.pad_token_id  # as T5 has it
+    return built
+
+
 def _wait_for_all() -> None:
     import torch
 
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
-
-
-def _gguf_folder(job: Job) -> Path:
-    from launcher.train.gguf import converted
-
-    root = local_or_hub(job.value("model.name_or_path"))
-    return converted(root, job.value("model.gguf_file"), _hub_options(job))
 
 
 def _check_quantized(job: Job, model: Any) -> None:
@@ -248,20 +220,16 @@ def _check_quantized(job: Job, model: Any) -> None:
         )
 
 
-def _fit_vocabulary(job: Job, model: Any, tokenizer: Any) -> None:
-    """A token id beyond the embedding is an index error on CPU and a dead device on CUDA."""
-    rows = model.config.get_text_config().vocab_size
-    if len(tokenizer) <= rows:
-        return
-    raise RecipeError(
-        Problem(
-            "token-id-range",
-            f"the tokenizer has {len(tokenizer)} tokens, the model's embedding {rows} rows",
-            path="model.tokenizer" if job.value("model.tokenizer") else "model.name_or_path",
-            hint="use the tokenizer that belongs to the model",
+def _check_present(model: Any) -> None:
+    """A device map sends to CPU memory and disk what the GPUs cannot hold; hooks fetch it, for inference."""
+    absent = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    if absent:
+        raise MachineError(
+            Problem(
+                "weights-offloaded",
+                f"the device map put {absent[0]} and {len(absent) - 1} more out of the devices' memory, "
+                "where they cannot be trained",
+                path="model.device_map",
+                hint="more or larger GPUs, model.quantization: nf4, or ZeRO-3 with offload_param",
+            )
         )
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

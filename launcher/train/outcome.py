@@ -52,55 +52,62 @@ def redirect_output(run_dir: Path, number: int) -> None:
         os.dup2(log.fileno(), 2)
 
 
-def write_error(run_dir: Path, number: int, error: Exception) -> None:
-    """Write logs/error-rank-N.json, which says why this rank ended."""
+def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
+    """Write logs/error-rank-N.json (logs/error-STAGE.json), which says why this rank (stage) ended."""
     problems = error.problems if isinstance(error, EffilaunchError) else []
     found = {
         "type": type(error).__name__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "rank": number,
+        "rank": who,
         "time": time.time(),
         "exit_code": error.exit_code if isinstance(error, EffilaunchError) else 1,
         "problems": [problem.to_json() for problem in problems],
     }
-    write_json(run_dir / "logs" / f"error-rank-{number}.json", found)
+    name = f"error-rank-{who}.json" if isinstance(who, int) else f"error-{who}.json"
+    write_json(run_dir / "logs" / name, found)
 
 
-def save_outcome(job: Job, trainer: Any, tokenizer: Any, data: Any, measured: Any, started: float) -> None:
+def save_outcome(job: Job, trainer: Any, processing: Any, data: Any, measured: Any, started: float) -> None:
     """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
+    from launcher.train.training import final_metrics
+
     kind = "adapter" if job.has_adapter else "model"
+    evaluated = final_metrics(job, trainer)
     folder = job.run_dir / kind
     base = trainer.model.get_base_model() if job.has_adapter else trainer.model
-    base.config.use_cache = True  # the Trainer turned it off, and the saved configuration would keep that
+    if hasattr(base.config, "use_cache"):
+        base.config.use_cache = True  # the Trainer turned it off, and the saved configuration would keep that
     trainer.save_model(str(folder))
     if rank() == 0:
-        tokenizer.save_pretrained(folder)
+        processing.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()
     if rank() != 0:
         return
-    write_json(job.run_dir / "result.json", _result(job, trainer, base, kind, data, measured, started))
+    write_json(job.run_dir / "result.json", _result(job, trainer, data, measured, evaluated, kind, started))
     (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
 
 
 def _result(
-    job: Job, trainer: Any, base: Any, kind: str, data: Any, measured: Any, started: float
+    job: Job, trainer: Any, data: Any, measured: Any, evaluated: Any, kind: str, started: float
 ) -> dict[str, Any]:
     from launcher.train.callbacks import read_metrics
 
-    losses = [row["loss"] for row in read_metrics(job.run_dir / "metrics.jsonl")]
+    rows = read_metrics(job.run_dir / "metrics.jsonl")
+    losses = [row["loss"] for row in rows if "loss" in row]
     tokens = trainer.state.num_input_tokens_seen
     speed = (tokens - measured.tokens_before) / measured.seconds if measured.seconds else None
     predicted = (job.plan.get("memory") or {}).get("total")
     return {
         "schema_version": 1,
         "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
+        "eval": evaluated,
         "steps": trainer.state.global_step,
         "tokens": tokens,
         "tokens_per_second": speed,
         "memory": {"predicted": predicted, "measured": measured.peak, "method": measured.method},
         "memory_footprint": measured.footprint,
-        "rows": data.counts(),
+        "rows": data.train.counts if data.streaming else data.counts,
         "trainable_params": measured.trainable_params,
         "total_params": measured.total_params,
         "optimizer": _optimizer_name(trainer),

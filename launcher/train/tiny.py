@@ -5,12 +5,17 @@ Used by `--tiny`, which rehearses a recipe: its formats, adapter, precision, eng
 
 from __future__ import annotations
 
+import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from launcher.recipe.vocabulary import FORMAT_FIELDS, LOSS_OF_FORMAT, TASK_FORMATS
+from launcher.train.data.sources import Row
 
 ROWS = 64
 _SPECIAL = ["<|pad|>", "<|eos|>", "<|bos|>"]
+_FIM = ["<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>"]
 _TEMPLATE = (
     "{% for m in messages %}<|bos|>{{ m['role'] }}\n"
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<|eos|>{% endgeneration %}"
@@ -19,10 +24,15 @@ _TEMPLATE = (
 )
 _COLOURS = ["red", "green", "blue", "white", "black"]
 _NOUNS = ["stone", "river", "lamp", "road", "bird", "cup"]
+_MOODS = {"bad": ["broken", "dull"], "fine": ["plain", "usual"], "good": ["lovely", "bright"]}
+_PICTURES = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 
 
 def tiny_tokenizer(vocab_size: int) -> Any:
-    """A byte-level BPE tokenizer with a chat template and at most `vocab_size` entries (at least 259)."""
+    """A byte-level BPE tokenizer with a chat template and at most `vocab_size` entries (at least 263).
+
+    It has pad, eos and bos, and the sentinels of fill-in-the-middle under StarCoder's names.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -31,47 +41,94 @@ def tiny_tokenizer(vocab_size: int) -> Any:
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocab_size, 512),
-        special_tokens=_SPECIAL,
+        special_tokens=[*_SPECIAL, *_FIM],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator((f"{row['prompt']} {row['completion']}" for row in _pairs()), trainer)
+    draw = random.Random(0)
+    core.train_from_iterator([_text(draw, index)["text"] for index in range(ROWS)], trainer)
     pad, eos, bos = _SPECIAL
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad, eos_token=eos, bos_token=bos)
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
 
 
-def tiny_sources(sources: Sequence[Mapping[str, Any]]) -> list[tuple[dict[str, Any], Any]]:
-    """Each source with 64 generated rows of its format instead of its file."""
-    from datasets import Dataset
+def tiny_rows(source: Mapping[str, Any], task: str, loss_on: str | None = None) -> list[Row]:
+    """64 rows made up in the format of a source, instead of its files.
 
-    found = []
-    for source in sources:
-        fmt = source.get("format") or "auto"
-        fmt = "prompt-completion" if fmt == "auto" else fmt
-        rows = [_as_format(row, fmt) for row in _pairs()]
-        found.append(({"path": source["path"], "format": fmt, "columns": {}}, Dataset.from_list(rows)))
-    return found
-
-
-def _pairs() -> list[dict[str, str]]:
+    For `auto` that is the task's first format which has the fields in the source's `columns` and for
+    which `data.loss_on` means something. The rows have the format's own names as columns.
+    """
+    asked = source.get("format") or "auto"
+    fmt = _likely_format(source.get("columns") or {}, task, loss_on) if asked == "auto" else asked
     draw = random.Random(0)
-    rows = []
-    for _ in range(ROWS):
-        colour, noun, count = draw.choice(_COLOURS), draw.choice(_NOUNS), draw.randint(2, 9)
-        prompt = f"How many {colour} {noun}s are there? "
-        rows.append({"prompt": prompt, "completion": f"There are {count} {colour} {noun}s."})
-    return rows
+    made = (_MAKERS[fmt](draw, index) for index in range(ROWS))
+    return [Row(values, str(source["path"]), number) for number, values in enumerate(made, start=1)]
 
 
-def _as_format(row: Mapping[str, str], fmt: str) -> dict[str, Any]:
-    prompt, completion = row["prompt"], row["completion"]
-    if fmt == "text":
-        return {"text": prompt + completion}
-    if fmt == "instruction":
-        return {"instruction": prompt, "input": "", "output": completion}
-    if fmt == "chat":
-        turns = [("user", prompt), ("assistant", completion)]
-        return {"messages": [{"role": role, "content": content} for role, content in turns]}
-    return dict(row)
+def _likely_format(columns: Mapping[str, str], task: str, loss_on: str | None) -> str:
+    for fmt in TASK_FORMATS[task]:
+        needed, optional = FORMAT_FIELDS[fmt]
+        learns = loss_on is None or loss_on in LOSS_OF_FORMAT.get(fmt, (loss_on,))
+        if learns and set(columns) <= {*needed, *optional}:
+            return fmt
+    return TASK_FORMATS[task][0]
+
+
+def _pair(draw: random.Random, _: int) -> dict[str, Any]:
+    colour, noun, count = draw.choice(_COLOURS), draw.choice(_NOUNS), draw.randint(2, 9)
+    prompt = f"How many {colour} {noun}s are there? "
+    return {"prompt": prompt, "completion": f"There are {count} {colour} {noun}s."}
+
+
+def _text(draw: random.Random, index: int) -> dict[str, Any]:
+    pair = _pair(draw, index)
+    return {"text": pair["prompt"] + pair["completion"]}
+
+
+def _instruction(draw: random.Random, index: int) -> dict[str, Any]:
+    pair = _pair(draw, index)
+    given = "Look at the table." if index % 4 == 0 else ""
+    return {"instruction": pair["prompt"], "input": given, "output": pair["completion"]}
+
+
+def _chat(draw: random.Random, index: int) -> dict[str, Any]:
+    pair = _pair(draw, index)
+    turns = [
+        {"role": "user", "content": pair["prompt"]},
+        {"role": "assistant", "content": pair["completion"]},
+    ]
+    if index % 8 == 0:
+        turns.insert(0, {"role": "system", "content": "Count things."})
+    return {"messages": turns}
+
+
+def _preference(draw: random.Random, index: int) -> dict[str, Any]:
+    pair = _pair(draw, index)
+    return {"prompt": pair["prompt"], "chosen": pair["completion"], "rejected": "I do not want to count."}
+
+
+def _classification(draw: random.Random, index: int) -> dict[str, Any]:
+    mood = list(_MOODS)[index % len(_MOODS)]
+    return {"text": f"This {draw.choice(_NOUNS)} is {draw.choice(_MOODS[mood])}.", "label": mood}
+
+
+def _image(draw: random.Random, index: int) -> dict[str, Any]:
+    from PIL import Image
+
+    name = list(_PICTURES)[index % len(_PICTURES)]
+    shade = tuple(max(0, min(255, value + draw.randint(-20, 20))) for value in _PICTURES[name])
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), shade).save(buffer, format="PNG")
+    return {"image": buffer.getvalue(), "label": name}
+
+
+_MAKERS: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
+    "text": _text,
+    "instruction": _instruction,
+    "prompt-completion": _pair,
+    "chat": _chat,
+    "preference": _preference,
+    "classification": _classification,
+    "image": _image,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import time
@@ -11,14 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from launcher.errors import Problem, RecipeError, RunFailed
-from launcher.train.callbacks import AlreadyTrained, Metrics
+from launcher.train.arguments import make_arguments
+from launcher.train.callbacks import AlreadyTrained, Metrics, numbers
 from launcher.train.data.build import Data
+from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import measure_peak
+from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
+from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
+
+__all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
 RESUME_VARIABLE = "EFFILAUNCH_RESUME"
 
@@ -40,36 +47,69 @@ class Measured:
     total_params: int
 
 
-def make_arguments(job: Job) -> TrainingArguments:
-    """The plan's TrainingArguments; folders and the DeepSpeed file come from the run directory."""
-    fields = job.section("trainer")
-    fields.setdefault("seed", job.seed)
-    fields.setdefault("logging_nan_inf_filter", False)
-    if fields.get("include_num_input_tokens_seen") in (None, False, "no"):
-        fields["include_num_input_tokens_seen"] = "non_padding"
-    fields["output_dir"] = str(job.checkpoints)
-    if job.ds_config is not None:
-        fields["deepspeed"] = str(job.ds_config)
-    args = TrainingArguments(**fields)
-    _ = args.device  # settles device and process group now
-    return args
+def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any, data: Data) -> Any:
+    """The Trainer of the plan's task, with its metrics, callbacks and the user's hooks.
 
+    RecipeError when the model cannot train on packed rows or a hook is wrong; RunFailed when accelerate set
+    up something else than the plan says.
+    """
+    task = job.value("task", "causal-lm")
+    check_positions(job, model)
+    hooks = load_hooks(job)
+    common = {
+        "model": model,
+        "args": args,
+        "train_dataset": data.train,
+        "eval_dataset": data.eval,
+        "data_collator": data.collate,
+        "processing_class": processing,
+        "callbacks": _callbacks(job, hooks),
+        "compute_metrics": make_scores(job, processing, hooks.compute_metrics),
+    }
+    if task == "dpo":
+        from launcher.train.dpo import PreparedDpoTrainer, make_reference
 
-def make_trainer(job: Job, args: TrainingArguments, model: Any, tokenizer: Any, data: Data) -> Trainer:
-    """A Trainer whose batches are padded with labels of their own."""
-    on_gpu = args.device.type == "cuda"
-    collator = DataCollatorForSeq2Seq(tokenizer, padding=True, pad_to_multiple_of=8 if on_gpu else None)
-    trainer = Trainer(
-        model=model,
-        args=args,
-        train_dataset=data.train,
-        eval_dataset=data.eval,
-        data_collator=collator,
-        processing_class=tokenizer,
-        callbacks=[Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)],
-    )
+        trainer: Any = PreparedDpoTrainer(
+            **common,
+            ref_model=make_reference(job, args, model, processing),
+            keep_initial_adapter=job.value("adapter.path") is not None,
+        )
+    else:
+        generates = bool(getattr(args, "predict_with_generate", False))
+        kind = PlannedSeq2SeqTrainer if task == "seq2seq-lm" else PlannedTrainer
+        trainer = kind(**common, preprocess_logits_for_metrics=keep_predictions(task, generates=generates))
+    trainer.streams = data.streaming
+    trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
     return trainer
+
+
+def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
+    callbacks: list[TrainerCallback] = [Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)]
+    patience = job.value("early_stopping.patience")
+    if patience is not None:
+        callbacks.append(EarlyStoppingCallback(patience, job.value("early_stopping.threshold") or 0.0))
+    return callbacks + (hooks.callbacks() if hooks.callbacks is not None else [])
+
+
+def check_positions(job: Job, model: Any) -> None:
+    """RecipeError when documents that share a row could see each other.
+
+    What keeps them apart are position_ids, which the Trainer takes away from a model that does not name them.
+    """
+    asked = next((key for key in ("data.packing", "data.padding_free") if job.value(key, False)), None)
+    if asked is None:
+        return
+    base = model.get_base_model() if job.has_adapter else model
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        raise RecipeError(
+            Problem(
+                "packing-not-separable",
+                f"{type(base).__name__} takes no position_ids, so documents in one row would see each other",
+                path=asked,
+                hint=f"{asked}: false",
+            )
+        )
 
 
 def check_engine(job: Job, trainer: Trainer) -> None:
@@ -98,13 +138,10 @@ def fit(job: Job, trainer: Trainer) -> Measured:
     footprint = _footprint(model)
     trainable, total = _count_parameters(model)
     on_cuda = trainer.args.device.type == "cuda"
-    device_type = "cuda" if on_cuda else "cpu"
-    guard = job.value("runtime.autocast")
-    autocast: contextlib.AbstractContextManager[Any] = (
-        torch.autocast(device_type, dtype=getattr(torch, guard)) if guard else contextlib.nullcontext()
-    )
+    reference = getattr(trainer, "ref_model", None)
+    held = model if reference is None else torch.nn.ModuleList([model, reference])
     started = time.monotonic()
-    with measure_peak(model, on_cuda=on_cuda) as peak, autocast:
+    with measure_peak(held, on_cuda=on_cuda) as peak, _autocast(job, trainer):
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except AlreadyTrained:
@@ -118,6 +155,35 @@ def fit(job: Job, trainer: Trainer) -> Measured:
         trainable_params=trainable,
         total_params=total,
     )
+
+
+def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
+    """The evaluation of the weights that training ended with, {} without evaluation rows.
+
+    Taken from the log when it is there, else evaluated now; every process must call it, before weights are
+    saved. Values that are not finite are None.
+    """
+    if trainer.eval_dataset is None:
+        return {}
+    state, step = trainer.state, trainer.state.global_step
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        step = state.best_global_step
+    rows = [row for row in state.log_history if row["step"] == step and "eval_loss" in row]
+    if not rows:
+        with _autocast(job, trainer):
+            rows = [trainer.evaluate()]
+    return {"step": step} | numbers(rows[-1], ("epoch", "step", "num_input_tokens_seen"))
+
+
+def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
+    """The mixed precision that the plan lays around training itself, where upstream leaves a gap."""
+    dtype = job.value("runtime.autocast")
+    if not dtype:
+        return contextlib.nullcontext()
+    autocast: contextlib.AbstractContextManager[Any] = torch.autocast(
+        trainer.args.device.type, dtype=getattr(torch, dtype)
+    )
+    return autocast
 
 
 def find_checkpoint(job: Job) -> Path | None:
@@ -154,7 +220,10 @@ def _tokens_at(checkpoint: Path | None) -> int:
 def _count_parameters(model: Any) -> tuple[int, int]:
     """(trainable, all) parameters; sharded ones in full, 4-bit ones by what they stand for."""
     trainable = total = 0
-    for parameter in model.parameters():
+    reference = "ref" in getattr(model, "peft_config", {})  # trl's frozen copy of a continued adapter
+    for name, parameter in model.named_parameters():
+        if reference and ".ref." in name:
+            continue
         count = getattr(parameter, "ds_numel", None) or parameter.numel()
         state = getattr(parameter, "quant_state", None)
         if state is not None:

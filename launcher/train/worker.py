@@ -13,7 +13,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import EffilaunchError
 from launcher.train.job import Job, rank, read_job
@@ -43,33 +42,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(job: Job) -> None:
     """The whole run, one step after the other."""
+    from transformers import set_seed
+
     from launcher.train.adapters import attach_adapter
     from launcher.train.data.build import build_data
-    from launcher.train.models import load_model, load_tokenizer
+    from launcher.train.data.gate import check_first_batch
+    from launcher.train.metrics import check_metrics
+    from launcher.train.models import load_model
     from launcher.train.outcome import save_outcome
+    from launcher.train.processing import load_processing
     from launcher.train.training import fit, make_arguments, make_trainer
 
     started = time.monotonic()
     stand_in_for_launcher(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
     join_processes(job)
-    with args.main_process_first(desc="tokenizer and data"):
-        tokenizer = load_tokenizer(job)
-        data = build_data(job, tokenizer)
-    model = build_model(job, args, tokenizer, load_model, attach_adapter)
-    trainer = make_trainer(job, args, model, tokenizer, data)
+    check_metrics(job)
+    processing = load_processing(job)
+    data = build_data(job, processing)
+    check_first_batch(job, processing, data, args.per_device_train_batch_size)
+    set_seed(args.seed)  # alike on every rank, so that random weights and adapters agree
+    model = load_model(job, processing, data.labels)
+    set_seed(args.seed)
+    model = attach_adapter(job, model, processing)
+    trainer = make_trainer(job, args, model, processing, data)
     measured = fit(job, trainer)
-    save_outcome(job, trainer, tokenizer, data, measured, started)
-
-
-def build_model(job: Job, args: Any, tokenizer: Any, load_model: Any, attach_adapter: Any) -> Any:
-    """Seeded alike on every rank, so that random weights and adapters agree."""
-    from transformers import set_seed
-
-    set_seed(args.seed)
-    model = load_model(job, tokenizer)
-    set_seed(args.seed)
-    return attach_adapter(job, model)
+    save_outcome(job, trainer, processing, data, measured, started)
 
 
 def stand_in_for_launcher(job: Job) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.train.job import read_job
+
 TINY_LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -39,17 +41,29 @@ _BASE: dict[str, Any] = {
     "model.attn_implementation": "sdpa",
     "model.device_map": None,
     "model.chat_template": None,
+    "model.add_tokens": [],
     "model.cache_dir": None,
     "model.trust_remote_code": False,
     "model.enable_input_require_grads": False,
     "model.prepare_for_kbit": False,
     "model.pad_token": "ensure",
     "adapter.type": None,
-    "data.train": [{"path": "unused.jsonl", "format": "auto", "columns": {}}],
+    "data.train": [{"path": "unused.jsonl", "format": "prompt-completion", "columns": {}}],
     "data.eval": None,
     "data.max_length": 64,
     "data.loss_on": None,
     "data.num_proc": None,
+    "data.metrics": [],
+    "data.overlong": None,
+    "data.packing": False,
+    "data.padding_free": False,
+    "data.fim": None,
+    "data.streaming": False,
+    "data.max_truncated": 1.0,
+    "early_stopping.patience": None,
+    "early_stopping.threshold": None,
+    "python.file": None,
+    "python.hooks": [],
     "runtime.autocast": None,
     "runtime.training_arguments_first": True,
     "sharding.engine": "ddp",
@@ -90,6 +104,22 @@ def zero_config(stage: int) -> dict[str, Any]:
         "bf16": {"enabled": False},
         "fp16": {"enabled": False},
     }
+
+
+def trained(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, Any] | None = None) -> Path:
+    """A run directory whose data was prepared and whose model was trained, in this process."""
+    from launcher.train.worker import train
+
+    train(read_job(prepared(folder, changes, ds_config)))
+    return folder
+
+
+def prepared(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, Any] | None = None) -> Path:
+    """A run directory whose data was prepared in this process."""
+    from launcher.train.prepare import prepare_run
+
+    prepare_run(read_job(write_run(folder, changes, ds_config)))
+    return folder
 
 
 def write_run(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, Any] | None = None) -> Path:

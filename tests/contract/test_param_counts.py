@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher.errors import RecipeError
+from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import read_model_spec
 from launcher.facts.shipped import facts_file
+from launcher.plan.tiny import narrow_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -22,6 +26,20 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The following .*_pattern keys"),
 ]
 
+AUTO = {
+    "causal-lm": transformers.AutoModelForCausalLM,
+    "seq2seq-lm": transformers.AutoModelForSeq2SeqLM,
+    "sequence-classification": transformers.AutoModelForSequenceClassification,
+    "image-classification": transformers.AutoModelForImageClassification,
+}
+# What the worker hands to LoraConfig for each task; peft has no task type for images.
+LORA: dict[str, dict[str, Any]] = {
+    "causal-lm": {"task_type": "CAUSAL_LM"},
+    "seq2seq-lm": {"task_type": "SEQ_2_SEQ_LM"},
+    "sequence-classification": {"task_type": "SEQ_CLS"},
+    "image-classification": {"modules_to_save": ["classifier"]},
+}
+
 LLAMA = {
     "hidden_size": 64,
     "intermediate_size": 160,
@@ -31,6 +49,7 @@ LLAMA = {
     "vocab_size": 512,
 }
 GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "vocab_size": 512}
+T5 = {"d_model": 64, "d_kv": 24, "d_ff": 160, "num_layers": 3, "num_heads": 4, "vocab_size": 512}
 MOE = {"num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 32}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **LLAMA},
@@ -51,19 +70,40 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "opt-projected": {"model_type": "opt", **LLAMA, "ffn_dim": 160, "word_embed_proj_dim": 32},
     "mixtral": {"model_type": "mixtral", **LLAMA, "num_local_experts": 4},
     "qwen3_moe": {"model_type": "qwen3_moe", **LLAMA, **MOE},
+    "t5": {"model_type": "t5", **T5},
+    "t5-gated": {"model_type": "t5", **T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 2},
+    "mt5": {"model_type": "mt5", **T5, "tie_word_embeddings": False},
+    "mt5-silu": {"model_type": "mt5", **T5, "feed_forward_proj": "silu"},
+    "bert": {"model_type": "bert", **LLAMA, "type_vocab_size": 3},
+    "vit": {"model_type": "vit", **LLAMA, "image_size": [48, 32], "patch_size": [8, 16]},
+    "vit-grey": {"model_type": "vit", **LLAMA, "image_size": 32, "num_channels": 1, "qkv_bias": False},
 }
+CASES = [
+    (name, task)
+    for name, config in CONFIGS.items()
+    for task in FAMILY_TASKS[config["model_type"]]
+    if task in AUTO
+]
 
 
-def build(name: str) -> Any:
-    config = transformers.AutoConfig.for_model(**CONFIGS[name])
+def build(config: dict[str, Any], task: str, **more: Any) -> Any:
+    resolved = transformers.AutoConfig.for_model(**config, **more)
     with torch.device("meta"):
-        return transformers.AutoModelForCausalLM.from_config(config)
+        return AUTO[task].from_config(resolved)
+
+
+def trainable(model: Any, task: str, r: int, targets: Any) -> int:
+    """Parameters that peft trains."""
+    config = peft.LoraConfig(r=r, target_modules=targets, **LORA[task])
+    with torch.device("meta"):
+        adapted = peft.get_peft_model(model, config)
+    return sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
 
 def shapes(model: Any) -> Counter[tuple[str, int, int]]:
     found: Counter[tuple[str, int, int]] = Counter()
     for path, module in model.named_modules():
-        if path == "lm_head":
+        if path in ("lm_head", "score", "classifier"):
             continue
         kind = type(module).__name__
         if kind == "Linear":
@@ -73,30 +113,117 @@ def shapes(model: Any) -> Counter[tuple[str, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_parameters_linears_and_lora_match_the_real_model(name: str) -> None:
-    spec = read_model_spec(name, CONFIGS[name], "test")
-    model = build(name)
+@pytest.mark.parametrize(("name", "task"), CASES)
+def test_parameters_linears_and_lora_match_the_real_model(name: str, task: str) -> None:
+    labels = {"num_labels": 7} if task.endswith("classification") else {}
+    spec = read_model_spec(name, CONFIGS[name], "test", task, labels.get("num_labels"))
+    model = build(CONFIGS[name], task, **labels)
     assert spec.params == sum(p.numel() for p in model.parameters())
     expected: Counter[tuple[str, int, int]] = Counter()
     for linear in spec.linears:
         for index in range(linear.count):
             expected[linear.path.format(index), linear.in_features, linear.out_features] += 1
     assert shapes(model) == expected
-    config = peft.LoraConfig(r=5, target_modules="all-linear", task_type="CAUSAL_LM")
-    with torch.device("meta"):
-        adapted = peft.get_peft_model(model, config)
-    trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    assert spec.lora_params(5, "all-linear") == trainable
+    assert spec.lora_params(5, "all-linear") == trainable(model, task, 5, "all-linear")
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_bigcode", "opt", "gpt_neox"])
-def test_default_lora_targets_are_those_of_peft(name: str) -> None:
-    spec = read_model_spec(name, CONFIGS[name], "test")
-    with torch.device("meta"):
-        adapted = peft.get_peft_model(build(name), peft.LoraConfig(r=5, task_type="CAUSAL_LM"))
-    trainable = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    assert spec.lora_params(5, None) == trainable
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        *((name, "causal-lm") for name in ("llama", "gpt2", "gpt_bigcode", "opt", "gpt_neox")),
+        ("qwen2", "sequence-classification"),
+        ("bert", "sequence-classification"),
+        ("t5", "seq2seq-lm"),
+        ("mt5", "seq2seq-lm"),
+    ],
+)
+def test_default_lora_targets_are_those_of_peft(name: str, task: str) -> None:
+    spec = read_model_spec(name, CONFIGS[name], "test", task)
+    assert spec.lora_params(5, None) == trainable(build(CONFIGS[name], task), task, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "targets"),
+    [
+        ("vit", "image-classification", ["q_proj", "v_proj"]),
+        ("vit", "image-classification", ["q_proj", "o_proj", "fc1", "fc2"]),
+        ("bert", "sequence-classification", ["query", "key", "value"]),
+        ("bert", "sequence-classification", ["dense"]),
+        ("bert", "sequence-classification", ["query", "token_type_embeddings", "word_embeddings"]),
+        ("bert", "sequence-classification", r".*layer\.[01]\.output\.dense"),
+        ("t5", "seq2seq-lm", ["q", "k", "v", "o", "wi", "wo"]),
+        ("mt5", "seq2seq-lm", ["wi_0", "wi_1", "wo"]),
+        ("mt5", "seq2seq-lm", r"decoder\..*EncDecAttention\.[qv]"),
+        ("llama", "sequence-classification", ["q_proj", "down_proj"]),
+        ("gpt2", "sequence-classification", ["c_attn", "wpe"]),
+    ],
+)
+def test_named_lora_targets_match_peft(name: str, task: str, targets: Any) -> None:
+    spec = read_model_spec(name, CONFIGS[name], "test", task, 7)
+    labels = {"num_labels": 7} if task.endswith("classification") else {}
+    model = build(CONFIGS[name], task, **labels)
+    assert spec.lora_params(4, targets) == trainable(model, task, 4, targets)
+
+
+def test_a_t5_checkpoint_with_its_own_head_keeps_it(tmp_path: Path) -> None:
+    spec = read_model_spec("mt5", CONFIGS["mt5"], "test", "seq2seq-lm")
+    model = transformers.AutoModelForSeq2SeqLM.from_config(
+        transformers.AutoConfig.for_model(**CONFIGS["mt5"])
+    )
+    assert sum(p.numel() for p in model.parameters()) == spec.params
+    model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert sum(p.numel() for p in loaded.parameters()) == spec.loaded_params
+
+
+def shipped_models() -> dict[str, Any]:
+    models: dict[str, Any] = json.loads(facts_file("models.json").read_text())["models"]
+    return models
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_shipped_models_are_counted_like_their_real_class_for_every_task(name: str) -> None:
+    config = shipped_models()[name]["config"]
+    for task in FAMILY_TASKS[config["model_type"]]:
+        if task in AUTO:
+            spec = read_model_spec(name, config, "test", task)
+            assert spec.params == sum(p.numel() for p in build(config, task).parameters()), task
+
+
+# One published configuration of each family.
+FAMILY_EXAMPLES = {entry["config"]["model_type"]: entry["config"] for entry in shipped_models().values()}
+
+
+@pytest.mark.parametrize("family", FAMILY_EXAMPLES)
+def test_narrow_configurations_build_and_learn(family: str) -> None:
+    narrow = narrow_config(FAMILY_EXAMPLES[family])
+    for task in FAMILY_TASKS[family]:
+        if task not in AUTO:
+            continue
+        model = AUTO[task].from_config(transformers.AutoConfig.for_model(**narrow))
+        spec = read_model_spec(family, narrow, "test", task)
+        assert spec.params == sum(p.numel() for p in model.parameters()) < 400_000
+        if task == "image-classification":
+            inputs = {"pixel_values": torch.zeros(2, 3, 32, 32)}
+        else:
+            inputs = {"input_ids": torch.randint(3, 1024, (2, 16))}
+        labels = torch.tensor([0, 1]) if task.endswith("classification") else inputs["input_ids"]
+        out = model(**inputs, labels=labels)
+        out.loss.backward()
+        if task.endswith("classification"):
+            assert out.logits.shape == (2, 2)
+
+
+def test_every_family_has_the_classes_of_its_tasks_and_no_others_are_promised() -> None:
+    for family, tasks in FAMILY_TASKS.items():
+        config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[family]
+        for task, auto in AUTO.items():
+            if task in tasks:
+                assert config in auto._model_mapping
+            else:
+                with pytest.raises(RecipeError, match=f"cannot learn {task}"):
+                    read_model_spec(family, {"model_type": family}, "test", task)
 
 
 def test_shipped_defaults_are_those_of_the_installed_classes() -> None:

@@ -10,6 +10,7 @@ from launcher.plan import decide
 from launcher.plan.draft import Draft
 from launcher.plan.fixes import FIXES, apply_fixes
 from launcher.plan.fixes.fix import Situation
+from launcher.plan.fixes.packing import PACKING_FIXES
 from launcher.plan.planner import make_plan
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
@@ -131,6 +132,41 @@ def test_gemma_in_fp16_is_refused_and_in_bf16_not(tmp_path):
     assert "fp16-bf16-pretrained" not in ids(plan(tmp_path, "8xA100-80GB", text))
 
 
+def test_a_kernel_that_the_model_lacks_is_refused_before_the_weights_are_loaded(tmp_path):
+    gemma = BASE.replace("huggyllama/llama-7b", "google/gemma-2-9b")
+    assert plan(tmp_path, text=gemma).value("model.attn_implementation") == "eager"
+    with pytest.raises(RecipeError, match="caps its scores"):
+        plan(tmp_path, text=gemma, model__attn_implementation="sdpa")
+    assert plan(tmp_path, model__attn_implementation="sdpa").value("model.attn_implementation") == "sdpa"
+    mt0 = BASE.replace("huggyllama/llama-7b", "bigscience/mt0-large")
+    with pytest.raises(RecipeError, match="bias to each pair"):
+        plan(tmp_path, text=mt0, task="seq2seq-lm", model__attn_implementation="flash_attention_2")
+
+
+def test_dropout_that_trl_turns_off_is_said(tmp_path):
+    text = BASE.replace("adapter: {", "task: dpo\nadapter: {lora_dropout: 0.1, ")
+    warned = plan(tmp_path, "1xA100-80GB", text)
+    assert any("trl turns dropout off" in warning for warning in warned.warnings)
+    for silent in ({"adapter__lora_dropout": 0.0}, {"trainer__disable_dropout": "false"}):
+        assert "dpo-dropout" not in ids(plan(tmp_path, "1xA100-80GB", text, **silent))
+    assert "dpo-dropout" not in ids(plan(tmp_path, adapter__lora_dropout=0.1))
+
+
+def test_a_device_map_shares_the_layers_out_in_one_process(tmp_path):
+    text = "model: {name_or_path: meta-llama/Llama-3.1-70B}\n" + BASE.partition("\n")[2]
+    text = text.replace("huggyllama/llama-7b", "meta-llama/Llama-3.1-70B")
+    with pytest.raises(DoesNotFit):
+        plan(tmp_path, "1xA100-80GB", text)
+    spread = plan(tmp_path, "8xA100-80GB", text, model__device_map="auto")
+    assert spread.batch.data_parallel == 1
+    assert spread.job.spread == 8
+    assert any("naive model parallelism" in warning for warning in spread.warnings)
+    assert 8 * spread.memory.components.weights == pytest.approx(2 * 70_553_706_496, rel=0.005)
+    two = {"": 0, "lm_head": 1}
+    named = plan(tmp_path, "8xA100-80GB", text, model__device_map=str(two).replace("'", '"'))
+    assert named.job.spread == 2
+
+
 def test_a_fix_never_replaces_an_explicit_value(tmp_path):
     kept = plan(tmp_path, "1xA100-80GB", model__dtype="float32")
     assert kept.settings["model.dtype"].source == "override"
@@ -153,6 +189,8 @@ def test_checkpointing_kwargs_of_the_recipe_are_added_to_not_replaced(tmp_path):
 
 def test_every_fix_is_covered_here():
     elsewhere = {"fp16-bf16-pretrained", "bf16-unknown-device", "pad-token"}
+    elsewhere |= {"attention-kernel", "dpo-dropout"}
+    elsewhere |= {fix.id for fix in PACKING_FIXES}  # test_packing_fixes.py
     assert {fix.id for fix in FIXES} == SETS.keys() | REFUSES.keys() | elsewhere
     assert len({fix.id for fix in FIXES}) == len(FIXES)
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import Dtypes, layer_bytes
-from launcher.memory.estimate import MemoryJob, estimate_memory, max_micro_batch
+from launcher.memory.estimate import Components, MemoryJob, estimate_memory, max_micro_batch
 from launcher.memory.states import (
     StateWidths,
     base_weight_bytes,
@@ -22,19 +23,25 @@ from launcher.memory.states import (
     shard_states,
     state_widths,
 )
+from launcher.plan.draft import Draft
+from launcher.plan.sizing import base_job
 
 GIB = 2**30
 A100 = parse_hardware("1xA100-80GB")
 
 
-def spec(name: str) -> ModelSpec:
+def spec(name: str, task: str | None = None) -> ModelSpec:
     config = shipped_model_config(name)
     assert config is not None
-    return read_model_spec(name, config, "shipped facts")
+    return read_model_spec(name, config, "shipped facts", task or FAMILY_TASKS[config["model_type"]][0])
 
 
 LLAMA_7B = spec("huggyllama/llama-7b")
 LLAMA_1B = spec("meta-llama/Llama-3.2-1B")
+DPO_1B = spec("meta-llama/Llama-3.2-1B", "dpo")
+BERT = spec("google-bert/bert-large-uncased")
+VIT = spec("google/vit-large-patch16-224")
+MT0 = spec("bigscience/mt0-large")
 STARCODER = spec("bigcode/starcoder")
 
 FULL = MemoryJob(
@@ -256,3 +263,111 @@ def test_two_hundred_estimates_are_quick() -> None:
     for size in range(1, 201):
         estimate_memory(LLAMA_7B, replace(FULL, micro_batch=size), A100)
     assert time.perf_counter() - start < 1.0
+
+
+def components(model: ModelSpec, job: MemoryJob) -> Components:
+    return estimate_memory(model, job, A100).components
+
+
+def test_preference_pairs_keep_twice_the_activations_and_no_logits_of_the_whole_vocabulary() -> None:
+    one = components(LLAMA_1B, JOB_1B)
+    pairs = components(DPO_1B, replace(JOB_1B, sequences_per_sample=2))
+    assert pairs.activations == 2 * one.activations
+    # 4096 x 32768 logits at a time, against 8192 x 128256.
+    assert pairs.logits < one.logits / 5
+
+
+def test_a_reference_model_holds_the_weights_once_more_and_nothing_else() -> None:
+    job = replace(JOB_1B, sequences_per_sample=2)
+    without = estimate_memory(DPO_1B, job, A100)
+    held = estimate_memory(DPO_1B, replace(job, reference_model=True), A100)
+    assert held.total - without.total == 2 * LLAMA_1B.params
+
+
+def test_classification_has_no_logits_of_a_vocabulary() -> None:
+    labelled = spec("meta-llama/Llama-3.2-1B", "sequence-classification")
+    job = replace(JOB_1B, trainable_params=labelled.params)
+    assert components(labelled, job).logits < components(LLAMA_1B, JOB_1B).logits / 50
+    assert components(BERT, replace(job, sequence_length=512)).logits < 64 * 2**20
+
+
+def test_both_stacks_of_an_encoder_decoder_keep_activations() -> None:
+    encoder, decoder = MT0.layout.stacks
+    d = Dtypes(2, 2, False)
+    first, second = (
+        layer_bytes(MT0, d, attention="sdpa", sequence=128, layout=stack) for stack in (encoder, decoder)
+    )
+    assert second > first
+    job = replace(FULL, micro_batch=64, sequence_length=128, trainable_params=MT0.params)
+    assert components(MT0, job).activations == pytest.approx(64 * 128 * 24 * (first + second), rel=0.05)
+
+
+def test_the_own_head_of_a_published_t5_is_part_of_its_weights() -> None:
+    assert base_weight_bytes(MT0, "bfloat16") == 2 * 1_229_581_312
+
+
+def test_attention_dropout_costs_maps_in_eager_attention_only() -> None:
+    d = Dtypes(2, 2, False)
+    quiet = replace(BERT, layout=replace(BERT.layout, attention_dropout=0.0))
+
+    def kept(model: ModelSpec, attention: str) -> float:
+        return layer_bytes(model, d, attention=attention, sequence=512)
+
+    assert kept(BERT, "sdpa") == kept(quiet, "sdpa")
+    # A mask of one byte and a second copy in 16 bits for each of 16 x 512 scores.
+    assert kept(BERT, "eager") - kept(quiet, "eager") == 16 * 512 * 3
+
+
+def test_documents_in_one_row_cost_a_mask_unless_flash_attention_reads_them() -> None:
+    job = replace(JOB_1B, sequence_length=512)
+    packed = replace(job, document_mask=True)
+    rows, length, layers = 4, 512, 16
+    more = estimate_memory(LLAMA_1B, packed, A100).total - estimate_memory(LLAMA_1B, job, A100).total
+    assert more == rows * length**2 * (1 + 2 * layers)
+    side_by_side = replace(packed, one_row=True)
+    assert components(LLAMA_1B, side_by_side).buffers == (rows * length) ** 2
+    flash = replace(job, attention="flash_attention_2")
+    assert components(LLAMA_1B, flash) == components(
+        LLAMA_1B, replace(flash, document_mask=True, one_row=True)
+    )
+
+
+def draft_of(**settings: object) -> Draft:
+    draft = Draft({})
+    values = {
+        "data.max_length": 512, "precision": "bf16", "model.dtype": "float32",
+        "sharding.engine": "ddp", "sharding.offload_optimizer": "none", "sharding.offload_param": "none",
+        "trainer.optim": "adamw_torch", "model.attn_implementation": "sdpa",
+    }  # fmt: skip
+    for name, value in (values | {k.replace("__", "."): v for k, v in settings.items()}).items():
+        draft.put(name, value, "test")
+    return draft
+
+
+def test_base_job_of_preference_pairs() -> None:
+    full = base_job(draft_of(task="dpo"), DPO_1B, A100, 1)
+    assert (full.sequences_per_sample, full.reference_model) == (2, True)
+    ahead = draft_of(task="dpo", trainer__precompute_ref_log_probs=True)
+    assert base_job(ahead, DPO_1B, A100, 1).reference_model is False
+    assert base_job(draft_of(task="dpo", adapter__type="lora"), DPO_1B, A100, 1).reference_model is False
+    plain = base_job(draft_of(task="causal-lm"), LLAMA_1B, A100, 1)
+    assert (plain.sequences_per_sample, plain.reference_model, plain.document_mask) == (1, False, False)
+
+
+def test_base_job_of_images_packs_and_an_untied_head() -> None:
+    assert base_job(draft_of(task="image-classification"), VIT, A100, 1).sequence_length == 197
+    packed = base_job(draft_of(task="causal-lm", data__packing=True), LLAMA_1B, A100, 1)
+    assert (packed.document_mask, packed.one_row) == (True, False)
+    flat = base_job(draft_of(task="causal-lm", data__padding_free=True), LLAMA_1B, A100, 1)
+    assert (flat.document_mask, flat.one_row) == (True, True)
+    assert base_job(draft_of(task="seq2seq-lm"), MT0, A100, 1).trainable_params == MT0.loaded_params
+
+
+def test_a_classifier_beside_an_adapter_does_not_raise_its_rank() -> None:
+    config, job = {"model_type": "vit"}, replace(FULL, micro_batch=64, sequence_length=197, adapter=True)
+    kept = []
+    for labels in (2, 20_000):
+        model = read_model_spec("x", config, "test", "image-classification", labels)
+        lora = model.lora_params(4, "all-linear")
+        kept.append(components(model, replace(job, trainable_params=lora)).activations)
+    assert kept[0] == kept[1] > 0

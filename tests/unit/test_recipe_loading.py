@@ -98,11 +98,11 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
 model: {nam_or_path: gpt2, dtype: fp32, lora_alpha: 3}
 adapter: {r: 0, lora_r: 8}
 data:
-  train: [{path: a.jsonl, format: chatt, weight: 1.0}]
+  train: [{path: a.jsonl, format: chatt, weight: 0}]
   eval: {splt: 0.02}
   max_length: "2048"
-  packing: true
-task: dpo
+  packing: yes
+task: ppo
 trainer:
   learning_rate: "1e-4"
   lr: 1e-4
@@ -119,15 +119,18 @@ zzz: 1
         "r.yaml:1: model: `name_or_path` (weights) or `config` (random weights) is required"
         " (e.g. name_or_path: bigcode/starcoder)",
         "r.yaml:1: model.nam_or_path: unknown key (did you mean `name_or_path`?)",
-        'r.yaml:1: model.dtype: is "fp32" (text), expected one of auto, float32, bfloat16, float16',
+        'r.yaml:1: model.dtype: is "fp32" (text), expected one of auto, float32, bfloat16, float16'
+        " (did you mean float32?)",
         "r.yaml:1: model.lora_alpha: unknown key (`lora_alpha` belongs under `adapter:`)",
         "r.yaml:2: adapter.r: is 0, expected at least 1",
-        "r.yaml:4: data.train[0].weight: not supported by this version yet"
-        " (remove it: sources are concatenated)",
+        'r.yaml:4: data.train[0].format: is "chatt" (text), expected one of auto, text, instruction,'
+        " prompt-completion, chat, preference, classification, image (did you mean chat?)",
+        "r.yaml:4: data.train[0].weight: is 0, expected more than 0",
         "r.yaml:5: data.eval.splt: unknown key (did you mean `split`?)",
         'r.yaml:6: data.max_length: is "2048" (text), expected a whole number (write 2048 without quotes)',
-        "r.yaml:7: data.packing: not supported by this version yet (remove it: rows are padded, not packed)",
-        "r.yaml:8: task: dpo is not supported by this version yet (this version trains causal-lm)",
+        'r.yaml:7: data.packing: is "yes" (text), expected true or false (write true)',
+        "r.yaml:8: task: ppo is not a task here (trl trains it: GRPOTrainer and RLOOTrainer generate while"
+        " they train, which a recipe cannot say)",
         'r.yaml:10: trainer.learning_rate: is "1e-4" (text), expected a number (write 1e-4 without quotes)',
         f"r.yaml:11: trainer.lr: unknown key, {fields} 5.23.0 (did you mean `learning_rate`?)",
         "r.yaml:12: trainer.evaluation_strategy: removed in transformers 5.23.0 (write `eval_strategy`)",
@@ -183,6 +186,41 @@ def test_extends_refuses_cycles_and_absent_files(tmp_path: Path) -> None:
     ]
     (only,) = problems(tmp_path, "extends: nowhere.yaml\n" + GOOD)
     assert "extends: no file nowhere.yaml and no shipped recipe `nowhere.yaml`" in only
+
+
+def test_what_is_missing_altogether_is_missing_in_the_given_file(tmp_path: Path) -> None:
+    write(tmp_path, "seed: 1\n", "b.yaml")
+    assert problems(tmp_path, "extends: b.yaml\nmodel: {name_or_path: m}\n") == [
+        "r.yaml: data: required, but not given: Training and evaluation rows"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: \x07\n", "r.yaml:2: not valid YAML: "),
+        ("a: " + "[" * 70 + "]" * 70, "r.yaml:1: nested more than 64 levels deep"),
+        ("- " * 70 + "a", "r.yaml:1: nested more than 64 levels deep"),
+        (GOOD + "seed: " + "9" * 30, "r.yaml:3: seed: the number 9" + "9" * 29 + " is beyond 64 bits"),
+        (GOOD + "seed: !!int abc", "r.yaml:3: seed: cannot read 'abc' with the tag `tag:yaml.org,2002:int`"),
+        (GOOD + "fixes: !!set {a}", "r.yaml:3: fixes: cannot read a collection with the tag `tag:"),
+        (GOOD + 'python: "a\\0b"', "r.yaml:3: python: holds a zero byte or half a character"),
+        (GOOD + "'': 1", "r.yaml:3: a key must be text, and not empty"),
+        (GOOD + "extends: " + "x" * 5000, "r.yaml:3: extends: no file "),
+    ],
+)  # fmt: skip
+def test_text_that_no_recipe_holds(tmp_path: Path, text: str, expected: str) -> None:
+    assert problems(tmp_path, text)[0].startswith(expected)
+
+
+def test_paths_of_a_hooks_file_and_a_generation_config(tmp_path: Path) -> None:
+    (tmp_path / "generation").mkdir()
+    text = GOOD + "task: seq2seq-lm\npython: inner/../hooks.py\ntrainer: {generation_config: generation}\n"
+    recipe = load(tmp_path, text).recipe
+    assert recipe.python == str(tmp_path / "hooks.py")
+    assert recipe.trainer["generation_config"] == str(tmp_path / "generation")
+    text = text.replace("config: generation", "config: org/name")
+    assert load(tmp_path, text).recipe.trainer["generation_config"] == "org/name"
 
 
 def test_overrides_that_do_not_fit(tmp_path: Path) -> None:

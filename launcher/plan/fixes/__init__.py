@@ -9,10 +9,11 @@ from launcher.errors import Problem, RecipeError
 from launcher.plan.fixes.adapters import ADAPTER_FIXES
 from launcher.plan.fixes.devices import DEVICE_FIXES
 from launcher.plan.fixes.fix import Fix, Situation
+from launcher.plan.fixes.packing import PACKING_FIXES
 from launcher.plan.fixes.precision import PRECISION_FIXES
 from launcher.plan.plan import AppliedFix
 
-FIXES: tuple[Fix, ...] = (*PRECISION_FIXES, *ADAPTER_FIXES, *DEVICE_FIXES)
+FIXES: tuple[Fix, ...] = (*PRECISION_FIXES, *ADAPTER_FIXES, *DEVICE_FIXES, *PACKING_FIXES)
 
 
 def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> list[AppliedFix]:

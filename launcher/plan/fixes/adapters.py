@@ -37,12 +37,23 @@ def _ddp_unused(s: Situation) -> Mapping[str, Any]:
     return {"trainer.ddp_find_unused_parameters": False} if applies else {}
 
 
+def _reads_text(s: Situation) -> bool:
+    return bool(s.get("task") != "image-classification")
+
+
 def _use_cache(s: Situation) -> Mapping[str, Any]:
+    if not _reads_text(s):
+        return {}
     return {} if s.draft.explicit("trainer.use_cache") else {"trainer.use_cache": False}
 
 
 def _pad_token(s: Situation) -> Mapping[str, Any]:
-    return {"model.pad_token": "ensure"}
+    return {"model.pad_token": "ensure"} if _reads_text(s) else {}
+
+
+def _dpo_dropout(s: Situation) -> Mapping[str, Any]:
+    drops = s.get("adapter.lora_dropout") and s.get("trainer.disable_dropout") is not False
+    return {"adapter.lora_dropout": 0.0} if s.get("task") == "dpo" and drops else {}
 
 
 def _purely_quantized(s: Situation) -> Mapping[str, Any]:
@@ -154,5 +165,17 @@ ADAPTER_FIXES = (
         source="huggingface/transformers#23530; huggingface/trl#976",
         versions="all",
         changes=_pad_token,
+    ),
+    Fix(
+        id="dpo-dropout",
+        title="trl turns dropout off",
+        condition="task dpo with adapter.lora_dropout, without trainer.disable_dropout: false",
+        action="warn",
+        reason="DPOConfig.disable_dropout is true by default, so that policy and reference compare alike; "
+        "the recipe's lora_dropout then does nothing.",
+        source="trl/trainer/dpo_config.py disable_dropout",
+        versions="trl >= 0.12",
+        changes=_dpo_dropout,
+        hint="drop adapter.lora_dropout, or set trainer.disable_dropout: false",
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
+from launcher.plan.record import ONLY_EAGER
 
 
 def _device_map_distributed(s: Situation) -> Mapping[str, Any]:
@@ -68,7 +69,27 @@ def _nan_filter(s: Situation) -> Mapping[str, Any]:
     )
 
 
+def _no_kernel(s: Situation) -> Mapping[str, Any]:
+    asked = s.get("model.attn_implementation")
+    biased = asked == "flash_attention_2" and s.model.layout.position_bias
+    capped = asked == "sdpa" and s.model.model_type in ONLY_EAGER
+    return {"model.attn_implementation": "eager"} if biased or capped else {}
+
+
 DEVICE_FIXES = (
+    Fix(
+        id="attention-kernel",
+        title="an attention kernel that the model does not have",
+        condition="T5 or mT5 with flash_attention_2, Gemma-2 with sdpa",
+        action="refuse",
+        reason="T5 adds a bias to each pair of positions and Gemma-2 caps its scores; transformers refuses "
+        "the kernel when the weights are loaded, after the job has waited in the queue.",
+        source="transformers/models/t5/modeling_t5.py _supports_flash_attn; gemma2 _supports_sdpa",
+        versions="transformers 5.23",
+        changes=_no_kernel,
+        hint="drop model.attn_implementation",
+        early=True,
+    ),
     Fix(
         id="device-map-distributed",
         title="device_map against distributed launch",

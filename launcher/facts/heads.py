@@ -1,0 +1,90 @@
+"""Which tasks a family can learn, and the head that each task puts on the model. Pure.
+
+Heads are those of transformers 5.23's AutoModelForCausalLM, AutoModelForSeq2SeqLM,
+AutoModelForSequenceClassification and AutoModelForImageClassification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.architectures import FAMILIES, Layout, Sizes
+from launcher.facts.encoders import ENCODER_FAMILIES
+
+LM_TASKS = ("causal-lm", "seq2seq-lm", "dpo")
+"""Tasks whose head gives a logit per token of the vocabulary."""
+
+FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(FAMILIES, ("causal-lm", "sequence-classification", "dpo")),
+    "t5": ("seq2seq-lm",),
+    "mt5": ("seq2seq-lm",),
+    "bert": ("sequence-classification",),
+    "vit": ("image-classification",),
+}
+"""Model type -> its tasks, the most usual one first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output layer."""
+
+    name: str
+    """lm_head | score | classifier"""
+    in_features: int
+    out_features: int
+    """Logits: the vocabulary, or the labels."""
+    bias: bool = False
+    per_token: bool = True
+    """Logits for each token, else for each sample."""
+    tied: bool = False
+    """Its matrix is that of the token embedding."""
+    saved: bool = False
+    """Trained in full beside an adapter: peft does it for the heads of classification."""
+
+    @property
+    def own_params(self) -> int:
+        """Parameters that no other module holds."""
+        if self.tied:
+            return 0
+        return self.out_features * (self.in_features + (1 if self.bias else 0))
+
+
+def check_task(name: str, model_type: Any, task: str) -> None:
+    """RecipeError `unknown-architecture` for a family that is not known, or not for this task."""
+    tasks = FAMILY_TASKS.get(model_type, ())
+    if task in tasks:
+        return
+    if tasks:
+        message = f"model {name!r} cannot learn {task}: the family {model_type} is for {' and '.join(tasks)}"
+    else:
+        message = f"model {name!r} has model_type {model_type!r}, which is not supported"
+    hint = f"supported for {task}: {', '.join(f for f, known in FAMILY_TASKS.items() if task in known)}"
+    raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
+
+
+def family_layout(model_type: str, sizes: Sizes) -> Layout:
+    """The layout of a family that `check_task` let pass."""
+    family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
+    return family(sizes)
+
+
+def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
+    """The head that `task` puts on a model of this family."""
+    if task in LM_TASKS:
+        # transformers 5.23 ties every T5, whatever the configuration says.
+        tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
+        return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
+    if model_type in ENCODER_FAMILIES:
+        return Head("classifier", sizes.hidden, num_labels, bias=True, per_token=False, saved=True)
+    # Every token is scored, and the last one's score is taken.
+    return Head("score", layout.embed_width, num_labels, saved=True)
+
+
+def labels_of(config: Mapping[str, Any]) -> int:
+    """Labels that a configuration names, 2 where it names none, as transformers takes it."""
+    if config.get("num_labels") is not None:
+        return int(config["num_labels"])
+    return len(config.get("id2label") or ()) or 2

@@ -1,0 +1,119 @@
+"""The recipe copied into the draft, leaf by leaf: each value with its place or its default. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.plan.draft import Draft
+from launcher.recipe.schema import AdapterSection, DataSection, Recipe
+
+MODEL_LEAVES = (
+    "name_or_path",
+    "revision",
+    "gguf_file",
+    "tokenizer",
+    "device_map",
+    "chat_template",
+    "add_tokens",
+    "cache_dir",
+    "trust_remote_code",
+)
+
+# transformers 5.23 refuses sdpa at load: modeling_gemma2.py, _supports_sdpa
+ONLY_EAGER = ("gemma2",)
+
+
+def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks: tuple[str, ...]) -> None:
+    """Copy what the recipe says. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
+    draft.put_recipe("task", recipe.task, "schema default")
+    draft.put_recipe("seed", recipe.seed, "schema default")
+    for name in MODEL_LEAVES:
+        draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
+    # A shipped fact's name is resolved here: the worker gets the configuration itself.
+    config_value = None if recipe.model.config is None else dict(config)
+    draft.put_recipe("model.config", config_value, "not asked for")
+    default, reason = "sdpa", "torch's own kernels: present on every device, no extra package"
+    if config.get("model_type") in ONLY_EAGER:
+        default, reason = "eager", "its capped attention scores have no sdpa kernel in transformers"
+    draft.put_recipe("model.attn_implementation", recipe.model.attn_implementation or default, reason)
+    _record_adapter(draft, recipe.adapter)
+    _record_data(draft, recipe.data)
+    stopping = recipe.early_stopping
+    for name in ("patience", "threshold"):
+        value = None if stopping is None else getattr(stopping, name)
+        draft.put_recipe(f"early_stopping.{name}", value, "no early stopping asked for")
+    draft.put_recipe("python.file", recipe.python, "no hooks", origin="python")
+    draft.put_recipe("python.hooks", list(hooks), "no hooks", origin="python")
+    if recipe.sharding.zero_stage != "auto":
+        draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
+    for name in ("offload_optimizer", "offload_param"):
+        draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
+    for name, value in recipe.trainer.items():
+        draft.put_recipe(f"trainer.{name}", value, "")
+
+
+def _record_data(draft: Draft, data: DataSection) -> None:
+    draft.put_recipe("data.train", [source.model_dump() for source in data.train], "")
+    rows = data.eval
+    evaluation: Any = None
+    if isinstance(rows, list):
+        evaluation = [source.model_dump() for source in rows]
+    elif rows is not None:
+        evaluation = rows.model_dump()
+    draft.put_recipe("data.eval", evaluation, "no evaluation asked for")
+    fim = None if data.fim is None else data.fim.model_dump()
+    draft.put_recipe("data.fim", fim, "documents are learnt from left to right")
+    reasons = {
+        "max_length": "schema default",
+        "max_truncated": "schema default",
+        "metrics": "the evaluation loss is always reported",
+        "overlong": "text is split, other rows are truncated",
+        "loss_on": "by row format, decided when the rows are read",
+        "packing": "rows are padded, not packed",
+        "streaming": "rows are tokenised once, before the run",
+        "num_proc": "one per core, at most 8",
+    }
+    for name, reason in reasons.items():
+        draft.put_recipe(f"data.{name}", getattr(data, name), reason)
+    _record_batches(draft, data)
+
+
+def _record_batches(draft: Draft, data: DataSection) -> None:
+    """Whether a batch is one long row without padding, which only a variable-length kernel makes cheap."""
+    if data.padding_free is not None:
+        draft.put_recipe("data.padding_free", data.padding_free, "")
+        return
+    varlen = draft.get("model.attn_implementation") == "flash_attention_2"
+    if data.packing and varlen:
+        draft.put("data.padding_free", True, "flash_attention_2 takes documents of any length side by side")
+    elif data.packing:
+        draft.put("data.padding_free", False, "other kernels would pay for a mask over the whole batch")
+    else:
+        draft.put("data.padding_free", False, "not asked for")
+
+
+def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
+    if adapter is None:
+        draft.put_recipe("adapter.type", None, "no adapter: all parameters are trained")
+        return
+    fields: dict[str, Any] = adapter.model_dump()
+    draft.put_recipe("adapter.type", fields.pop("type"), "the adapter method")
+    path = fields.pop("path")
+    if path is not None:
+        draft.put_recipe("adapter.path", path, "")
+        return
+    for name, value in fields.items():
+        draft.put_recipe(f"adapter.{name}", value, "")
+    defaults = {
+        "r": (16, "rank of common LoRA recipes"),
+        "lora_alpha": (32, "twice the default rank"),
+        "lora_dropout": (0.0, "peft's default"),
+        "target_modules": (
+            "all-linear",
+            "every linear layer but the head; peft knows not every model",
+        ),
+    }
+    for name, (value, reason) in defaults.items():
+        if name not in fields:
+            draft.put(f"adapter.{name}", value, reason)

@@ -1,0 +1,43 @@
+"""What a data path is: a file or folder here, a pattern, a part of a package, or a data set of the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_SUFFIX = re.compile(
+    r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|arrow)(\.(gz|bz2|xz|zst|zip))?$", re.IGNORECASE
+)
+_URL = re.compile(r"[A-Za-z][\w+.-]*://|(?:hf|hub|s3|gs|https?):")
+# organisation/name, as the hub allows them
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+def is_package(text: str) -> bool:
+    """Whether `text` is package:NAME/inner/path of an installed Python package."""
+    return text.startswith("package:")
+
+
+def is_url(text: str) -> bool:
+    """Whether `text` names another machine: https://, s3://, hf://, …"""
+    return not is_package(text) and _URL.match(text) is not None
+
+
+def is_glob(text: str) -> bool:
+    """Whether `text` is a pattern (`*`, `?`, `[…]`) for several files."""
+    return not is_package(text) and not is_url(text) and any(char in text for char in "*?[")
+
+
+def is_hub_id(text: str, folder: Path) -> bool:
+    """Whether `text` is a data set of the hub (organisation/name) rather than a path under `folder`.
+
+    It is not when it ends like a data file, or when something of that name, or of its first part, is here.
+    """
+    if _HUB_ID.fullmatch(text) is None or ".." in text or "--" in text or _SUFFIX.search(text):
+        return False
+    if text.endswith(("-", ".", ".git")):
+        return False
+    try:
+        return not (folder / text.partition("/")[0]).exists()
+    except OSError:
+        return True

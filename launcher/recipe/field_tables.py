@@ -1,0 +1,146 @@
+"""Which fields `trainer:` and `adapter:` have: from the installed package, else from the shipped table."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """Where a table comes from."""
+
+    package: str
+    file: str
+    """Name of the shipped table."""
+    reader: str
+    """Name of the function in `source_tables` that reads the source of the package."""
+
+
+TABLES = {
+    "transformers": TableSource("transformers", "training_arguments.json", "training_arguments_table"),
+    "peft": TableSource("peft", "lora_config.json", "lora_config_table"),
+    "seq2seq": TableSource("transformers", "seq2seq_arguments.json", "seq2seq_arguments_table"),
+    "trl": TableSource("trl", "dpo_config.json", "dpo_config_table"),
+}
+# task -> the table of the fields that it has besides those of TrainingArguments
+TASK_TABLES = {"seq2seq-lm": "seq2seq", "dpo": "trl"}
+
+# field of every task -> who decides it instead
+TRAINER_OWNED = {
+    "output_dir": "`run --output-dir` decides it",
+    "deepspeed": "`sharding` decides it",
+    "fsdp": "`sharding` decides it",
+    "fsdp_config": "`sharding` decides it",
+    "resume_from_checkpoint": "`run --resume` decides it",
+    "local_rank": "the launcher sets it",
+    "seed": "write `seed` at the top of the recipe",
+    "use_cpu": "`hardware.device: cpu` or `--on cpu` decides it",
+    "do_train": "the launcher always trains",
+    "do_eval": "`data.eval` decides it",
+    "do_predict": "prediction is not part of a run",
+    "bf16": "`precision` decides it",
+    "fp16": "`precision` decides it",
+    "hub_token": "set HF_TOKEN in the environment; no secret belongs into a recipe",
+}
+# task -> fields of its table that the launcher decides itself, or that do nothing
+TASK_OWNED: dict[str, dict[str, str]] = {
+    "seq2seq-lm": {
+        "sortish_sampler": "remove it: transformers does not read it; `train_sampling_strategy` is read",
+    },
+    "dpo": {
+        "max_length": "write `data.max_length`",
+        "dataset_num_proc": "write `data.num_proc`",
+        "trust_remote_code": "write `model.trust_remote_code`",
+        "model_init_kwargs": "`model` decides it",
+        "pad_token": "the tokenizer decides it",
+        "padding_free": "remove it: trl does not support it now",
+        "truncation_mode": "remove it: trl keeps the start of a sample",
+        **dict.fromkeys(
+            ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
+            "remove it: the reference is the model before training, and stays so",
+        ),
+    },
+}
+# LoraConfig fields that the launcher decides itself.
+ADAPTER_OWNED = {
+    "task_type": "`task` decides it",
+    "peft_type": "`adapter.type` decides it",
+    "base_model_name_or_path": "`model.name_or_path` decides it",
+    "inference_mode": "training needs false",
+    "auto_mapping": "peft fills it in",
+    "peft_version": "peft fills it in",
+}
+
+
+def installed_package(name: str) -> tuple[str, Path] | None:
+    """(version, folder) of an installed package, found without importing it; None when it is absent."""
+    for entry in sys.path:
+        folder = Path(entry or ".") / name
+        if not (folder / "__init__.py").is_file():
+            continue
+        for item in os.listdir(folder.parent):  # noqa: PTH208 - a Path for each of many is slow
+            if item.startswith(f"{name}-") and item.endswith(".dist-info"):
+                return item.removeprefix(f"{name}-").removesuffix(".dist-info"), folder
+    # an editable install has its metadata elsewhere
+    from importlib import metadata, util
+
+    spec = util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    try:
+        return metadata.version(name), Path(next(iter(spec.submodule_search_locations)))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def field_table(name: str) -> dict[str, Any]:
+    """A table of TABLES (see `source_tables`): of the installed version, else of the tested one."""
+    shipped: dict[str, Any] = json.loads(shipped_table(name).read_text(encoding="utf-8"))
+    found = installed_package(TABLES[name].package)
+    if found is None or found[0] == shipped["version"]:
+        return shipped
+    from launcher.recipe import source_tables
+
+    try:
+        table: dict[str, Any] = getattr(source_tables, TABLES[name].reader)(found[1], found[0])
+    except (OSError, SyntaxError, KeyError, ValueError):
+        return shipped
+    return table
+
+
+def shipped_table(name: str) -> Path:
+    """File of the table that was generated from the tested version."""
+    return Path(__file__).parent / "tables" / TABLES[name].file
+
+
+def trainer_fields(task: str = "causal-lm") -> dict[str, Any]:
+    """Fields of `trainer:` for a task: name -> {types, default, choices?, renamed_to?}."""
+    fields: dict[str, Any] = field_table("transformers")["fields"]
+    return fields | task_fields(task) if task in TASK_TABLES else fields
+
+
+def task_fields(task: str) -> dict[str, Any]:
+    """Fields of `trainer:` that only this task has."""
+    if task not in TASK_TABLES:
+        return {}
+    general = field_table("transformers")["fields"]
+    own = field_table(TASK_TABLES[task])["fields"]
+    return {k: v for k, v in own.items() if k not in general and k not in TASK_OWNED[task]}
+
+
+def task_of_field(name: str) -> str | None:
+    """The task that has this field of `trainer:`, None when none or every task has it."""
+    return next((task for task in TASK_TABLES if name in task_fields(task)), None)
+
+
+def adapter_fields() -> dict[str, Any]:
+    """LoraConfig fields that a recipe may give: name -> {types, default, choices?}."""
+    fields: dict[str, Any] = field_table("peft")["fields"]
+    return {name: entry for name, entry in fields.items() if name not in ADAPTER_OWNED}

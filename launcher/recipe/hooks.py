@@ -1,0 +1,154 @@
+"""What the file of `python:` defines, read from its text; nothing of it runs."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import Problem, RecipeError
+from launcher.recipe.suggestions import close_key
+
+# name -> how it is called
+_CALLS = {
+    "format_row": ("row",),
+    "compute_metrics": ("prediction",),
+    "callbacks": (),
+}
+# further names that are meant for one of them
+_ALIASES = {
+    "format": "format_row",
+    "map_row": "format_row",
+    "process_row": "format_row",
+    "preprocess": "format_row",
+    "metrics": "compute_metrics",
+    "get_callbacks": "callbacks",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The functions that a run takes from the file."""
+
+    names: tuple[str, ...]
+    """Of format_row, compute_metrics and callbacks, those that the file defines."""
+    text: str
+    """The file."""
+
+
+def read_hooks(path: Path | str) -> Hooks:
+    """Read the file and check the functions by which it takes part in a run.
+
+    RecipeError, with file and line, when it is absent, is no Python, defines none of the functions, defines
+    one that cannot be called as it will be, or has an unused function whose name is nearly one of theirs.
+    """
+    file = str(path)
+    text = _read(Path(path), file)
+    tree = _parse(text, file)
+    found: dict[str, tuple[ast.stmt, ast.arguments | None, bool]] = {}
+    others: list[tuple[str, int]] = []
+    problems: list[Problem] = []
+    for name, node, arguments, is_async in _definitions(tree):
+        if name in _CALLS:
+            found[name] = (node, arguments, is_async)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            others.append((name, node.lineno))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for name, line in others:
+        meant = _meant(name)
+        if meant and meant not in found and name not in used:
+            what = f"the function {name} is called by nobody"
+            problems.append(_problem("hook-unknown", what, file, line, f"did you mean `{meant}`?"))
+    for name, (node, arguments, is_async) in found.items():
+        if is_async:
+            message = f"{name} is a coroutine, expected a plain function"
+            problems.append(_problem("hook-signature", message, file, node.lineno, "write `def`"))
+        elif arguments is not None and not _callable_with(arguments, len(_CALLS[name])):
+            message = f"{name} cannot be called as {name}({', '.join(_CALLS[name])})"
+            hint = f"write `def {name}({', '.join(_CALLS[name])}):`"
+            problems.append(_problem("hook-signature", message, file, node.lineno, hint))
+    if not found and not problems:
+        names = ", ".join(f"{name}({', '.join(call)})" for name, call in _CALLS.items())
+        problems.append(
+            _problem("hook-missing", "defines no hook at its top level", file, 1, f"hooks: {names}")
+        )
+    if problems:
+        raise RecipeError(sorted(problems, key=lambda problem: problem.line or 0))
+    return Hooks(tuple(name for name in _CALLS if name in found), text)
+
+
+def _problem(code: str, message: str, file: str, line: int | None, hint: str | None = None) -> Problem:
+    return Problem(code, message, file, line, "python", hint)
+
+
+def _read(path: Path, file: str) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise RecipeError(_problem("hooks-unreadable", "is not UTF-8 text", file, None)) from None
+    except (OSError, ValueError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RecipeError(
+            _problem(
+                "hooks-missing" if missing else "hooks-unreadable",
+                "no such file" if missing else f"cannot be read: {reason}",
+                file,
+                None,
+                "`python:` names a Python file, relative to the recipe" if missing else None,
+            )
+        ) from None
+
+
+def _parse(text: str, file: str) -> ast.Module:
+    try:
+        with warnings.catch_warnings():  # an old escape in a text is the interpreter's to tell
+            warnings.simplefilter("ignore")
+            return ast.parse(text, filename=file)
+    except SyntaxError as error:
+        message = f"is not valid Python: {error.msg}"
+        raise RecipeError(_problem("hooks-syntax", message, file, error.lineno)) from None
+    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes, or nested beyond the parser
+        message = f"is not valid Python: {error or type(error).__name__}"
+        raise RecipeError(_problem("hooks-syntax", message, file, None)) from None
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.arguments | None, bool]]:
+    """(name, statement, arguments if they can be read, whether it is a coroutine) of the top level.
+
+    Those under `if` and `try` count too; so do imported and assigned names, whose arguments are not known.
+    """
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            # a decorator may change how it is called
+            arguments = None if node.decorator_list else node.args
+            yield node.name, node, arguments, isinstance(node, ast.AsyncFunctionDef)
+        elif isinstance(node, ast.Assign):
+            lambda_arguments = node.value.args if isinstance(node.value, ast.Lambda) else None
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, node, lambda_arguments, False
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, node, None, False
+        elif isinstance(node, ast.If | ast.Try):
+            handlers = [part for handler in getattr(node, "handlers", []) for part in handler.body]
+            pending = [*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", []), *pending]
+
+
+def _meant(name: str) -> str | None:
+    return _ALIASES.get(name) or (None if name.startswith("_") else close_key(name, _CALLS))
+
+
+def _callable_with(arguments: ast.arguments, count: int) -> bool:
+    """Whether `count` positional arguments are enough and not too many."""
+    positional = len(arguments.posonlyargs) + len(arguments.args)
+    required = positional - len(arguments.defaults)
+    keywords_required = any(default is None for default in arguments.kw_defaults)
+    return (
+        required <= count and (count <= positional or arguments.vararg is not None) and not keywords_required
+    )

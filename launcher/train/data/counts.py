@@ -1,0 +1,61 @@
+"""What became of the rows: nothing is dropped or cut in silence."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from typing import Any
+
+from launcher.train.data.encode import EncodedBatch
+
+
+class Counts:
+    """Running totals over one split."""
+
+    def __init__(self) -> None:
+        self.read = self.kept = self.truncated = self.split = 0
+        self.tokens = self.tokens_lost = self.targets = 0
+        self.dropped: Counter[str] = Counter()
+        self._lengths = array("i")
+
+    def add(self, batch: EncodedBatch) -> None:
+        self.kept += batch.kept
+        self.truncated += batch.truncated
+        self.split += batch.split
+        self.tokens += batch.tokens
+        self.tokens_lost += batch.tokens_lost
+        self.dropped.update(batch.dropped)
+        self._lengths.extend(map(len, batch.columns.get("input_ids", [])))
+        labels = batch.columns.get("labels", [])
+        if labels and isinstance(labels[0], list):
+            self.targets += sum(len(row) - row.count(-100) for row in labels)
+
+    def drop(self, reason: str, rows: int) -> None:
+        self.dropped[reason] += rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Rows read, kept, truncated, split and dropped by reason; tokens before and lost to truncation."""
+        return {
+            "read": self.read,
+            "kept": self.kept,
+            "truncated": self.truncated,
+            "split": self.split,
+            "dropped": dict(sorted(self.dropped.items())),
+            "tokens": self.tokens,
+            "tokens_lost": self.tokens_lost,
+            "targets": self.targets,
+        }
+
+    def lengths(self) -> dict[str, float] | None:
+        """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
+        if not self._lengths:
+            return None
+        import numpy as np
+
+        lengths = np.frombuffer(self._lengths, dtype=np.int32)
+        return {
+            "mean": round(float(lengths.mean()), 2),
+            "p50": float(np.percentile(lengths, 50)),
+            "p95": float(np.percentile(lengths, 95)),
+            "max": int(lengths.max()),
+        }

@@ -1,0 +1,84 @@
+"""Which encoder turns the canonical rows of a task into samples."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.train.data.formats import Detected, label_id
+from launcher.train.data.sources import Row
+from launcher.train.data.tokenize import EncodedBatch, Encoder, make_encoder
+from launcher.train.job import Job
+
+__all__ = ["EncodedBatch", "Encoder", "encoder_for"]
+
+
+def encoder_for(job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+    """The encoder of a plan's task for rows of this format."""
+    if detected.format == "image":
+        assert labels is not None, "classification knows its labels before it encodes"
+        return ImageEncoder(labels)
+    if detected.format == "preference":
+        return PreferenceEncoder(job, processing)
+    return make_encoder(job, processing, detected, labels)
+
+
+class ImageEncoder:
+    """Pictures stay what they are (a path, or the file's bytes) beside the id of their label.
+
+    Each is opened once here, so that a broken one is found before a device is taken.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels = labels
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        paths: list[str | None] = []
+        contents: list[bytes | None] = []
+        for row in rows:
+            path, content = picture(row)
+            paths.append(path)
+            contents.append(content)
+        columns: dict[str, list[Any]] = {
+            "image_path": paths,
+            "image_bytes": contents,
+            "labels": [label_id(row, self.labels) for row in rows],
+        }
+        return EncodedBatch(columns, kept=len(rows), rows=list(range(len(rows))))
+
+
+def picture(row: Row) -> tuple[str | None, bytes | None]:
+    """(path, None) or (None, bytes) of a row's picture; RecipeError when it is none."""
+    from PIL import Image
+
+    value = row.values["image"]
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str):
+        file = Path(row.file)
+        folder = file if file.is_dir() else file.parent
+        value = str(folder / value)
+    try:
+        with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
+            image.verify()
+    except (OSError, SyntaxError, ValueError, AttributeError, TypeError) as error:
+        message = f"the picture cannot be read: {error}"
+        raise RecipeError(
+            Problem("bad-image", message, file=row.file, line=row.number, hint="mend or remove the row")
+        ) from error
+    return (None, value) if isinstance(value, bytes) else (value, None)
+
+
+class PreferenceEncoder:
+    """Preference pairs through trl's own preparation."""
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self.job, self.tokenizer = job, tokenizer
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        from launcher.train.dpo import encode_preferences
+
+        return encode_preferences(self.job, self.tokenizer, rows)

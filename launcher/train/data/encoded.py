@@ -1,0 +1,159 @@
+"""What encoders hand back: samples in columns and the counts of what became of the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RecipeError
+
+if TYPE_CHECKING:
+    from launcher.train.data.sources import Row
+
+IGNORED = -100
+"""The label of a token that is not learnt."""
+
+
+@dataclass(slots=True)
+class EncodedBatch:
+    """Samples of a batch of rows. kept + the sum of dropped is the number of rows."""
+
+    columns: dict[str, list[Any]]
+    """Equal lengths, one entry per sample: input_ids, labels, and token_type_ids for classification.
+
+    Language models: lists of int, labels -100 where not learnt. Classification: labels is one int.
+    """
+    kept: int = 0
+    """Rows that gave at least one sample."""
+    truncated: int = 0
+    """Rows that lost tokens, those that truncation left without a target included."""
+    split: int = 0
+    """Rows cut into several samples."""
+    tokens: int = 0
+    """Tokens before truncation and dropping."""
+    tokens_lost: int = 0
+    """Tokens cut off by truncation."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Reason -> rows: no-targets | overlong | empty."""
+    rows: list[int] = field(default_factory=list)
+    """For each sample, which row of the batch it came from."""
+
+
+Encoder = Callable[[Sequence["Row"]], EncodedBatch]
+"""Canonical rows of one format to samples."""
+
+
+class Collector:
+    """Fits samples to max_length and keeps the counts; `batch()` hands all over."""
+
+    def __init__(self, max_length: int, overlong: str) -> None:
+        """overlong: truncate | split | drop."""
+        self.max_length = max_length
+        self.overlong = overlong
+        self._inputs: list[list[int]] = []
+        self._labels: list[list[int]] = []
+        self._dropped: Counter[str] = Counter()
+        self._batch = EncodedBatch({"input_ids": self._inputs, "labels": self._labels})
+
+    def drop(self, reason: str) -> None:
+        self._dropped[reason] += 1
+
+    def add(self, ids: list[int], labels: list[int]) -> None:
+        """One row. The lists become the collector's own."""
+        self._batch.tokens += len(ids)
+        if len(ids) > self.max_length:
+            if self.overlong == "drop":
+                self.drop("overlong")
+                return
+            if self.overlong == "split":
+                self._keep_all(cut(ids, self.max_length), cut(labels, self.max_length))
+                return
+            self._batch.truncated += 1
+            self._batch.tokens_lost += len(ids) - self.max_length
+            ids, labels = ids[: self.max_length], labels[: self.max_length]
+        self._keep_all([ids], [labels])
+
+    def add_pieces(self, pieces: list[list[int]], tokens: int, lost: int = 0) -> None:
+        """One row that was cut before, every token of it learnt.
+
+        tokens: the row's tokens before; lost: how many of them the pieces do not hold.
+        """
+        self._batch.tokens += tokens
+        self._batch.tokens_lost += lost
+        self._batch.truncated += lost > 0
+        self._keep_all(pieces, [list(piece) for piece in pieces])
+
+    def _keep_all(self, inputs: list[list[int]], labels: list[list[int]]) -> None:
+        kept = [index for index, piece in enumerate(labels) if _has_target(piece)]
+        if not kept:
+            self.drop("no-targets")
+            return
+        row = self._batch.kept + self._dropped.total()  # rows come in order, each exactly once
+        self._batch.rows += [row] * len(kept)
+        self._batch.kept += 1
+        self._batch.split += len(kept) > 1
+        self._inputs.extend(inputs[index] for index in kept)
+        self._labels.extend(labels[index] for index in kept)
+
+    def batch(self) -> EncodedBatch:
+        self._batch.dropped = dict(self._dropped)
+        return self._batch
+
+
+def _has_target(labels: Sequence[int]) -> bool:
+    """Whether anything is learnt. The first label never is: a causal model shifts labels by one."""
+    if len(labels) < 2:
+        return False
+    return labels[-1] != IGNORED or any(label != IGNORED for label in labels[1:])
+
+
+def cut(tokens: list[int], max_length: int) -> list[list[int]]:
+    """Consecutive chunks of at most max_length that together are `tokens`.
+
+    A last chunk of one token has nothing to predict it from, so it takes one from the chunk before.
+    """
+    ends = list(range(max_length, len(tokens), max_length))
+    if ends and len(tokens) - ends[-1] == 1 and max_length > 2:
+        ends[-1] -= 1
+    bounds = [0, *ends, len(tokens)]
+    return [tokens[start:end] for start, end in pairwise(bounds)]
+
+
+def with_eos(tokenizer: Any, ids: list[int]) -> list[int]:
+    """`ids` ending in exactly the tokenizer's EOS (unchanged when it has none)."""
+    eos = tokenizer.eos_token_id
+    if eos is None or (ids and ids[-1] == eos):
+        return ids
+    return [*ids, eos]
+
+
+def without_eos(tokenizer: Any, ids: list[int]) -> list[int]:
+    """`ids` without a final EOS: some tokenizers add one, which would end a prompt."""
+    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
+        return ids[:-1]
+    return ids
+
+
+def texts_of(rows: Sequence[Row], name: str) -> list[str]:
+    """One field of every row. RecipeError names the row whose field is no text."""
+    texts = [row.values[name] for row in rows]
+    for row, text in zip(rows, texts, strict=True):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise RecipeError(
+                Problem("not-text", f"{name} holds {kind}, expected text", file=row.file, line=row.number)
+            )
+    return texts
+
+
+def token_ids(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
+    """Ids of all texts with one call; nothing is cut or padded, and no mask is made."""
+    if not texts:
+        return []
+    encoded = tokenizer(
+        texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
+    )
+    return list(encoded["input_ids"])

@@ -1,0 +1,366 @@
+"""One data file to numbered rows: JSON lines, JSON, CSV, TSV, Parquet, Arrow and text, each also compressed.
+
+Files are read a line or a record batch at a time, so that memory does not grow with them; only a
+`.json` file that holds one list is loaded whole. Every fault is a RecipeError with file and line.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import json
+import lzma
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.errors import Problem, RecipeError
+
+Numbered = tuple[int, dict[str, Any]]
+"""(1-based physical line, or row where the file has no lines; the row's values)."""
+
+_BUFFER_BYTES = 1 << 20
+_BATCH_ROWS = 256  # of Parquet and Arrow: a batch of pictures must fit in memory too
+_CELL_CHARACTERS = 1 << 26  # of CSV: an unclosed quote must not swallow a whole file
+_ROW_KEYS = ("data", "rows")
+_BROKEN_PACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
+
+
+def data_suffix(path: Path) -> str:
+    """The suffix that says what a file holds, in lower case: `.jsonl` for `a.JSONL.gz`."""
+    name = path.name.lower()
+    for packing in _OPENERS:
+        name = name.removesuffix(packing)
+    return Path(name).suffix
+
+
+def is_data_file(path: Path) -> bool:
+    return data_suffix(path) in KINDS
+
+
+def known_suffixes() -> str:
+    """For messages: `.jsonl .ndjson ... , each also as .gz ...`."""
+    return f"{' '.join(KINDS)}, each also as {' '.join(_OPENERS)}"
+
+
+def read_file(path: Path, scratch: Path | None = None) -> Iterator[Numbered]:
+    """Rows of a file whose `is_data_file` holds. `scratch` is where a packed Parquet file is unpacked.
+
+    RecipeError names file and line.
+    """
+    try:
+        if reader := _LINE_READERS.get(data_suffix(path)):
+            yield from reader(path)
+            return
+        with _unpacked(path, scratch) as plain:
+            yield from _columnar_rows(plain, path)
+    except _BROKEN_PACKING as error:  # of opening; the line readers name the line themselves
+        raise fault(path, None, f"cannot be read: {error}", "is the file complete?") from error
+
+
+def fault(path: Path, line: int | None, message: str, hint: str | None = None) -> RecipeError:
+    """A RecipeError about a place in a data file."""
+    return RecipeError(Problem("data-unreadable", message, file=str(path), line=line, hint=hint))
+
+
+def _open(path: Path) -> IO[bytes]:
+    """The file's bytes, unpacked on the way."""
+    opener = _OPENERS.get(path.suffix.lower())
+    return io.BufferedReader(opener(path), _BUFFER_BYTES) if opener else path.open("rb", _BUFFER_BYTES)
+
+
+def _open_zst(path: Path) -> Any:
+    import pyarrow  # comes with datasets; the standard library reads zstd from Python 3.14 on
+
+    return pyarrow.input_stream(str(path), compression="zstd")
+
+
+_OPENERS: Mapping[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zst,
+}
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines with their line ends, only `\\n` counting as one (JSON text may hold U+2028)."""
+    number = 0
+    try:
+        with _open(path) as stream:
+            for number, raw in enumerate(stream, start=1):
+                if number == 1:
+                    raw = _without_mark(path, raw)
+                yield number, raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        why = f"not UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1} of the line"
+        hint = "convert it, for example with `iconv -f latin1 -t utf-8`"
+        raise fault(path, number, why, hint) from error
+    except _BROKEN_PACKING as error:
+        hint = "the file is cut off or damaged; copy it anew"
+        raise fault(path, number or None, f"cannot be read further: {error}", hint) from error
+
+
+def _without_mark(path: Path, first: bytes) -> bytes:
+    """The first line without UTF-8's byte order mark; UTF-16 is named as what it is."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise fault(path, 1, "is UTF-16, expected UTF-8", "convert it: `iconv -f utf-16 -t utf-8`")
+    return first.removeprefix(codecs.BOM_UTF8)
+
+
+def _read_json_lines(path: Path) -> Iterator[Numbered]:
+    # The standard library and not datasets' Arrow reader: that one unifies the objects of a column
+    # into one struct and fills the keys which a row lacks with None (so a tool call gets the
+    # arguments of all other tools), and it does not tell the line of a fault.
+    loads = json.loads
+    for number, line in _lines(path):
+        try:
+            row = loads(line)
+        except (ValueError, RecursionError) as error:
+            if not line.strip():
+                continue
+            raise _bad_json(path, number, line, error) from error
+        if type(row) is not dict:
+            raise _no_object(path, number, row)
+        if "\\ud" in line or "\\uD" in line:
+            _refuse_half_characters(path, number, row)
+        yield number, row
+
+
+def _bad_json(path: Path, line: int, text: str, error: Exception) -> RecipeError:
+    shown = text.strip()
+    shown = f"{shown[:60]}..." if len(shown) > 60 else shown
+    why = str(error)
+    if isinstance(error, json.JSONDecodeError):  # which counts the line break as a line more
+        why = f"{error.msg} at column {min(error.pos, len(text.rstrip())) + 1}"
+    return fault(
+        path,
+        line,
+        f"is not JSON: {why}; the line reads {shown!r}",
+        "mend or delete the line; each line must be one JSON object",
+    )
+
+
+def _no_object(path: Path, line: int, value: Any) -> RecipeError:
+    return fault(
+        path,
+        line,
+        f"holds a JSON {_json_kind(value)}, expected an object",
+        'a row is written {"column": value, ...}',
+    )
+
+
+def _json_kind(value: Any) -> str:
+    names = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _refuse_half_characters(path: Path, line: int, row: Any) -> None:
+    try:
+        json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        message = "holds half of a surrogate pair, which is no character (no tokenizer takes it)"
+        raise fault(path, line, message, "remove the lone \\ud800 to \\udfff escape") from error
+
+
+def _read_json(path: Path) -> Iterator[Numbered]:
+    """A list of rows, an object with the list under `data` or `rows`, or JSON lines by another name."""
+    if _looks_like_lines(path):
+        yield from _read_json_lines(path)
+        return
+    text = "".join(line for _, line in _lines(path))
+    if not text.strip():
+        return
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = error.lineno if isinstance(error, json.JSONDecodeError) else None
+        hint = "expected a list of objects, or one object per line"
+        raise fault(path, line, f"is not JSON: {error}", hint) from error
+    rows = value if isinstance(value, list) else _listed_rows(value)
+    if rows is None:
+        message = f"holds one JSON {'object' if isinstance(value, dict) else _json_kind(value)}"
+        hint = "give a list of objects, alone or under the key `data` or `rows`, or one object per line"
+        raise fault(path, None, f"{message}, expected a list of rows", hint)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise fault(path, None, f"row {number} is a JSON {_json_kind(row)}, expected an object")
+        yield number, row
+
+
+def _looks_like_lines(path: Path) -> bool:
+    """Whether the first line that is not blank is a whole row."""
+    for _, line in _lines(path):
+        if not line.strip():
+            continue
+        if not line.lstrip().startswith("{"):
+            return False
+        try:
+            return _listed_rows(json.loads(line)) is None
+        except (ValueError, RecursionError):
+            return line.rstrip().endswith("}")  # a broken row is named as a line, an open `{` is no row
+    return False
+
+
+def _listed_rows(value: Any) -> list[Any] | None:
+    """The rows of `{"data": [{...}]}`, None for any other object."""
+    if isinstance(value, Mapping):
+        for key in _ROW_KEYS:
+            rows = value.get(key)
+            if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+                return rows
+    return None
+
+
+def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Numbered]:
+    csv.field_size_limit(_CELL_CHARACTERS)
+    reader = csv.reader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    header: list[str] | None = None
+    start = 1
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            hint = "is a quote left open? a quote inside a quoted cell is written twice"
+            raise fault(path, start, f"is not CSV: {error}", hint) from error
+        if cells is None:
+            return
+        if not cells:
+            continue
+        if header is None:
+            header = _checked_header(path, cells, delimiter, start)
+            continue
+        if len(cells) != len(header):
+            message = f"has {len(cells)} cells, but the header has {len(header)} ({', '.join(header)})"
+            hint = "put quotes around a cell that holds the separator or a line break"
+            raise fault(path, start, message, hint)
+        yield start, dict(zip(header, cells, strict=True))
+
+
+def _read_tsv(path: Path) -> Iterator[Numbered]:
+    return _read_csv(path, "\t")
+
+
+def _checked_header(path: Path, header: list[str], delimiter: str, line: int) -> list[str]:
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        names = ", ".join(map(repr, twice))
+        raise fault(path, line, f"the header names {names} twice", "rename or delete one of them")
+    others = [mark for mark in (",", ";", "\t") if mark != delimiter and mark in header[0]]
+    if len(header) == 1 and others:
+        hint = "save it with commas as .csv, or with tabs as .tsv"
+        raise fault(path, line, f"the cells seem to be separated by {others[0]!r}", hint)
+    return header
+
+
+def _read_text(path: Path) -> Iterator[Numbered]:
+    """A row for each line that is not blank."""
+    for number, line in _lines(path):
+        text = line.rstrip("\r\n")
+        if text.strip():
+            yield number, {"text": text}
+
+
+class _unpacked:
+    """The path of a columnar file, unpacked into a temporary folder where needed: it is read by seeking."""
+
+    def __init__(self, path: Path, scratch: Path | None) -> None:
+        self._path, self._scratch = path, scratch
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Path:
+        if self._path.suffix.lower() not in _OPENERS:
+            return self._path
+        if self._scratch is not None:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="effilaunch-", dir=self._scratch)
+        plain = Path(self._folder.name) / self._path.stem
+        try:
+            with _open(self._path) as packed, plain.open("wb") as target:
+                shutil.copyfileobj(packed, target, _BUFFER_BYTES)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        return plain
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _columnar_rows(plain: Path, path: Path) -> Iterator[Numbered]:
+    """Rows of a Parquet or Arrow file; `path` is the name that the user knows."""
+    import pyarrow
+
+    number = 0
+    try:
+        for batch in _batches(plain):
+            columns = list(_columns(batch))
+            for values in zip(*(column for _, column in columns), strict=True):
+                number += 1
+                yield number, dict(zip((name for name, _ in columns), values, strict=True))
+    except (pyarrow.ArrowException, OSError) as error:
+        details = (str(error).splitlines() or [type(error).__name__])[0]
+        message = f"is not {data_suffix(path)[1:].title()}, or damaged: {details}"
+        raise fault(path, number or None, message, "copy or write the file anew") from error
+
+
+def _batches(plain: Path) -> Iterator[Any]:
+    """Record batches of at most `_BATCH_ROWS` rows."""
+    import pyarrow
+    from pyarrow import parquet
+
+    if plain.suffix.lower() == ".parquet":
+        # Buffered instead of pre-buffered: one row group may be as large as the file.
+        with parquet.ParquetFile(plain, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+            yield from file.iter_batches(batch_size=_BATCH_ROWS)
+        return
+    with pyarrow.OSFile(str(plain)) as file:
+        is_file_format = file.read(6) == b"ARROW1"
+        file.seek(0)
+        if is_file_format:
+            reader = pyarrow.ipc.open_file(file)
+            whole = (reader.get_batch(index) for index in range(reader.num_record_batches))
+        else:  # what datasets writes
+            whole = iter(pyarrow.ipc.open_stream(file))
+        for batch in whole:
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                yield batch.slice(start, _BATCH_ROWS)
+
+
+def _columns(batch: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        values = column.to_pylist()
+        # A column of objects has one struct for all rows: keys that an object lacks came back as None.
+        yield (
+            field.name,
+            [without_none(value) for value in values] if "struct<" in str(field.type) else values,
+        )
+
+
+def without_none(value: Any) -> Any:
+    """A nested value without the keys that are None."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_none(item) for item in value]
+    return value
+
+
+_LINE_READERS: Mapping[str, Callable[[Path], Iterator[Numbered]]] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".txt": _read_text,
+}
+KINDS = (*_LINE_READERS, ".parquet", ".arrow")
+"""Suffixes of data files, without the packing."""

@@ -1,0 +1,251 @@
+"""A source of a recipe to rows: a file, glob, folder, folder of pictures, package file or hub id.
+
+Memory is bounded: rows are yielded one by one as they are read.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.facts.probe import resolve_path
+from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
+
+_IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
+_LISTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a source, as it was written."""
+
+    values: dict[str, Any]
+    """Column -> value."""
+    file: str
+    """Path of the file, or the hub id; for errors, and the place that relative picture paths start from."""
+    number: int
+    """1-based line where the file has lines, else the row's number in the file."""
+
+
+def bad_row(row: Row, message: str, hint: str | None = None) -> RecipeError:
+    """A RecipeError about a row: its file and line."""
+    return RecipeError(Problem("bad-row", message, file=row.file, line=row.number, hint=hint))
+
+
+def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) -> Iterator[Row]:
+    """Rows of a source (`path`, and for hub ids `split`, `name`, `revision`), at least one.
+
+    `cache_dir` takes what has to be downloaded or unpacked. RecipeError names the file and line of a
+    fault; MachineError when the hub cannot be reached.
+    """
+    if is_hub_id(source["path"]):
+        rows = _hub_rows(source, cache_dir)
+    else:
+        files = source_files(source)
+        if _is_picture(files[0]):
+            rows = (_picture_row(file) for file in files)
+        else:
+            rows = _file_rows(files, None if cache_dir is None else Path(cache_dir))
+    row = None
+    for row in rows:
+        yield row
+    if row is None:
+        message = "is empty" if _is_single_empty_file(source) else "holds no rows"
+        raise RecipeError(Problem("no-rows", message, file=source["path"], hint="give a file with rows"))
+
+
+def source_files(source: Mapping[str, Any]) -> list[Path]:
+    """The files that a source names, sorted: data files, or pictures alone. Empty for a hub id.
+
+    RecipeError when there are none.
+    """
+    reference = source["path"]
+    if is_hub_id(reference):
+        return []
+    path, pattern = _split_glob(reference)
+    if pattern is not None:
+        return _matching(path, pattern, reference)
+    if path.is_dir():
+        return _files_below(path, source.get("split") or "train")
+    if not path.exists():
+        raise _absent(path)
+    if not is_data_file(path):
+        raise _unknown_kind(path)
+    return [path]
+
+
+def source_bytes(source: Mapping[str, Any]) -> int | None:
+    """Size of a source's files as they lie on the disk; None for a hub id."""
+    if is_hub_id(source["path"]):
+        return None
+    return sum(file.stat().st_size for file in source_files(source))
+
+
+def is_hub_id(reference: str) -> bool:
+    """Whether a path is `org/name` of the hub: it looks like one and nothing here goes by that name.
+
+    A missing `data/x.jsonl` is none (its suffix is known), nor is `data/x` beside a folder `data`.
+    """
+    if not _HUB_ID.fullmatch(reference) or is_data_file(Path(reference)):
+        return False
+    return not (Path(reference).exists() or Path(reference).parent.exists())
+
+
+def _file_rows(files: Sequence[Path], scratch: Path | None) -> Iterator[Row]:
+    for file in files:
+        name = str(file)
+        for number, values in read_file(file, scratch):
+            yield Row(values, name, number)
+
+
+def _is_single_empty_file(source: Mapping[str, Any]) -> bool:
+    files = source_files(source)
+    return len(files) == 1 and files[0].stat().st_size == 0
+
+
+def _split_glob(reference: str) -> tuple[Path, str | None]:
+    """(path, None), or (folder, pattern) where the path has glob characters and no file is called so."""
+    parts = reference.split("/")
+    magic = [index for index, part in enumerate(parts) if glob.has_magic(part)]
+    if not magic or Path(reference).expanduser().exists():
+        return resolve_path(reference), None
+    folder = "/".join(parts[: magic[0]]) or ("/" if reference.startswith("/") else ".")
+    return resolve_path(folder), "/".join(parts[magic[0] :])
+
+
+def _matching(folder: Path, pattern: str, reference: str) -> list[Path]:
+    """Data files that a glob matches, and those below a folder that it matches."""
+    # Path.glob takes a final `**` for folders only.
+    found = [folder / name for name in glob.glob(pattern, root_dir=folder, recursive=True)]  # noqa: PTH207
+    if not found:
+        raise RecipeError(
+            Problem("data-missing", "the pattern matches nothing", file=reference, hint=_what_is_near(folder))
+        )
+    files = {file for file in found if file.is_file() and is_data_file(file)}
+    files.update(file for match in found if match.is_dir() for file in _visible_files(match)[0])
+    if not files:
+        raise _unknown_kind(Path(reference))
+    return sorted(files)
+
+
+def _files_below(folder: Path, split: str) -> list[Path]:
+    if (folder / "dataset_dict.json").is_file():  # written by DatasetDict.save_to_disk, a folder a split
+        folder = folder / split
+        if not folder.is_dir():
+            raise _absent(folder)
+    data, pictures = _visible_files(folder)
+    # Notes such as labels.txt beside folders of pictures are no rows.
+    if data and not (pictures and all(data_suffix(file) == ".txt" for file in data)):
+        return data
+    if pictures:
+        return [_checked_picture(folder, file) for file in pictures]
+    message = (
+        f"the folder holds no data files; known are {known_suffixes()}, and pictures in a folder a label"
+    )
+    raise RecipeError(Problem("data-missing", message, file=str(folder), hint=_what_is_near(folder)))
+
+
+def _visible_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """(data files, pictures) below a folder, sorted, without hidden ones and save_to_disk's own."""
+    data, pictures = [], []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        saved = set(names) >= _HELD_BY_SAVE_TO_DISK
+        for name in names:
+            file = Path(place, name)
+            if name.startswith(".") or (saved and name in _HELD_BY_SAVE_TO_DISK):
+                continue
+            if is_data_file(file):
+                data.append(file)
+            elif _is_picture(file):
+                pictures.append(file)
+    return sorted(data), sorted(pictures)
+
+
+def _is_picture(file: Path) -> bool:
+    return file.suffix.lower() in _IMAGE_SUFFIXES
+
+
+def _checked_picture(folder: Path, picture: Path) -> Path:
+    if len(picture.relative_to(folder).parts) == 2:
+        return picture
+    message = f"expected one sub-folder per label below {folder}, with the pictures in it"
+    hint = "name the folder of one split, for example `path: pictures/train`"
+    raise RecipeError(Problem("picture-folders", message, file=str(picture), hint=hint))
+
+
+def _picture_row(picture: Path) -> Row:
+    return Row({"image": str(picture.absolute()), "label": picture.parent.name}, str(picture), 1)
+
+
+def _absent(path: Path) -> RecipeError:
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, 1)
+    hint = f"did you mean {path.parent / near[0]}?" if near else _what_is_near(path.parent)
+    return RecipeError(Problem("data-missing", "no such file or folder", file=str(path), hint=hint))
+
+
+def _unknown_kind(path: Path) -> RecipeError:
+    message = f"unknown kind of file; known are {known_suffixes()}"
+    hint = "convert it, for example to .jsonl"
+    return RecipeError(Problem("data-suffix", message, file=str(path), hint=hint))
+
+
+def _what_is_near(folder: Path) -> str:
+    """The nearest folder above that exists, and what it holds."""
+    folder = folder.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    names = sorted(file.name for file in folder.iterdir())
+    held = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+    return f"the nearest folder is {folder}, it holds {held or 'nothing'}"
+
+
+def _hub_rows(source: Mapping[str, Any], cache_dir: Path | str | None) -> Iterator[Row]:
+    """Rows of a data set of the hub, streamed."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    reference = source["path"]
+    try:
+        rows = load_dataset(
+            reference,
+            name=source.get("name"),
+            split=source.get("split") or "train",
+            revision=source.get("revision"),
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            streaming=True,
+        )
+        for number, values in enumerate(rows.decode(False), start=1):  # pictures stay bytes
+            # Top-level None is a missing value; nested, it fills up what an object lacks.
+            yield Row({key: _own_keys(value) for key, value in values.items()}, reference, number)
+    except (DatasetsError, FileNotFoundError, ValueError) as error:
+        hint = "check the id, `split`, `name` and `revision`; a gated data set needs HF_TOKEN"
+        raise RecipeError(Problem("hub-data", _first_line(error), file=reference, hint=hint)) from error
+    except OSError as error:
+        hint = "run `effilaunch prepare` where there is a network, or download it and name the folder"
+        problem = Problem("hub-unreachable", _first_line(error), file=reference, hint=hint)
+        raise MachineError(problem) from error
+
+
+def _own_keys(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("bytes", b"") is None and "://" in str(value.get("path")):
+        import fsspec  # type: ignore[import-untyped]
+
+        with fsspec.open(value["path"], "rb") as stream:  # a picture of which only the address came
+            return {"bytes": stream.read(), "path": value["path"]}
+    return without_none(value)
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.__cause__ or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]

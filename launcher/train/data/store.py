@@ -1,0 +1,121 @@
+"""Prepared data on disk: keyed by what it was made from, written once, memory-mapped by every process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.train.job import Job
+
+VERSION = 1
+"""Part of every key: raised when the same settings would give other samples."""
+RECORD = "data.json"
+
+
+def content_key(parts: Mapping[str, Any]) -> str:
+    """A name for data made from `parts` (JSON values)."""
+    text = json.dumps({"version": VERSION, **parts}, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def file_digest(path: Path) -> tuple[str, int]:
+    """SHA-256 of a file, and the number of its line feeds, in one pass."""
+    digest, lines = hashlib.sha256(), 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+            lines += chunk.count(b"\n")
+    return digest.hexdigest(), lines
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 over all that decides a tokenizer's output: its core, special tokens and chat template."""
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    parts = {
+        "class": type(tokenizer).__name__,
+        "core": core.to_str() if core is not None else sorted(tokenizer.get_vocab().items()),
+        "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},
+        "template": str(tokenizer.chat_template),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+class SampleWriter:
+    """Writes columns of samples to one Arrow stream file, a batch at a time, with flat memory.
+
+    The first batch settles the types: lists are int32 token ids, the others as Python has them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.samples = 0
+        self._writer: Any = None
+        self._types: list[Any] = []
+
+    def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Append samples; all columns have the same length."""
+        import pyarrow as pa
+
+        count = len(next(iter(columns.values()), ()))
+        if count == 0:
+            return
+        if self._writer is None:
+            self._types = [_arrow_type(values) for values in columns.values()]
+            schema = pa.schema(list(zip(columns, self._types, strict=True)))
+            self._writer = pa.ipc.new_stream(str(self.path), schema)
+        arrays = [
+            pa.array(values, type=kind) for values, kind in zip(columns.values(), self._types, strict=True)
+        ]
+        self._writer.write_batch(pa.record_batch(arrays, names=list(columns)))
+        self.samples += count
+
+    def __enter__(self) -> SampleWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _arrow_type(values: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    first = next((value for value in values if value is not None), None)
+    if isinstance(first, list):
+        return pa.list_(pa.int32())
+    if isinstance(first, bytes):
+        return pa.large_binary()
+    return pa.string() if isinstance(first, str) else pa.int64()
+
+
+def open_samples(path: Path) -> Any:
+    """The samples of a file as a memory-mapped `datasets.Dataset`."""
+    from datasets import Dataset
+
+    return Dataset.from_file(str(path))
+
+
+def read_record(job: Job) -> dict[str, Any]:
+    """What `prepare` left in the run directory; RecipeError when it or its cache is gone."""
+    path = job.run_dir / RECORD
+    hint = f"prepare it again: python -m launcher.train.prepare {job.run_dir}"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"the data of this run is not prepared: {error}"
+        raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint)) from error
+    folder = record.get("folder")
+    if folder is not None and not Path(folder, RECORD).is_file():
+        message = "the prepared data has been removed from the cache"
+        raise RecipeError(Problem("data-not-prepared", message, file=folder, hint=hint))
+    return record

@@ -1,0 +1,125 @@
+"""Preference tuning with trl, whose preparation of rows runs on its own, before processes meet.
+
+Importing this module imports trl. MachineError when that fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from launcher.errors import MachineError, Problem
+from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.sources import Row
+from launcher.train.job import Job
+from launcher.train.trainers import PlannedTrainer
+
+try:
+    from trl import DPOConfig, DPOTrainer
+except ImportError as error:
+    raise MachineError(
+        Problem(
+            "trl-missing",
+            f"task dpo needs trl, which cannot be imported: {error}",
+            path="task",
+            hint="pip install 'effilaunch[dpo]'",
+        )
+    ) from error
+
+__all__ = ["DPOConfig", "PreparedDpoTrainer", "encode_preferences", "make_reference"]
+
+_COLUMNS = ["prompt_ids", "chosen_ids", "rejected_ids"]
+
+
+class PreparedDpoTrainer(PlannedTrainer, DPOTrainer):
+    """DPOTrainer for rows of `encode_preferences`.
+
+    `keep_initial_adapter`: the reference is the adapter as it was before training (a continued one), not the
+    bare model. Trained weights keep the data type that they came with.
+    """
+
+    def __init__(self, model: Any, *, keep_initial_adapter: bool, **more: Any) -> None:
+        # trl turns trainable weights over a quantised model into bfloat16; the plan decides data types.
+        quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
+        before = _trainable_copies(model) if quantised else {}
+        super().__init__(model=model, **more)
+        for name, parameter in model.named_parameters():
+            if name in before:
+                parameter.data = before[name].to(parameter.device)
+        if not keep_initial_adapter and "ref" in getattr(model, "peft_config", {}):
+            # Without its frozen copy trl switches a new adapter off instead, which is the same model.
+            model.delete_adapter("ref")
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        return dataset
+
+    def _send_telemetry(self) -> None:
+        """Nobody is told of a run."""
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Weights without the reference adapter, which is the one that training started from."""
+        super().save_model(output_dir, _internal_call)
+        reference = Path(output_dir or self.args.output_dir) / "ref"
+        if self.args.should_save and (reference / "adapter_config.json").is_file():
+            shutil.rmtree(reference)
+
+
+def _trainable_copies(model: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
+    """A frozen copy of a fully trained model; None where trl finds the reference inside the model."""
+    if job.has_adapter or args.precompute_ref_log_probs:
+        return None
+    if job.zero_stage == 3:
+        # Shards of a model cannot be copied; loading it again gives the same weights.
+        from launcher.train.models import load_model
+
+        set_seed(args.seed)
+        reference = load_model(job, processing)
+    else:
+        reference = copy.deepcopy(model)
+    return reference.eval().requires_grad_(False)
+
+
+def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
+    """Rows {prompt, chosen, rejected}, all text or all messages, as prompt_ids, chosen_ids and rejected_ids.
+
+    trl's own preparation does it, through a stream, so that no batch leaves a cache file or a progress bar.
+    Samples stay uncut: trl's collator cuts them. `tokens` are those of both sequences, prompt with chosen and
+    prompt with rejected; a row whose prompt alone fills max_length is dropped (no-targets).
+    """
+    from datasets import IterableDataset
+
+    limit = job.value("data.max_length")
+    settings = SimpleNamespace(
+        max_length=limit, truncation_mode=job.value("trainer.truncation_mode", "keep_start")
+    )
+    numbered = [{**row.values, "row": number} for number, row in enumerate(rows)]
+    stream = IterableDataset.from_generator(lambda: iter(numbered))
+    holder = SimpleNamespace(_tokenizer=tokenizer)
+    prepared = list(DPOTrainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))
+    batch = EncodedBatch({name: [sample[name] for sample in prepared] for name in _COLUMNS})
+    batch.rows = [sample["row"] for sample in prepared]
+    batch.kept = len(prepared)
+    if len(rows) > len(prepared):
+        batch.dropped["no-targets"] = len(rows) - len(prepared)
+    for sample in prepared:
+        sizes = [len(sample["prompt_ids"]) + len(sample[name]) for name in _COLUMNS[1:]]
+        lost = sum(max(0, size - limit) for size in sizes)
+        batch.tokens += sum(sizes)
+        batch.tokens_lost += lost
+        batch.truncated += lost > 0
+    return batch

@@ -1,0 +1,170 @@
+"""The user's functions of `python: hooks.py`: loaded, checked, and named where they fail."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EffilaunchError, Problem, RecipeError, RunFailed
+from launcher.train.job import Job
+
+FormatRow = Callable[[Mapping[str, Any], str, int], dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The hooks of a run, each None when the recipe's file does not define it."""
+
+    format_row: FormatRow | None = None
+    """(row, its file, its number) -> the new row, None to leave it out. RecipeError when it fails."""
+    compute_metrics: Callable[[Any], Any] | None = None
+    """EvalPrediction -> metrics. RunFailed when it raises."""
+    callbacks: Callable[[], list[Any]] | None = None
+    """() -> TrainerCallbacks, whose events raise RunFailed. RecipeError when it returns something else."""
+    digest: str | None = None
+    """SHA-256 of the file, by which samples that its format_row made are told from others."""
+
+
+def load_hooks(job: Job) -> Hooks:
+    """Import `python.file` and take the functions that the plan promises; no hooks without a file.
+
+    RecipeError when it cannot be imported or a promised name is not a function.
+    """
+    file, names = job.value("python.file"), job.value("python.hooks") or []
+    if not file:
+        return Hooks()
+    path = Path(file)
+    module = _import(path)
+    found = {name: _function(module, path, name) for name in names}
+    return Hooks(
+        format_row=_row_hook(path, found["format_row"]) if "format_row" in found else None,
+        compute_metrics=(
+            _guarded(path, "compute_metrics", found["compute_metrics"])
+            if "compute_metrics" in found
+            else None
+        ),
+        callbacks=_callbacks_hook(path, found["callbacks"]) if "callbacks" in found else None,
+        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+    )
+
+
+def _import(path: Path) -> types.ModuleType:
+    """The file as a module of its own name; modules beside it can be imported while it loads."""
+    name = f"effilaunch_hooks_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise RecipeError(Problem("hooks-missing", "no such Python file", file=str(path), path="python"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickling of its functions and dataclasses look it up there
+    folder = str(path.parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        line = _line(error, path)
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            line = error.lineno
+        raise RecipeError(
+            Problem("hooks-broken", f"cannot be imported: {_said(error)}", str(path), line, "python")
+        ) from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _function(module: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:
+    value: Callable[..., Any] | None = getattr(module, name, None)
+    if value is None or not callable(value):
+        what = "is not there" if value is None else f"is a {type(value).__name__}, expected a function"
+        raise RecipeError(Problem("hook-missing", f"the hook {name} {what}", file=str(path), path="python"))
+    return value
+
+
+def _row_hook(path: Path, function: Callable[..., Any]) -> FormatRow:
+    def format_row(row: Mapping[str, Any], file: str, number: int) -> dict[str, Any] | None:
+        with _explained(path, f"format_row, for the row {file}:{number},", RecipeError):
+            returned = function(dict(row))
+        if returned is None or isinstance(returned, dict):
+            return returned
+        raise RecipeError(
+            Problem(
+                "hook-result",
+                f"format_row returned {type(returned).__name__}, expected a dict, or None for no row",
+                file=file,
+                line=number,
+                path="python",
+            )
+        )
+
+    return format_row
+
+
+def _callbacks_hook(path: Path, function: Callable[[], Any]) -> Callable[[], list[Any]]:
+    def callbacks() -> list[Any]:
+        from transformers import TrainerCallback
+
+        with _explained(path, "callbacks", RecipeError):
+            returned = list(function())
+        for callback in returned:
+            if not isinstance(callback, TrainerCallback):
+                message = (
+                    f"callbacks returned {callback!r} in its list, expected instances of TrainerCallback"
+                )
+                raise RecipeError(Problem("hook-result", message, file=str(path), path="python"))
+            _guard_events(path, callback)
+        return returned
+
+    return callbacks
+
+
+def _guard_events(path: Path, callback: Any) -> None:
+    """Let each event of a callback explain its errors; the object stays of its own class."""
+    for name in dir(type(callback)):
+        if name.startswith("on_"):
+            label = f"{type(callback).__name__}.{name}"
+            setattr(callback, name, _guarded(path, label, getattr(callback, name)))
+
+
+def _guarded(path: Path, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with _explained(path, label, RunFailed):
+            return function(*args, **kwargs)
+
+    return guarded
+
+
+@contextmanager
+def _explained(path: Path, label: str, kind: type[EffilaunchError]) -> Iterator[None]:
+    """Turn an error of the user's code into `kind`, with the line of the file where it arose."""
+    try:
+        yield
+    except EffilaunchError:
+        raise
+    except Exception as error:
+        message = f"the hook {label} raised {_said(error)}"
+        raise kind(
+            Problem("hook-failed", message, file=str(path), line=_line(error, path), path="python")
+        ) from error
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """The innermost line of the file in the traceback, None when the file is not in it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

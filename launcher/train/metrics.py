@@ -1,0 +1,209 @@
+"""The named metrics of `data.metrics`, and the user's own beside them.
+
+Perplexity is not here: it follows from the evaluation loss (see trainers.py) and needs no predictions.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.recipe.vocabulary import METRICS
+from launcher.train.job import Job
+
+Scores = dict[str, float]
+
+_PACKAGES = {
+    "f1": ("sklearn", "scikit-learn"),
+    "precision": ("sklearn", "scikit-learn"),
+    "recall": ("sklearn", "scikit-learn"),
+    "matthews_correlation": ("sklearn", "scikit-learn"),
+    "bleu": ("sacrebleu", "sacrebleu"),
+    "chrf": ("sacrebleu", "sacrebleu"),
+    "rouge1": ("rouge_score", "rouge-score"),
+    "rouge2": ("rouge_score", "rouge-score"),
+    "rougeL": ("rouge_score", "rouge-score"),
+}
+"""Metric -> (module, the package that brings it)."""
+# The Trainer adds these itself, under `eval_`.
+_TAKEN = ("loss", "perplexity", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+
+
+def asked_metrics(job: Job) -> list[str]:
+    """Names in `data.metrics`. RecipeError for one that the task does not have."""
+    task = job.value("task", "causal-lm")
+    names = list(job.value("data.metrics") or [])
+    for name in names:
+        if name not in METRICS[task]:
+            known = ", ".join(METRICS[task]) or "none"
+            raise RecipeError(
+                Problem(
+                    "unknown-metric", f"{task} has no metric {name!r}; it has {known}", path="data.metrics"
+                )
+            )
+    return names
+
+
+def is_generated(name: str) -> bool:
+    """Whether a metric compares text that the model writes."""
+    return name in METRICS["seq2seq-lm"] and name != "perplexity"
+
+
+def check_metrics(job: Job) -> None:
+    """Import what the asked metrics need. MachineError with what to install, before anything is loaded."""
+    missing: dict[str, tuple[str, ImportError]] = {}
+    for name in asked_metrics(job):
+        if name not in _PACKAGES:
+            continue
+        module, package = _PACKAGES[name]
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            missing.setdefault(package, (name, error))
+    problems = [
+        Problem(
+            "metric-package-missing",
+            f"the metric {name} needs {package}, which cannot be imported: {error}",
+            path="data.metrics",
+            hint="pip install 'effilaunch[metrics]'",
+        )
+        for package, (name, error) in missing.items()
+    ]
+    if problems:
+        raise MachineError(problems)
+
+
+def make_scores(
+    job: Job, processing: Any, own: Callable[[Any], Any] | None
+) -> Callable[[Any], Scores] | None:
+    """compute_metrics for the Trainer: the asked metrics and the user's `own`; None when neither is there.
+
+    The returned function takes an EvalPrediction. RecipeError when `own` returns a name that is taken.
+    """
+    task = job.value("task", "causal-lm")
+    names = [name for name in asked_metrics(job) if name != "perplexity"]
+    if not names and own is None:
+        return None
+
+    def scores(prediction: Any) -> Scores:
+        found = _named(task, names, prediction, processing) if names else {}
+        if own is not None:
+            found |= _own_scores(own(prediction), {*found, *_TAKEN})
+        return found
+
+    return scores
+
+
+def keep_predictions(task: str, *, generates: bool) -> Callable[[Any, Any], Any] | None:
+    """What the Trainer keeps of the logits while it evaluates (preprocess_logits_for_metrics).
+
+    Language models: token ids [batch, length], unshifted, as logits of all steps would fill the memory.
+    None where predictions are small: classes, and text that was generated.
+    """
+    return likeliest_tokens if task in ("causal-lm", "seq2seq-lm") and not generates else None
+
+
+def likeliest_tokens(logits: Any, labels: Any) -> Any:
+    """argmax over the vocabulary; outputs may hold other tensors beside the logits [batch, length, words]."""
+    if isinstance(logits, (tuple, list)):
+        # A loss of experts has no dimensions, hidden states of an encoder come after the logits.
+        logits = next(part for part in logits if hasattr(part, "ndim") and part.ndim == 3)
+    return logits.argmax(dim=-1)
+
+
+def token_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Share of learnt tokens that come out likeliest. Both [rows, length], unshifted; -100 is not learnt."""
+    guesses, targets = predictions[:, :-1], labels[:, 1:]
+    learnt = targets != -100
+    count = int(learnt.sum())
+    return float(((guesses == targets) & learnt).sum() / count) if count else 0.0
+
+
+def class_scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
+    """Scores of predicted classes. `predictions`: logits [rows, classes]; `labels`: [rows].
+
+    f1, precision and recall are macro averages, in which a class that was never predicted counts 0.
+    """
+    classes = predictions.argmax(axis=-1)
+    found: Scores = {}
+    for name in names:
+        if name == "accuracy":
+            found[name] = float((classes == labels).mean())
+            continue
+        from sklearn import metrics
+
+        if name == "matthews_correlation":
+            found[name] = float(metrics.matthews_corrcoef(labels, classes))
+        else:
+            score = getattr(metrics, f"{name}_score")
+            found[name] = float(score(labels, classes, average="macro", zero_division=0))
+    return found
+
+
+def text_scores(names: Sequence[str], written: Sequence[str], wanted: Sequence[str]) -> Scores:
+    """Scores of texts: exact_match and rouge in 0..1, bleu and chrf in 0..100, as usually reported.
+
+    Space around a text does not count for exact_match; rouge is the mean F-measure without stemming.
+    """
+    found: Scores = {}
+    rouge = [name for name in names if name.startswith("rouge")]
+    for name in names:
+        if name == "exact_match":
+            same = [one.strip() == other.strip() for one, other in zip(written, wanted, strict=True)]
+            found[name] = float(np.mean(same))
+        elif name in ("bleu", "chrf"):
+            import sacrebleu
+
+            score = getattr(sacrebleu, f"corpus_{name}")(list(written), [list(wanted)])
+            found[name] = float(score.score)
+    if rouge:
+        from rouge_score.rouge_scorer import RougeScorer
+
+        scorer = RougeScorer(rouge, use_stemmer=False)
+        rows = [scorer.score(target, text) for target, text in zip(wanted, written, strict=True)]
+        found |= {name: float(np.mean([row[name].fmeasure for row in rows])) for name in rouge}
+    return found
+
+
+def _named(task: str, names: Sequence[str], prediction: Any, processing: Any) -> Scores:
+    predictions, labels = prediction.predictions, prediction.label_ids
+    if isinstance(predictions, tuple):
+        predictions = predictions[0]
+    if task == "causal-lm":
+        return {"accuracy": token_accuracy(predictions, labels)}
+    if task == "seq2seq-lm":
+        return text_scores(names, _decode(processing, predictions), _decode(processing, labels))
+    return class_scores(names, predictions, labels)
+
+
+def _decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
+    """Texts without special tokens; -100 fills rows up."""
+    filled = np.where(ids == -100, tokenizer.pad_token_id, ids)
+    texts: list[str] = tokenizer.batch_decode(filled, skip_special_tokens=True)
+    return texts
+
+
+def _own_scores(returned: Any, taken: set[str]) -> Scores:
+    """The user's metrics, checked. RecipeError for another type or a name that is taken."""
+    if not isinstance(returned, Mapping):
+        raise _bad_scores(f"compute_metrics returned {type(returned).__name__}, expected a dict of numbers")
+    found: Scores = {}
+    for name, value in returned.items():
+        short = str(name).removeprefix("eval_")
+        if short in taken:
+            raise _bad_scores(f"compute_metrics returned {name!r}, which is measured already")
+        try:
+            found[short] = float(value)
+        except (TypeError, ValueError):
+            raise _bad_scores(
+                f"compute_metrics returned {type(value).__name__} for {name!r}, expected a number"
+            ) from None
+    return found
+
+
+def _bad_scores(message: str) -> RecipeError:
+    return RecipeError(Problem("hook-result", message, path="python"))

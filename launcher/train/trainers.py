@@ -1,0 +1,85 @@
+"""Trainers that also count packed tokens, read streams, and report perplexity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Seq2SeqTrainer, Trainer
+
+
+class PlannedTrainer(Trainer):
+    """Trainer for samples made by `launcher.train.data`."""
+
+    streams = False
+    """Whether the training rows are an endless stream, of which each process reads a share of its own."""
+    reports_perplexity = False
+    """Whether evaluations report exp(eval_loss)."""
+
+    def get_train_dataloader(self) -> Any:
+        """A stream goes past accelerate, which would deal each process's share out once more."""
+        if not self.streams:
+            return super().get_train_dataloader()
+        return DataLoader(
+            self.train_dataset,
+            batch_size=self._train_batch_size,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
+            num_workers=self.args.dataloader_num_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().evaluation_loop(*args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        loss = output.metrics.get(f"{prefix}_loss")
+        if self.reports_perplexity and loss is not None:
+            output.metrics[f"{prefix}_perplexity"] = perplexity(loss)
+        return output
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Packed batches have no attention mask, and upstream would take every pad id for padding."""
+        if "position_ids" not in inputs or "attention_mask" in inputs:
+            super()._track_num_input_tokens(inputs)
+            return
+        if self.args.include_num_input_tokens_seen == "no":
+            return
+        count = packed_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
+        total = self.accelerator.gather(count.to(self.args.device)).sum()
+        self.state.num_input_tokens_seen += int(total.item())
+
+
+class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):
+    """Seq2SeqTrainer that leaves out of its metrics the rows repeated to fill the last batch."""
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self.gather_function = self.accelerator.gather_for_metrics
+        return super().evaluation_loop(*args, **kwargs)
+
+
+def packed_tokens(inputs: Any, pad_token_id: int | None) -> torch.Tensor:
+    """Tokens of a batch of packs (int64, 0-d), without padding.
+
+    A padded tail is a document of its own that holds pad ids alone. Pad ids elsewhere are tokens: the pad
+    token may also end every text.
+    """
+    ids, positions = inputs["input_ids"], inputs["position_ids"]
+    if pad_token_id is None:
+        return torch.tensor(ids.numel())
+    width = ids.shape[1]
+    index = torch.arange(width, device=ids.device).expand_as(ids)
+    start = index.masked_fill(positions != 0, -1).amax(dim=1, keepdim=True)
+    is_tail = ((ids == pad_token_id) | (index < start)).all(dim=1)
+    tails = (width - start.squeeze(1)) * is_tail
+    return (ids.numel() - tails.sum()).to(torch.int64)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is more than a float holds."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

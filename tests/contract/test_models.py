@@ -1,0 +1,469 @@
+"""Models and their processing for every task: tiny random weights, the real libraries, no network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.errors import MachineError, RecipeError
+from launcher.train.adapters import attach_adapter, linear_suffixes
+from launcher.train.generate import generate
+from launcher.train.heads import head_modules, label_order
+from launcher.train.job import Job, read_job
+from launcher.train.models import load_model
+from launcher.train.processing import load_processing
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plans import TINY_LLAMA, write_run
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+    "vocab_size": 512,
+}
+TINY_T5: dict[str, Any] = {
+    "model_type": "t5",
+    "vocab_size": 512,
+    "d_model": 32,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+}
+TINY_VIT: dict[str, Any] = {
+    "model_type": "vit",
+    **{name: value for name, value in SIZES.items() if name not in ("vocab_size", "max_position_embeddings")},
+    "image_size": 32,
+    "patch_size": 16,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "causal-lm": TINY_LLAMA,
+    "dpo": TINY_LLAMA,
+    "seq2seq-lm": TINY_T5,
+    "sequence-classification": {"model_type": "bert", **SIZES},
+    "image-classification": TINY_VIT,
+}
+LORA = {"type": "lora", "r": 4, "target_modules": "all-linear"}
+LABELS = ("cat", "dog", "owl")
+
+
+def job_for(folder: Path, task: str, **changes: Any) -> Job:
+    """A plan for one task; changes are dotted settings with __ for the dots."""
+    dotted = {name.replace("__", "."): value for name, value in changes.items()}
+    given = {"task": task, "model.config": CONFIGS[task], **dotted}
+    if given.get("model.name_or_path"):
+        given |= {"tiny": False, "model.config": None}
+    return read_job(write_run(folder, given))
+
+
+def load(job: Job, labels: Any = LABELS) -> tuple[Any, Any]:
+    processing = load_processing(job)
+    return processing, load_model(job, processing, labels if "classification" in job.value("task") else None)
+
+
+def batch_for(task: str, processing: Any) -> dict[str, Any]:
+    if task == "image-classification":
+        return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 2])}
+    rows = processing(["one red bird", "two"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    labels = torch.tensor([0, 2]) if "classification" in task else rows["input_ids"]
+    return {**rows, "labels": labels}
+
+
+def train_steps(model: Any, batch: dict[str, Any], steps: int = 8) -> list[float]:
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_a_random_model_of_every_task_learns_and_is_read_back(tmp_path, task):
+    processing, model = load(job_for(tmp_path / "run", task))
+    batch = batch_for(task, processing)
+    losses = train_steps(model, batch)
+    assert losses[-1] < losses[0]
+    for part in (model, processing):
+        part.save_pretrained(tmp_path / "saved")
+    again, loaded = load(job_for(tmp_path / "again", task, model__name_or_path=str(tmp_path / "saved")))
+    assert type(loaded) is type(model)
+    batch = {name: value for name, value in batch.items() if name != "attention_mask"}
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(**batch).logits, model.eval()(**batch).logits)
+    assert type(again) is type(processing)
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_lora_on_every_task(tmp_path, task):
+    job = job_for(tmp_path / "run", task, adapter=LORA)
+    processing, base = load(job)
+    batch = batch_for(task, processing)
+    heads = head_modules(base)
+    model = attach_adapter(job, base, processing)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert all(".lora_" in name or ".modules_to_save." in name for name in trained)
+    if "classification" in task:
+        assert heads == ["classifier"]
+        assert {name for name in trained if "classifier" in name} == {
+            f"base_model.model.classifier.modules_to_save.default.{part}" for part in ("weight", "bias")
+        }
+    losses = train_steps(model, batch)
+    assert losses[-1] < losses[0] - 0.01
+    model.save_pretrained(tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (
+        written["task_type"]
+        == {
+            "causal-lm": "CAUSAL_LM",
+            "dpo": "CAUSAL_LM",
+            "seq2seq-lm": "SEQ_2_SEQ_LM",
+            "sequence-classification": "SEQ_CLS",
+            "image-classification": None,
+        }[task]
+    )
+
+
+def test_heads_that_peft_does_not_know_are_trained(tmp_path):
+    """DeBERTa's pooler is new and comes before the classifier; peft knows `classifier` and `score` alone."""
+    config = {"model_type": "deberta-v2", **SIZES, "pooler_hidden_size": 32}
+    changes = {
+        "model__config": config,
+        "adapter": {**LORA, "target_modules": ["query_proj"]},
+        "model__attn_implementation": "eager",
+    }
+    job = job_for(tmp_path / "run", "sequence-classification", **changes)
+    processing, base = load(job)
+    assert head_modules(base) == ["pooler", "classifier"]
+    model = attach_adapter(job, base, processing)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert "base_model.model.pooler.modules_to_save.default.dense.weight" in trained
+    losses = train_steps(model, batch_for("sequence-classification", processing))
+    assert losses[-1] < losses[0]
+
+
+def test_labels_of_the_data_make_the_head(tmp_path):
+    for task in ("sequence-classification", "image-classification"):
+        _, model = load(job_for(tmp_path / task, task))
+        assert model.config.id2label == dict(enumerate(LABELS))
+        assert model.config.problem_type == "single_label_classification"
+
+
+def saved_classifier(folder: Path, labels: tuple[str, ...]) -> str:
+    processing, model = load(job_for(folder / "run", "sequence-classification"), labels)
+    for part in (model, processing):
+        part.save_pretrained(folder / "saved")
+    return str(folder / "saved")
+
+
+def test_the_checkpoints_order_of_the_same_labels_is_kept(tmp_path):
+    saved = saved_classifier(tmp_path, ("owl", "cat", "dog"))
+    job = job_for(tmp_path / "next", "sequence-classification", model__name_or_path=saved)
+    assert label_order(job, ["cat", "dog", "owl"]) == ("owl", "cat", "dog")
+    assert label_order(job, ["dog", "cat"]) == ("dog", "cat"), "other labels: the order of the data"
+
+
+def test_a_head_for_other_labels_is_new_and_said_so(tmp_path, capsys):
+    saved = saved_classifier(tmp_path, ("owl", "cat", "dog"))
+    job = job_for(tmp_path / "same", "sequence-classification", model__name_or_path=saved)
+    capsys.readouterr()
+    load(job, ("owl", "cat", "dog"))
+    assert (
+        "the classification head classifier starts from the checkpoint's weights" in capsys.readouterr().out
+    )
+    _, model = load(job, ("yes", "no"))
+    assert model.classifier.out_features == 2
+    said = capsys.readouterr().out
+    assert "newly initialised, not from the checkpoint: classifier.bias, classifier.weight\n" in said
+
+
+def test_other_sizes_than_the_heads_are_refused(tmp_path):
+    saved = saved_classifier(tmp_path, ("owl", "cat", "dog"))
+    path = Path(saved) / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "max_position_embeddings": 64}))
+    job = job_for(tmp_path / "next", "sequence-classification", model__name_or_path=saved)
+    with pytest.raises(RecipeError, match=r"position_embeddings.weight is \(128, 32\) in the checkpoint"):
+        load(job, ("yes", "no"))
+
+
+def test_a_decoder_classifies_a_padded_batch(tmp_path):
+    """Without pad_token_id in its configuration it refuses batches, or scores the padding."""
+    task = "sequence-classification"
+    processing, model = load(job_for(tmp_path / "run", task, model__config=TINY_LLAMA))
+    assert model.config.pad_token_id == processing.pad_token_id
+    both = processing(
+        ["one red bird sings", "two"], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
+    alone = processing(["two"], return_tensors="pt", return_token_type_ids=False)
+    with torch.no_grad():
+        together = model(**both).logits[1]
+        assert torch.allclose(together, model(**alone).logits[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_a_quantised_classifier_keeps_its_head(tmp_path, quantization):
+    """Upstream's own choice quantises BERT's classifier, which then cannot be trained."""
+    kbit = {"model__device_map": "local", "model__prepare_for_kbit": True, "adapter": LORA}
+    job = job_for(tmp_path / "run", "sequence-classification", model__quantization=quantization, **kbit)
+    processing, base = load(job)
+    assert type(base.classifier) is torch.nn.Linear
+    assert type(base.bert.pooler.dense) is not torch.nn.Linear
+    model = attach_adapter(job, base, processing)
+    losses = train_steps(model, batch_for("sequence-classification", processing))
+    assert losses[-1] < losses[0]
+
+
+def test_seq2seq_from_scratch_starts_decoding_with_the_pad_token(tmp_path):
+    processing, model = load(job_for(tmp_path / "run", "seq2seq-lm"))
+    assert model.config.decoder_start_token_id == processing.pad_token_id
+    assert model.config.eos_token_id == processing.eos_token_id
+
+
+def test_images_are_made_as_large_as_the_model_wants(tmp_path):
+    from PIL import Image
+
+    job = job_for(tmp_path / "run", "image-classification")
+    processor, model = load(job)
+    assert type(processor).__name__ == "ViTImageProcessorPil"
+    picture = Image.fromarray(np.zeros((50, 70, 3), dtype=np.uint8))
+    pixels = processor(picture, return_tensors="pt")["pixel_values"]
+    assert pixels.shape == (1, 3, 32, 32)
+    assert model(pixel_values=pixels).logits.shape == (1, 3)
+
+
+def test_a_checkpoint_without_an_image_processor_is_refused(tmp_path):
+    _, model = load(job_for(tmp_path / "run", "image-classification"))
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(RecipeError, match=r"no image processor in"):
+        load_processing(
+            job_for(tmp_path / "next", "image-classification", model__name_or_path=str(tmp_path / "saved"))
+        )
+
+
+@pytest.mark.parametrize("model_type", ["vit", "swin"])
+def test_reentrant_checkpointing_of_an_image_model(tmp_path, model_type):
+    """Swin's patch embedding gives a tuple, on which upstream's hook fails; pixels are tensors everywhere."""
+    swin = {"model_type": "swin", "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [1, 1],
+            "num_heads": [2, 2], "window_size": 4}  # fmt: skip
+    changes: dict[str, Any] = {
+        "model__config": TINY_VIT if model_type == "vit" else swin,
+        "model__enable_input_require_grads": True,
+        "trainer__activation_checkpointing": True,
+        "adapter": LORA,
+    }
+    job = job_for(tmp_path / "run", "image-classification", **changes)
+    processing, base = load(job)
+    model = attach_adapter(job, base, processing)
+    model.get_base_model().activation_checkpointing_enable(
+        activation_checkpointing_kwargs={"use_reentrant": True}
+    )
+    model.train()
+    model(**batch_for("image-classification", processing)).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_linear_layers_are_listed_by_their_last_names(tmp_path):
+    _, vit = load(job_for(tmp_path / "vit", "image-classification"))
+    assert linear_suffixes(vit) == ["classifier", "fc1", "fc2", "k_proj", "o_proj", "q_proj", "v_proj"]
+    gpt2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    _, model = load(job_for(tmp_path / "gpt2", "causal-lm", model__config=gpt2))
+    assert linear_suffixes(model) == ["c_attn", "c_fc", "c_proj", "lm_head"]
+
+
+def saved_llama(folder: Path) -> str:
+    processing, model = load(job_for(folder / "base", "causal-lm"))
+    for part in (model, processing):
+        part.save_pretrained(folder / "saved")
+    return str(folder / "saved")
+
+
+@pytest.mark.parametrize("device_map", ["auto", "balanced", "balanced_low_0", "sequential", {"": "cpu"}])
+@pytest.mark.parametrize("weights", ["saved", "random"])
+def test_models_that_a_device_map_placed_learn(tmp_path, device_map, weights):
+    changes: dict[str, Any] = {"model__device_map": device_map, "trainer__max_steps": 2}
+    if weights == "saved":
+        changes["model__name_or_path"] = saved_llama(tmp_path)
+    job = job_for(tmp_path / "run", "causal-lm", **changes)
+    processing, model = load(job)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    rows = [batch_for("causal-lm", processing)]
+    rows = [{name: value[0] for name, value in rows[0].items()}] * 8
+    args = transformers.TrainingArguments(str(tmp_path / "out"), **job.section("trainer"))
+    trainer = transformers.Trainer(model, args, train_dataset=rows)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("weights", ["saved", "random"])
+def test_weights_out_of_the_devices_memory_are_refused(tmp_path, weights):
+    changes: dict[str, Any] = {"model__device_map": {"model": "cpu", "lm_head": "disk"}}
+    if weights == "saved":
+        changes["model__name_or_path"] = saved_llama(tmp_path)
+    job = job_for(tmp_path / "run", "causal-lm", **changes)
+    with pytest.raises(MachineError, match=r"put lm_head.weight .* out of the devices' memory"):
+        load(job)
+
+
+def hub_cache(folder: Path, revisions: dict[str, Path]) -> Path:
+    """A hub cache with the repository org/small: name of a revision -> folder of its files."""
+    repository = folder / "models--org--small"
+    for number, (name, files) in enumerate(revisions.items()):
+        commit = f"{number:040x}"
+        snapshot = repository / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for file in files.iterdir():
+            (snapshot / file.name).write_bytes(file.read_bytes())
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+    return folder
+
+
+def test_revision_and_cache_dir_pick_the_weights_and_the_tokenizer(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    saved = {}
+    for name, seed in (("main", 1), ("v2", 2)):
+        processing, model = load(job_for(tmp_path / name, "causal-lm", seed=seed))
+        processing.chat_template = f"template of {name}"
+        for part in (model, processing):
+            part.save_pretrained(tmp_path / "saved" / name)
+        saved[name] = tmp_path / "saved" / name
+    cache = hub_cache(tmp_path / "cache", saved)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    seen = {}
+    for revision in (None, "v2"):
+        changes = {"model__cache_dir": str(cache), "model__revision": revision}
+        job = job_for(tmp_path / f"run-{revision}", "causal-lm", model__name_or_path="org/small", **changes)
+        processing, model = load(job)
+        expected = transformers.AutoModelForCausalLM.from_pretrained(saved[revision or "main"])
+        assert torch.equal(model.lm_head.weight, expected.lm_head.weight)
+        seen[revision] = model.lm_head.weight
+        assert processing.chat_template == f"template of {revision or 'main'}"
+    assert not torch.equal(seen[None], seen["v2"])
+    elsewhere = {"model__cache_dir": str(tmp_path / "empty"), "model__revision": "v2"}
+    job = job_for(tmp_path / "absent", "causal-lm", model__name_or_path="org/small", **elsewhere)
+    with pytest.raises(RecipeError, match="org/small"):
+        load(job)
+
+
+def test_another_repositorys_tokenizer_has_its_own_revisions(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    processing, model = load(job_for(tmp_path / "one", "causal-lm"))
+    for part in (model, processing):
+        part.save_pretrained(tmp_path / "saved")
+    cache = hub_cache(tmp_path / "cache", {"main": tmp_path / "saved"})
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    changes = {"model__cache_dir": str(cache), "model__revision": "v9", "model__tokenizer": "org/small"}
+    job = job_for(tmp_path / "run", "causal-lm", model__name_or_path=str(tmp_path / "saved"), **changes)
+    assert len(load_processing(job)) == len(processing)
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_remote_code_runs_only_when_it_is_trusted(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    processing, model = load(job_for(tmp_path / "base", "causal-lm"))
+    saved = tmp_path / "saved"
+    for part in (model, processing):
+        part.save_pretrained(saved)
+    config = json.loads((saved / "config.json").read_text())
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    (saved / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": auto_map}))
+    (saved / "own.py").write_text(CODE)
+    job = job_for(
+        tmp_path / "run", "causal-lm", model__name_or_path=str(saved), model__trust_remote_code=True
+    )
+    _, loaded = load(job)
+    assert type(loaded).__name__ == "OwnModel"
+
+
+def test_a_chat_template_is_applied_and_saved(tmp_path):
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    processing = load_processing(job_for(tmp_path / "run", "causal-lm", model__chat_template=template))
+    turns = [{"role": "user", "content": "hi"}]
+    assert processing.apply_chat_template(turns, tokenize=False) == "[user]hi"
+    processing.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.apply_chat_template(turns, tokenize=False) == "[user]hi"
+
+
+def test_a_gguf_file_is_for_causal_models_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("launcher.train.models.model_reference", lambda job: "unused")
+    job = job_for(tmp_path / "run", "seq2seq-lm", model__name_or_path="x", model__gguf_file="x.gguf")
+    with pytest.raises(RecipeError, match="not a seq2seq-lm model"):
+        load_model(job, None)
+
+
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+def test_generate_says_the_label_of_a_text(tmp_path, adapter):
+    task = "sequence-classification"
+    job = job_for(tmp_path / "run", task, **({"adapter": adapter} if adapter else {}))
+    processing, base = load(job)
+    model = attach_adapter(job, base, processing)
+    batch = processing(
+        ["one red bird", "two"], padding=True, return_tensors="pt", return_token_type_ids=False
+    )
+    train_steps(model, {**batch, "labels": torch.tensor([2, 0])}, steps=30)
+    folder = tmp_path / "run" / ("adapter" if adapter else "model")
+    for part in (model, processing):
+        part.save_pretrained(folder)
+    (tmp_path / "run" / "data.json").write_text(json.dumps({"labels": LABELS}))
+    assert [generate(tmp_path / "run", text) for text in ("one red bird", "two")] == ["owl", "cat"]
+
+
+def test_generate_of_seq2seq_gives_the_whole_answer(tmp_path):
+    job = job_for(tmp_path / "run", "seq2seq-lm")
+    processing, model = load(job)
+    source = processing("a long prompt of many words, longer than its answer", return_tensors="pt")
+    target = processing("yes sir" + processing.eos_token, return_tensors="pt")
+    train_steps(model, {"input_ids": source["input_ids"], "labels": target["input_ids"]}, steps=60)
+    for part in (model, processing):
+        part.save_pretrained(tmp_path / "run" / "model")
+    assert generate(tmp_path / "run", "a long prompt of many words, longer than its answer") == "yes sir"
+
+
+def test_generate_refuses_a_prompt_for_images(tmp_path):
+    job = job_for(tmp_path / "run", "image-classification")
+    with pytest.raises(RecipeError, match="reads images"):
+        generate(job.run_dir, "a cat")
+
+
+@pytest.mark.parametrize(
+    ("found", "start"), [("chat", "user"), ("text", "hello"), ("instruction", "### Inst")]
+)
+def test_generate_puts_a_prompt_as_the_rows_were(tmp_path, found, start):
+    """The recipe may say `auto`; what the rows were stands in data.json."""
+    from launcher.train.generate import _encode
+
+    job = job_for(tmp_path / "run", "causal-lm", data__train=[{"path": "x", "format": "auto", "columns": {}}])
+    (job.run_dir / "data.json").write_text(json.dumps({"formats": [found]}))
+    tokenizer = load_processing(job)
+    ids = _encode(job, tokenizer, "hello")["input_ids"][0]
+    assert tokenizer.decode(ids, skip_special_tokens=True).startswith(start)

@@ -1,0 +1,281 @@
+"""Data preparation as a run does it: real tokenizers and files, cached by content."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("datasets")
+
+from launcher.errors import RecipeError
+from launcher.train.data.build import build_data
+from launcher.train.data.store import open_samples, read_record
+from launcher.train.job import read_job
+from launcher.train.prepare import prepare_run
+from launcher.train.processing import load_processing
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plans import TINY_LLAMA, write_run
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    from launcher.train.tiny import tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer(512).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def job(tmp_path, tokenizer_folder, monkeypatch):
+    """A function that writes a run directory over real files and returns its job."""
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+    numbers = iter(range(100))
+
+    def make(rows: Path | list[dict], **changes):
+        train = rows if isinstance(rows, list) else [source(rows)]
+        settings = {
+            "tiny": False,
+            "model.config": TINY_LLAMA,
+            "model.tokenizer": str(tokenizer_folder),
+            "data.train": train,
+            **{name.replace("__", "."): value for name, value in changes.items()},
+        }
+        return read_job(write_run(tmp_path / f"run-{next(numbers)}", settings))
+
+    return make
+
+
+def source(path: Path, **more) -> dict:
+    return {"path": str(path), "format": "auto", "columns": {}, "weight": 1.0, **more}
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def pairs(count: int, length: int = 4) -> list[dict]:
+    return [{"prompt": f"ask {i}", "completion": " ".join([f"word{i}"] * length)} for i in range(count)]
+
+
+def samples_of(job) -> list[dict]:
+    record = read_record(job)
+    return open_samples(Path(record["folder"]) / "train.arrow").to_list()
+
+
+def test_rows_become_samples_with_their_places(job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", pairs(5))
+    found = job(path)
+    record = prepare_run(found)
+    samples = samples_of(found)
+    assert [sample["number"] for sample in samples] == [1, 2, 3, 4, 5]
+    assert record["splits"]["train"]["files"] == [str(path)]
+    assert record["formats"] == ["prompt-completion"]
+    counts = record["splits"]["train"]["counts"]
+    assert (counts["read"], counts["kept"], counts["dropped"]) == (5, 5, {})
+    assert counts["tokens"] == sum(len(sample["input_ids"]) for sample in samples)
+    first = record["samples"][0]
+    assert (first["file"], first["line"]) == (str(path), 1)
+    assert first["pieces"][0] == ["ask 0", False]
+    assert first["pieces"][1][0].startswith("word0")
+    assert first["pieces"][1][1] is True
+
+
+def test_the_cache_is_found_by_content_and_not_by_name(job, tmp_path):
+    first = job(write_rows(tmp_path / "a.jsonl", pairs(4)))
+    record = prepare_run(first)
+    arrow = Path(record["folder"]) / "train.arrow"
+    written = arrow.stat().st_mtime_ns
+    again = prepare_run(job(tmp_path / "a.jsonl", trainer__learning_rate=1.0))
+    assert again["key"] == record["key"]
+    assert arrow.stat().st_mtime_ns == written
+    write_rows(tmp_path / "a.jsonl", pairs(5))
+    changed = prepare_run(job(tmp_path / "a.jsonl"))
+    assert changed["key"] != record["key"]
+    shorter = prepare_run(job(tmp_path / "a.jsonl", data__max_length=8))
+    assert shorter["key"] not in (record["key"], changed["key"])
+
+
+def test_a_half_written_cache_is_not_taken(job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", pairs(4))
+    record = prepare_run(job(path))
+    folder = Path(record["folder"])
+    (folder / "data.json").unlink()
+    (folder / "train.arrow").write_bytes(b"half")
+    again = job(path)
+    assert prepare_run(again)["key"] == record["key"]
+    assert len(samples_of(again)) == 4
+
+
+def test_a_removed_cache_is_named(job, tmp_path):
+    found = job(write_rows(tmp_path / "rows.jsonl", pairs(4)))
+    record = prepare_run(found)
+    (Path(record["folder"]) / "data.json").unlink()
+    with pytest.raises(RecipeError, match="removed from the cache"):
+        build_data(found, None)
+
+
+def test_a_run_without_prepared_data_says_how_to_prepare_it(job, tmp_path):
+    found = job(write_rows(tmp_path / "rows.jsonl", pairs(4)))
+    with pytest.raises(RecipeError, match="is not prepared") as caught:
+        build_data(found, None)
+    assert "launcher.train.prepare" in caught.value.problems[0].hint
+
+
+def test_weights_repeat_and_thin_out_sources(job, tmp_path):
+    many = write_rows(tmp_path / "many.jsonl", pairs(40))
+    few = write_rows(tmp_path / "few.jsonl", [{"prompt": "p", "completion": f"c{i}"} for i in range(4)])
+    found = job([source(many, weight=0.25), source(few, weight=2.5)])
+    prepare_run(found)
+    data = build_data(found, load_processing(found))
+    assert len(data.train) == 10 + 4 + 4 + 2
+    assert data.counts["read"] == 44
+    again = build_data(found, load_processing(found))
+    assert data.train.to_list() == again.train.to_list()
+
+
+def test_the_pieces_of_one_document_stay_on_one_side_of_the_split(job, tmp_path):
+    rows = [{"text": f"{letter} " * 100} for letter in "abcdefghijklmnopqrst"]
+    found = job(write_rows(tmp_path / "long.jsonl", rows), data__max_length=32, data__eval={"split": 0.25})
+    prepare_run(found)
+    processing = load_processing(found)
+    data = build_data(found, processing)
+    words = [
+        {processing.decode(sample["input_ids"]).split()[0] for sample in part}
+        for part in (data.train, data.eval)
+    ]
+    assert len(data.train) > 40
+    assert len(words[1]) == 5
+    assert not words[0] & words[1]
+
+
+def test_packs_hold_every_sample_once(job, tmp_path):
+    rows = [{"prompt": "p", "completion": "w " * (1 + i % 20)} for i in range(60)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    plain, packed = job(path), job(path, data__packing=True)
+    processing = load_processing(plain)
+    for found in (plain, packed):
+        prepare_run(found)
+    single = build_data(plain, processing).train
+    packs = build_data(packed, processing).train
+    assert len(packs) < len(single) / 2
+    documents = []
+    for index in range(len(packs)):
+        pack = packs[index]
+        starts = [i for i, position in enumerate(pack["position_ids"]) if position == 0]
+        ends = [*starts[1:], len(pack["input_ids"])]
+        assert len(pack["input_ids"]) <= 64
+        documents += [pack["input_ids"][a:b] for a, b in zip(starts, ends, strict=True)]
+    assert sorted(documents) == sorted(single["input_ids"][:])
+
+
+def test_everything_dropped_is_counted_by_reason(job, tmp_path):
+    rows = [
+        {"prompt": "a " * 100, "completion": "lost"},
+        {"prompt": "a", "completion": "kept"},
+        {"prompt": "a", "completion": "long " * 100},
+    ]
+    found = job(write_rows(tmp_path / "rows.jsonl", rows))
+    record = prepare_run(found)
+    counts = record["splits"]["train"]["counts"]
+    assert (counts["read"], counts["kept"]) == (3, 2)
+    assert counts["dropped"] == {"no-targets": 1}
+    assert counts["truncated"] == 2
+    data = build_data(found, load_processing(found))
+    assert data.counts["dropped_reasons"] == {"no-targets": 1}
+
+
+def test_too_much_truncation_stops_before_the_run(job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", pairs(4, length=200))
+    with pytest.raises(RecipeError, match="of the train tokens were cut off, in 4 of 4 rows") as caught:
+        prepare_run(job(path, data__max_truncated=0.2))
+    assert caught.value.problems[0].path == "data.max_length"
+    dropped = job(path, data__max_truncated=0.2, data__overlong="drop")
+    with pytest.raises(RecipeError, match="overlong: 4"):
+        prepare_run(dropped)
+
+
+def test_hooks_change_and_drop_rows(job, tmp_path):
+    hooks = tmp_path / "hooks.py"
+    hooks.write_text(
+        "def format_row(row):\n"
+        "    if row['n'] % 2:\n"
+        "        return None\n"
+        "    return {'prompt': 'q', 'completion': f\"answer {row['n']}\"}\n"
+    )
+    rows = [{"n": i} for i in range(6)]
+    found = job(
+        write_rows(tmp_path / "rows.jsonl", rows),
+        python__file=str(hooks),
+        python__hooks=["format_row"],
+    )
+    record = prepare_run(found)
+    counts = record["splits"]["train"]["counts"]
+    assert counts["dropped"] == {"format_row": 3}
+    assert [sample["number"] for sample in samples_of(found)] == [1, 3, 5]
+    hooks.write_text(hooks.read_text().replace("answer", "reply"))
+    assert prepare_run(found)["key"] != record["key"]
+
+
+def test_several_processes_prepare_the_same_samples(job, tmp_path, monkeypatch):
+    from launcher.train.data import prepare as module
+
+    path = write_rows(tmp_path / "rows.jsonl", pairs(2000))
+    one = job(path)
+    prepare_run(one)
+    expected = samples_of(one)
+    monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "other"))
+    several = job(path, data__num_proc=2)
+    prepare_run(several)
+    assert samples_of(several) == expected
+
+
+def test_an_error_in_a_child_process_keeps_its_place(job, tmp_path, monkeypatch):
+    from launcher.train.data import prepare as module
+
+    rows = pairs(1500)
+    rows[1400]["completion"] = 7
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    monkeypatch.setattr(module, "LARGE", 1)
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(job(path, data__num_proc=2))
+    problem = caught.value.problems[0]
+    assert (problem.file, problem.line) == (str(path), 1401)
+    assert not list((tmp_path / "cache" / "data").glob("*"))
+
+
+def test_the_command_line_shows_samples_with_their_masks(tmp_path, tokenizer_folder):
+    write_rows(tmp_path / "rows.jsonl", pairs(6))
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"model: {{config: {json.dumps(TINY_LLAMA)}, tokenizer: {tokenizer_folder}}}\n"
+        "data: {train: [{path: rows.jsonl}], max_length: 64}\n"
+        "trainer: {max_steps: 1}\n"
+        "hardware: {device: A100-80GB, devices_per_node: 8}\n"
+    )
+    env = {**os.environ, "EFFILAUNCH_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "launcher.cli", "prepare", str(recipe), "--show", "2"]
+    shown = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "6 rows read, 6 kept, 6 samples" in shown.stdout
+    assert "ask 0⟦word0" in shown.stdout
+    assert f"sample 2 ({tmp_path / 'rows.jsonl'}:2)" in shown.stdout
+    asked = subprocess.run([*command, "--json"], env=env, capture_output=True, text=True, check=False)
+    data = json.loads(asked.stdout)
+    assert data["data"]["splits"]["train"]["counts"]["kept"] == 6
+    assert len(data["samples"]) == 2
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{broken\n')
+    failed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert failed.returncode == 2
+    assert f"{tmp_path / 'rows.jsonl'}:2" in failed.stderr
+    assert "Traceback" not in failed.stderr

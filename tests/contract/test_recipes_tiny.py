@@ -1,0 +1,89 @@
+"""Every shipped recipe trains: `run RECIPE --tiny` through the command line, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+STEPS = 4
+OF_EACH_TASK = (
+    "qwen3_8b_lora",
+    "mt0_large_lora",
+    "bert_large",
+    "vit_l16",
+    "qwen3_8b_dpo",
+    "pretrain_llama_200m",
+)
+ROWS = 64
+"""Generated rows of each source."""
+
+
+def parents(path: Path) -> list[dict]:
+    """The recipe's mapping, then those of the files that it extends."""
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return [data, *(parents(path.parent / data["extends"]) if "extends" in data else ())]
+
+
+def section(path: Path, name: str):
+    """A section of the recipe, or of the nearest parent that has it."""
+    return next((data[name] for data in parents(path) if name in data), None)
+
+
+def cases() -> list:
+    """One recipe of each task always; the others in the long run."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(path, marks=marks[path.stem in OF_EACH_TASK], id=path.stem) for path in RECIPES]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("recipe", cases())
+def test_a_shipped_recipe_trains(recipe, tmp_path):
+    if section(recipe, "task") == "dpo":
+        pytest.importorskip("trl")
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "run", str(recipe), "--tiny",
+         "--output-dir", str(out), "--json"],
+        capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-3000:]
+    result = json.loads(done.stdout)["result"]
+    assert (out / "COMPLETED").is_file()
+    assert (out / "recipe.yaml").read_text(encoding="utf-8") == recipe.read_text(encoding="utf-8")
+    assert json.loads((out / "result.json").read_text(encoding="utf-8")) == result
+    assert result["steps"] == STEPS
+    assert all(math.isfinite(loss) and loss > 0 for loss in result["loss"].values()), result["loss"]
+
+    trained = "adapter" if section(recipe, "adapter") else "model"
+    weights = "adapter_model.safetensors" if trained == "adapter" else "model.safetensors"
+    assert (out / trained / weights).stat().st_size > 0
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert max(json.loads(line)["step"] for line in lines) == STEPS
+    check_rows(section(recipe, "data"), result["rows"])
+    assert (out / "recipe.yaml").read_text(encoding="utf-8") == recipe.read_text(encoding="utf-8")
+
+
+def check_rows(data: dict, rows: dict) -> None:
+    """Every row that was read is kept or dropped, and every source was read."""
+    dropped = rows["dropped"] if isinstance(rows["dropped"], int) else sum(rows["dropped"].values())
+    assert rows["read"] == rows["kept"] + dropped
+    assert rows["train"] > 0
+    if data.get("streaming"):  # counted as far as the steps went
+        assert rows["read"] > 0
+        return
+    held_out = data.get("eval")
+    sources = len(data["train"]) + (len(held_out) if isinstance(held_out, list) else 0)
+    assert rows["read"] == ROWS * sources
+    assert rows["eval"] > 0 if held_out else rows["eval"] == 0

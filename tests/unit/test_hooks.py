@@ -1,0 +1,180 @@
+"""The user's hooks.py: loaded with what lies beside it, and every failure placed in the user's file."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from launcher.errors import RecipeError, RunFailed
+from launcher.train.hooks import Hooks, load_hooks
+from launcher.train.job import Job
+
+
+def hooks(tmp_path, text: str, names: list[str]) -> Hooks:
+    path = tmp_path / "hooks.py"
+    path.write_text(text)
+    settings = {"python.file": str(path), "python.hooks": names}
+    return load_hooks(Job(tmp_path, {"settings": {key: {"value": value} for key, value in settings.items()}}))
+
+
+def test_without_a_file_there_are_no_hooks(tmp_path):
+    assert load_hooks(Job(tmp_path, {"settings": {}})) == Hooks()
+
+
+def test_only_the_promised_functions_are_taken(tmp_path):
+    text = "def format_row(row):\n    return row\n\ndef compute_metrics(prediction):\n    return {}\n"
+    found = hooks(tmp_path, text, ["format_row"])
+    assert found.compute_metrics is None
+    assert found.format_row({"a": 1}, "rows.jsonl", 1) == {"a": 1}
+
+
+def test_modules_beside_the_file_are_found_while_it_loads(tmp_path):
+    (tmp_path / "beside_hooks.py").write_text("WORD = 'found'\n")
+    text = "from beside_hooks import WORD\n\ndef format_row(row):\n    return {'text': WORD}\n"
+    try:
+        assert hooks(tmp_path, text, ["format_row"]).format_row({}, "r", 1) == {"text": "found"}
+    finally:
+        sys.modules.pop("beside_hooks", None)
+    assert str(tmp_path) not in sys.path
+
+
+def test_two_files_of_one_name_do_not_meet(tmp_path):
+    found = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        found.append(
+            hooks(
+                tmp_path / folder, f"def format_row(row):\n    return {{'in': {folder!r}}}\n", ["format_row"]
+            )
+        )
+    assert [one.format_row({}, "r", 1) for one in found] == [{"in": "a"}, {"in": "b"}]
+    assert found[0].digest != found[1].digest
+
+
+def test_a_row_may_be_left_out_and_is_not_changed_in_place(tmp_path):
+    text = "def format_row(row):\n    row['a'] = 2\n    return None\n"
+    row = {"a": 1}
+    assert hooks(tmp_path, text, ["format_row"]).format_row(row, "r", 1) is None
+    assert row == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("def format_row(row):\n    return {}\n\nthis is wrong(\n", 4, "SyntaxError"),
+        ("import a_module_that_is_not_there\n", 1, "ModuleNotFoundError.*a_module_that_is_not_there"),
+        ("def f():\n    return 1 / 0\n\nf()\n", 2, "ZeroDivisionError"),
+        ("import sys\nsys.exit(3)\n", 2, "SystemExit: 3"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_placed(tmp_path, text, line, message):
+    with pytest.raises(RecipeError, match=message) as caught:
+        hooks(tmp_path, text, ["format_row"])
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.file, problem.line) == ("hooks-broken", str(tmp_path / "hooks.py"), line)
+    assert str(tmp_path) not in sys.path
+
+
+def test_a_syntax_error_beside_the_file_names_the_line_that_imports_it(tmp_path):
+    (tmp_path / "broken_beside.py").write_text("\n\n\n)\n")
+    with pytest.raises(RecipeError, match=r"broken_beside.py, line 4") as caught:
+        hooks(tmp_path, "import sys\nimport broken_beside\n", [])
+    assert caught.value.problems[0].line == 2
+
+
+def test_a_missing_file_is_named(tmp_path):
+    settings = {
+        "python.file": {"value": str(tmp_path / "gone.py")},
+        "python.hooks": {"value": ["format_row"]},
+    }
+    with pytest.raises(RecipeError, match=r"gone.py: python: no such Python file"):
+        load_hooks(Job(tmp_path, {"settings": settings}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def other(row):\n    return row\n", "the hook format_row is not there"),
+        ("format_row = 3\n", "the hook format_row is a int, expected a function"),
+    ],
+)
+def test_a_promised_name_that_is_no_function_is_refused(tmp_path, text, message):
+    with pytest.raises(RecipeError, match=message):
+        hooks(tmp_path, text, ["format_row"])
+
+
+def test_an_error_of_format_row_names_the_row_and_the_line(tmp_path):
+    text = "def inner(row):\n    return row['text']\n\ndef format_row(row):\n    return {'t': inner(row)}\n"
+    with pytest.raises(RecipeError) as caught:
+        hooks(tmp_path, text, ["format_row"]).format_row({}, "rows.jsonl", 40_317)
+    assert str(caught.value) == (
+        f"{tmp_path}/hooks.py:2: python: "
+        "the hook format_row, for the row rows.jsonl:40317, raised KeyError: 'text'"
+    )
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_below_the_users_code_names_the_users_line(tmp_path):
+    text = "import json\n\ndef format_row(row):\n    return json.loads(row['text'])\n"
+    with pytest.raises(RecipeError) as caught:
+        hooks(tmp_path, text, ["format_row"]).format_row({"text": "{"}, "r", 1)
+    assert caught.value.problems[0].line == 4
+
+
+def test_a_row_of_another_type_is_placed_in_the_data(tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        hooks(tmp_path, "def format_row(row):\n    return [row]\n", ["format_row"]).format_row(
+            {}, "rows.csv", 7
+        )
+    problem = caught.value.problems[0]
+    assert (problem.file, problem.line) == ("rows.csv", 7)
+    assert "format_row returned list, expected a dict" in problem.message
+
+
+def test_an_error_of_compute_metrics_ends_the_run(tmp_path):
+    text = "def compute_metrics(prediction):\n    raise ValueError('two\\nlines')\n"
+    with pytest.raises(
+        RunFailed, match=r"hooks.py:2: python: the hook compute_metrics raised ValueError: two lines"
+    ):
+        hooks(tmp_path, text, ["compute_metrics"]).compute_metrics(None)
+
+
+CALLBACKS = """
+from transformers import TrainerCallback
+
+class Watch(TrainerCallback):
+    def on_step_end(self, args, state, control, **more):
+        raise OSError("full disk")
+    def on_save(self, args, state, control, **more):
+        return "saved"
+
+def callbacks():
+    return {made}
+"""
+
+
+def test_callbacks_keep_their_class_and_explain_their_errors(tmp_path):
+    pytest.importorskip("transformers")
+    [watch] = hooks(tmp_path, CALLBACKS.format(made="[Watch()]"), ["callbacks"]).callbacks()
+    assert type(watch).__name__ == "Watch"
+    assert watch.on_save(None, None, None) == "saved"
+    with pytest.raises(
+        RunFailed, match=r"hooks.py:6: python: the hook Watch.on_step_end raised OSError: full disk"
+    ):
+        watch.on_step_end(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ("[Watch]", "expected instances of TrainerCallback"),
+        ("None", "hooks.py: python: the hook callbacks raised TypeError"),
+        ("[1 / 0]", "hooks.py:11: python: the hook callbacks raised ZeroDivisionError"),
+    ],
+)
+def test_callbacks_of_another_kind_are_refused(tmp_path, made, message):
+    pytest.importorskip("transformers")
+    found = hooks(tmp_path, CALLBACKS.format(made=made), ["callbacks"])
+    with pytest.raises(RecipeError, match=message):
+        found.callbacks()
