@@ -43,8 +43,10 @@ fmt: $(STAMP) ## format and mend what can be mended
 build: $(STAMP) ## wheel and sdist into dist/
 	$(BIN)/python -m build
 
-bench: $(STAMP) ## how fast the command line answers
+bench: $(STAMP) ## how fast the command line answers, data is packed and prepared
 	$(BIN)/python benchmarks/cli_latency.py --check
+	$(BIN)/python benchmarks/packing.py --check --ours
+	$(BIN)/python benchmarks/data_prep.py --check
 
 clean: ## remove what was built (not .venv, not runs/)
 	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

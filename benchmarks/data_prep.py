@@ -10,6 +10,7 @@ best-fit decreasing. trl runs as it comes (one process) and with one process per
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -58,22 +59,25 @@ def tokenizer_folder() -> Path:
 
 def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
     """(seconds, tokens, packs) of this project's preparation."""
+    from launcher.commands.gather import gather
+    from launcher.execute.run_dir import write_run_dir
+    from launcher.plan.planner import make_plan
+    from launcher.recipe.loading import load_recipe
+    from launcher.render.bundle import render
     from launcher.train.data.build import sample_lengths
     from launcher.train.data.pack import pack_lengths
     from launcher.train.data.store import open_samples
     from launcher.train.job import read_job
     from launcher.train.prepare import prepare_run
 
-    settings = {
-        "task": "causal-lm", "seed": 0, "tiny": False, "model.tokenizer": str(tokenizer),
-        "model.add_tokens": [], "data.train": [{"path": str(rows), "format": "auto", "columns": {}}],
-        "data.max_length": MAX_LENGTH, "data.metrics": [], "data.max_truncated": 1.0,
-    }  # fmt: skip
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"model: {{config: HuggingFaceTB/SmolLM2-135M-Instruct, tokenizer: {tokenizer}}}\n"
+        f"data: {{train: [{{path: {rows}}}], max_length: {MAX_LENGTH}, packing: true}}\n",
+        encoding="utf-8",
+    )
     run_dir = folder / "run"
-    (run_dir / "logs").mkdir(parents=True)
-    plan = {"settings": {name: {"value": value} for name, value in settings.items()}}
-    (run_dir / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    prepare_run  # noqa: B018 - imported before the clock starts
+    write_run_dir(render(make_plan(*gather(load_recipe(recipe), "cpu"))), run_dir, resume=False)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     started = time.perf_counter()
     record = prepare_run(read_job(run_dir))
@@ -96,7 +100,10 @@ def theirs(rows: Path, tokenizer: Path, folder: Path, processes: int | None) -> 
     )  # fmt: skip
     started = time.perf_counter()
     loaded = AutoTokenizer.from_pretrained(str(tokenizer))
-    trainer = SimpleNamespace(_tokenizer=loaded, _is_vlm=False)
+    trainer = SimpleNamespace(
+        _tokenizer=loaded, _is_vlm=False, chat_template=None, completion_only_loss=False,
+        assistant_only_loss=False,
+    )  # fmt: skip
     dataset = datasets.load_dataset("json", data_files=str(rows), split="train", cache_dir=str(folder))
     prepared = SFTTrainer._prepare_dataset(trainer, dataset, loaded, args, True, None, "train")
     seconds = time.perf_counter() - started
@@ -117,16 +124,18 @@ def measure(side: str, rows: Path, tokenizer: Path) -> dict[str, float]:
 
 
 def one_side(side: str, rows: Path, tokenizer: Path, folder: Path) -> None:
-    """Measure one side in this process and print it as JSON."""
-    import transformers  # noqa: F401 - the imports are not what is compared
-
-    if side == SIDES[0]:
-        import launcher.train.data.prepare  # noqa: F401
-
-        seconds, tokens, packs = ours(rows, tokenizer, folder)
-    else:
-        processes = os.cpu_count() if side == SIDES[2] else None
-        seconds, tokens, packs = theirs(rows, tokenizer, folder, processes)
+    """Measure one side in this process, after a few rows that load all modules, and print it as JSON."""
+    few = folder / "few.jsonl"
+    with rows.open(encoding="utf-8") as stream:
+        few.write_text("".join(itertools.islice(stream, 20)), encoding="utf-8")
+    for number, file in enumerate((few, rows)):
+        own = folder / str(number)
+        own.mkdir()
+        if side == SIDES[0]:
+            seconds, tokens, packs = ours(file, tokenizer, own)
+        else:
+            processes = os.cpu_count() if side == SIDES[2] else None
+            seconds, tokens, packs = theirs(file, tokenizer, own, processes)
     print(json.dumps({"seconds": seconds, "tokens": tokens, "packs": packs}))
 
 

@@ -1,9 +1,14 @@
-"""No key of the recipe is ignored: each changes the plan's files, or is a setting that the worker reads."""
+"""No key of the recipe is ignored: each is a setting that the worker or the written files are made from.
+
+Counted are real reads alone, by syntax: `job.value("x")`, `job.section("x")`, `plan.value("x")`, and for what
+lies inside a setting `source["x"]` or `source.get("x")`. A name that only stands in a message is not read.
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,7 +83,24 @@ CHANGED: dict[str, str] = {
     "python": "hooks.py",
     "seed": "7",
 }
-SOURCE_FIELDS = ("path", "format", "columns", "weight", "split", "name", "revision")
+# Reads whose name is not written at the place of the call: (file, what is read there) -> the names.
+SPOTS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("train/job.py", "name"): (),  # `section` itself, whose callers count
+    ("train/data/prepare.py", "name"): (),  # names the cache, which is no use of a value
+    ("train/data/recognise.py", "f'data.{name}'"): ("data.train", "data.eval"),
+    ("train/training.py", "key"): ("data.packing", "data.padding_free"),
+    ("render/ds_config.py", "f'sharding.{what}'"): ("sharding.offload_optimizer", "sharding.offload_param"),
+}
+# Sections that are read as a whole: by `job.section`, and launch.env by render/command.py.
+SECTIONS = ("trainer.", "adapter.", "launch.env.")
+# Settings that only say what follows from others.
+SAID = {
+    "global_batch_size": "the product of the batch, which is rendered",
+    "runtime.training_arguments_first": "the worker always makes them first",
+}
+# Names by which the worker holds a source, and a setting that is a mapping.
+SOURCES = ("source", "settings")
+MAPPINGS = (*SOURCES, "fim", "held_out", "asked")
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -103,14 +125,105 @@ def kinds(annotation: Any) -> list[Any]:
     return [kind for argument in arguments if argument is not type(None) for kind in kinds(argument)]
 
 
-def worker_words() -> set[str]:
-    """Every text constant of the worker's code."""
-    words = set()
-    for path in (ROOT / "launcher/train").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                words.add(node.value)
-    return words
+def calls(code: str) -> Iterator[tuple[str, ast.expr]]:
+    """(value | section, its argument) of every read of a setting: by a job, or by a plan."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            holder = ast.unparse(node.func.value)
+            if node.func.attr in ("value", "section") and holder in ("job", "self", "self._job", "plan"):
+                yield node.func.attr, node.args[0]
+
+
+def settings_read(code: str) -> set[str]:
+    """Names that are read at the place where they are written."""
+    return {
+        argument.value
+        for kind, argument in calls(code)
+        if kind == "value" and isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+def fields_read(code: str, holders: Iterable[str]) -> set[str]:
+    """Keys taken out of a name (or an attribute) in `holders`, by subscript or `.get`."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            holder, key = node.value, node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+            holder, key = node.func.value, node.args[0]
+        else:
+            continue
+        name = holder.id if isinstance(holder, ast.Name) else getattr(holder, "attr", None)
+        if name in holders and isinstance(key, ast.Constant):
+            found.add(key.value)
+    return found
+
+
+def modules(*folders: str) -> dict[str, str]:
+    """File below launcher/ -> its code."""
+    base = ROOT / "launcher"
+    files = [file for folder in folders for file in sorted((base / folder).rglob("*.py"))]
+    return {str(file.relative_to(base)): file.read_text("utf-8") for file in files}
+
+
+def all_read(found: dict[str, str]) -> set[str]:
+    return {name for code in found.values() for name in settings_read(code)} | {
+        name for names in SPOTS.values() for name in names
+    }
+
+
+def is_read(name: str, read: set[str]) -> bool:
+    return name in read or name.startswith(SECTIONS)
+
+
+READERS = modules("train", "render")
+READ = all_read(READERS)
+
+
+def test_every_read_is_by_a_written_name_or_listed():
+    spots = {
+        (file, ast.unparse(argument))
+        for file, code in READERS.items()
+        for _, argument in calls(code)
+        if not isinstance(argument, ast.Constant)
+    }
+    assert spots == set(SPOTS), "list the read with its names in SPOTS"
+
+
+def test_sections_are_read_whole():
+    named = {
+        argument.value
+        for code in READERS.values()
+        for kind, argument in calls(code)
+        if kind == "section" and isinstance(argument, ast.Constant)
+    }
+    assert {f"{name}." for name in named} | {"launch.env."} == set(SECTIONS)
+    assert '"launch.env."' in READERS["render/command.py"]
+
+
+def test_a_name_that_is_only_written_somewhere_is_not_read():
+    code = """
+problem = Problem("x", path="data.fake")
+names = ("data.fake", "data.other")
+kept = {"data.fake": other.value("data.fake"), "weight": row["weight"], "name": row.get("name")}
+real = job.value("data.real") or self._job.value("data.more")
+fields = source["path"], chosen.settings.get("split"), settings.get("revision")
+settings["format"] = source
+"""
+    assert settings_read(code) == {"data.real", "data.more"}
+    assert fields_read(code, SOURCES) == {"path", "split", "revision"}
+    assert not is_read("data.fake", READ)
+
+
+@pytest.mark.parametrize(
+    "name", ["data.num_proc", "data.max_truncated", "data.overlong", "model.add_tokens", "python.file"]
+)
+def test_a_read_that_is_taken_out_is_missed(name):
+    """The name stays in the code, as it does in messages."""
+    without = {file: code.replace(f'job.value("{name}")', f'str("{name}")') for file, code in READERS.items()}
+    assert any(name in code for code in without.values())
+    assert is_read(name, READ)
+    assert not is_read(name, all_read(without))
 
 
 def test_the_table_has_every_leaf_of_the_schema():
@@ -121,8 +234,8 @@ def test_the_table_has_every_leaf_of_the_schema():
 def test_the_worker_reads_every_field_of_a_source():
     from launcher.recipe.schema import DataSource
 
-    assert set(DataSource.model_fields) == set(SOURCE_FIELDS)
-    assert set(SOURCE_FIELDS) <= worker_words()
+    read = {name for code in modules("train").values() for name in fields_read(code, SOURCES)}
+    assert set(DataSource.model_fields) <= read
 
 
 def planned(folder: Path, text: str, **facts_changes: Any) -> dict[str, Any]:
@@ -191,16 +304,32 @@ def test_every_leaf_changes_a_file_or_is_read_by_the_worker(leaf, tmp_path):
     if leaf == "adapter.type":
         assert after["settings"]["adapter.type"]["value"] == "lora"
         return
-    # what the value decides beyond being repeated as a setting
-    decided = {key for key in before if key not in ("settings", "recipe", "warnings")}
-    if any(before[key] != after[key] for key in decided):
-        return
     changed = {
         key
         for key in before["settings"].keys() | after["settings"].keys()
         if before["settings"].get(key, {}).get("value") != after["settings"].get(key, {}).get("value")
     }
-    assert changed, f"{leaf} changes nothing in the plan"
-    words = worker_words()
-    read = {key for key in changed if key in words or key.split(".")[0] in ("trainer", "adapter")}
-    assert read, f"{leaf} changes the settings {sorted(changed)}, which nothing reads"
+    own = next((name for name in prefixes(leaf) if name in changed), None)
+    if own is not None and own not in SAID:
+        assert is_read(own, READ), f"{leaf} changes the setting {own}, which nothing reads"
+        if own != leaf and own.count(".") == 1 and not own.startswith(SECTIONS):
+            assert leaf.rpartition(".")[2] in MAPPED, f"of {own} nothing reads {leaf}"
+        return
+    decided = ("batch", "command", "ds_config", "env", "hardware", "schedule")
+    read = {key for key in changed if is_read(key, READ)}
+    assert read or any(before[key] != after[key] for key in decided), f"{leaf} decides nothing: {changed}"
+
+
+MAPPED = {name for code in modules("train").values() for name in fields_read(code, MAPPINGS)}
+
+
+def prefixes(leaf: str) -> list[str]:
+    """The dotted name itself, then what it lies in, from the inside out."""
+    words = leaf.split(".")
+    return [".".join(words[:count]) for count in range(len(words), 0, -1)]
+
+
+@pytest.mark.parametrize("leaf", ["task", "data.packing", "early_stopping.patience", "sharding.zero_stage"])
+def test_every_setting_of_a_plan_is_read_or_says_what_follows(leaf, tmp_path):
+    settings = planned(tmp_path, with_values({**CONTEXT.get(leaf, {}), leaf: CHANGED[leaf]}))["settings"]
+    assert {name for name in settings if not is_read(name, READ)} == set(SAID)

@@ -18,7 +18,7 @@ from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
 from launcher.plan.planner import Facts, missing_data
 from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_recipe
-from launcher.recipe.data_paths import is_glob, is_package
+from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
@@ -117,9 +117,9 @@ def data_problems(loaded: LoadedRecipe) -> list[Problem]:
 
 def _exists(path: str) -> bool:
     """Whether a data path leads to something; what the hub has is not asked."""
-    if not (is_package(path) or Path(path).is_absolute()):
+    if is_loaded_hub_id(path):
         return True
-    if is_glob(path):
+    if is_glob(path) and not Path(path).exists():
         pattern = Path(path)
         return any(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
     try:
@@ -131,6 +131,15 @@ def _exists(path: str) -> bool:
 def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     """The recipe with the template's text in place of the file that holds it."""
     template = loaded.recipe.model.chat_template
+    if template is not None and "{" not in template and not Path(template).is_absolute():
+        raise RecipeError(
+            Problem(
+                "chat-template-missing",
+                f"no such file: {template}",
+                path="model.chat_template",
+                hint="relative paths are relative to the recipe; a template written out has {{ … }} in it",
+            )
+        )
     if template is None or not Path(template).is_absolute():
         return loaded
     try:

@@ -15,6 +15,7 @@ from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import MemoryJob, estimate_memory, max_micro_batch
 from launcher.plan.planner import make_plan
+from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome
@@ -65,6 +66,8 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
         warnings: list[str] = []
         try:
             loaded = load_recipe(name)
+            if loaded.recipe.python:
+                read_hooks(loaded.recipe.python)
             warnings = [f"{p.path}: {p.message}" for p in data_problems(loaded)]
             warnings += _try_plan(loaded)
         except EffilaunchError as error:

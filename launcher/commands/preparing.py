@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,11 +46,12 @@ def prepare_command(
     except DoesNotFit as error:
         plan = error.nearest_miss  # the data does not ask how large the device is
     bundle = render(plan)
-    with tempfile.TemporaryDirectory(prefix="effilaunch-prepare-") as folder:
-        run_dir = Path(folder) / "run"
-        write_run_dir(bundle, run_dir, resume=False)
-        prepare_data(bundle, run_dir, samples=show or 0, echo=note)
-        record = json.loads((run_dir / "data.json").read_text("utf-8"))
+    folder = Path(tempfile.mkdtemp(prefix="effilaunch-prepare-"))  # stays after a failure, with its logs
+    run_dir = folder / "run"
+    write_run_dir(bundle, run_dir, resume=False)
+    prepare_data(bundle, run_dir, samples=show or 0, echo=note)
+    record = json.loads((run_dir / "data.json").read_text("utf-8"))
+    shutil.rmtree(folder)
     samples = record.pop("samples")
     colour = not as_json and os.isatty(1) and "NO_COLOR" not in os.environ
     text = prepared_text(record, samples, colour=colour)

@@ -49,8 +49,9 @@ def prepare_data(
     if samples is not None:
         prepare.append(str(samples))
     log = run_dir / "logs" / "prepare.log"
-    code = _follow(prepare, _environment(env), log, echo, own_stderr=True)
-    if code != 0:
+    again = "run the command again; what was prepared before stays in the cache"
+    code = _follow(prepare, _environment(env), log, echo, own_stderr=True, again=again)
+    if code != 0 or not (run_dir / "data.json").is_file():
         raise _failure(run_dir, code, log.name)
 
 
@@ -97,11 +98,18 @@ def execute(
 
 
 def _follow(
-    argv: list[str], env: dict[str, str], log: Path, echo: Callable[[str], None], *, own_stderr: bool = False
+    argv: list[str],
+    env: dict[str, str],
+    log: Path,
+    echo: Callable[[str], None],
+    *,
+    own_stderr: bool = False,
+    again: str = "continue it with --resume auto",
 ) -> int:
     """Start `argv` in a session of its own, copy its output, empty the group, return its exit code.
 
     own_stderr: in a terminal the process writes its stderr there itself, so that its bars can move.
+    again: what an interrupted user may do next.
     """
     caught: list[int] = []
 
@@ -142,7 +150,7 @@ def _follow(
                 "interrupted",
                 f"{name}: the run was stopped",
                 file=str(log.parent.parent),
-                hint="continue it with --resume auto",
+                hint=again,
             )
         )
     return code
@@ -201,8 +209,8 @@ def _failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
             Problem(
                 "prepare-failed",
                 f"the data could not be prepared: {first['type']}: {first['message']}",
-                file=str(run_dir / "logs" / log),
-                hint="the traceback is in that log",
+                file=str(run_dir / "logs" / "error-prepare.json"),
+                hint="the traceback is in that file",
             )
         )
     return RunFailed(

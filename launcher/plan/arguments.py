@@ -8,9 +8,13 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe
+from launcher.recipe.vocabulary import GENERATED_METRICS
 
-GENERATED = ("exact_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
-"""Metrics of text that the model writes, so that the evaluation must generate."""
+EVALUATIONS = 10
+"""How often a run is evaluated by steps where the recipe does not say after how many."""
+MOST_STEPS_BETWEEN = 500
+"""Steps between two evaluations at most, where the number of all steps is known."""
+TENSOR_CORE = 8
 
 
 def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
@@ -34,6 +38,8 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         "report_to": ("none", "no tracker asked for"),
         "disable_tqdm": (True, "the logs hold lines, not bars"),
         "dataloader_pin_memory": (not hardware.is_cpu, f"device {hardware.device}"),
+        "logging_nan_inf_filter": (True, "upstream's default, said explicitly"),
+        "include_num_input_tokens_seen": ("non_padding", "speeds are reported in tokens, without padding"),
         **_evaluation(draft, recipe),
     }
     if "max_steps" not in recipe.trainer:
@@ -41,9 +47,26 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     if recipe.task == "image-classification":
         # Pictures are read and resized as they are asked for, from columns that no model knows.
         defaults["remove_unused_columns"] = (False, "pictures are prepared as they are read")
+        defaults["include_num_input_tokens_seen"] = ("no", "pictures are not made of tokens")
+    if recipe.task == "seq2seq-lm":
+        defaults |= _generation(draft, recipe)
     for name, (value, reason) in defaults.items():
         if f"trainer.{name}" not in draft.settings:
             draft.put(f"trainer.{name}", value, reason)
+    draft.put("data.pad_to_multiple_of", *_padding(draft, hardware))
+
+
+def _padding(draft: Draft, hardware: Hardware) -> tuple[int | None, str]:
+    """To a multiple of how many tokens the rows of a batch are filled up, None for the longest row."""
+    if draft.get("task") == "image-classification":
+        return None, "pictures are not made of tokens"
+    if draft.get("task") == "dpo":
+        return None, "trl pads, as trainer.pad_to_multiple_of says"
+    if draft.get("data.padding_free"):
+        return None, "nothing is padded"
+    if hardware.is_cpu:
+        return None, "a CPU gains nothing from it, and every padded token costs there"
+    return TENSOR_CORE, "tensor cores want multiples of 8"
 
 
 def _learning_rate(recipe: Recipe) -> tuple[float, str]:
@@ -60,27 +83,57 @@ def _evaluation(draft: Draft, recipe: Recipe) -> dict[str, tuple[Any, str]]:
     """When to evaluate, what to keep of it, and which checkpoint to end with."""
     if recipe.data.eval is None:
         return {"eval_strategy": ("no", "data.eval is absent")}
-    found: dict[str, tuple[Any, str]] = {"eval_strategy": ("epoch", "data.eval is given")}
+    default = ("epoch", "data.eval is given")
+    if recipe.data.streaming:
+        default = ("steps", "a stream is one epoch without end")
+    found: dict[str, tuple[Any, str]] = {"eval_strategy": default}
     metrics = recipe.data.metrics
-    own = "compute_metrics" in (draft.get("python.hooks") or [])
-    if [name for name in metrics if name != "perplexity"] or own:
+    if [name for name in metrics if name != "perplexity"] or _own_metrics(draft):
         found["prediction_loss_only"] = (False, "the metrics read predictions")
     else:
         found["prediction_loss_only"] = (True, "no metric reads predictions: logits are not kept")
-    written = [name for name in metrics if name in GENERATED]
-    if recipe.task == "seq2seq-lm" and (written or own):
-        reason = f"{', '.join(written) or 'compute_metrics'}: read from generated text"
-        found["predict_with_generate"] = (True, reason)
+    strategy = recipe.trainer.get("eval_strategy", default[0])
+    if strategy == "steps":
+        found["eval_steps"] = _eval_steps(recipe)
     if recipe.early_stopping is not None:
-        strategy = recipe.trainer.get("eval_strategy", "epoch")
         found["load_best_model_at_end"] = (True, "early stopping ends with the best checkpoint")
         found["metric_for_best_model"] = ("eval_loss", "always reported")
         best = str(recipe.trainer.get("metric_for_best_model", "eval_loss"))
         smaller = best.endswith(("loss", "perplexity"))
         found["greater_is_better"] = (not smaller, "losses and perplexities are better when smaller")
         found["save_strategy"] = (strategy, "the best checkpoint is one that was evaluated")
-        if strategy == "steps" and "eval_steps" in recipe.trainer:
-            found["save_steps"] = (recipe.trainer["eval_steps"], "each evaluation has its checkpoint")
+    keeps_best = recipe.early_stopping is not None or recipe.trainer.get("load_best_model_at_end")
+    if strategy == "steps" and keeps_best:
+        steps = recipe.trainer.get("eval_steps", found["eval_steps"][0])
+        found["save_steps"] = (steps, "each evaluation has its checkpoint")
+    return found
+
+
+def _eval_steps(recipe: Recipe) -> tuple[int | float, str]:
+    """Steps between two evaluations; below 1 a share of all steps, whose number is not known yet."""
+    if "save_steps" in recipe.trainer:
+        return recipe.trainer["save_steps"], "each checkpoint is evaluated"
+    steps = recipe.trainer.get("max_steps")
+    if not isinstance(steps, int) or steps <= 0:
+        return 1 / EVALUATIONS, f"{EVALUATIONS} evaluations in the run"
+    every = min(MOST_STEPS_BETWEEN, max(1, steps // EVALUATIONS))
+    return every, f"{EVALUATIONS} evaluations in the run, or one every {MOST_STEPS_BETWEEN} steps"
+
+
+def _own_metrics(draft: Draft) -> bool:
+    return "compute_metrics" in (draft.get("python.hooks") or [])
+
+
+def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[Any, str]]:
+    """Whether evaluations let the model write, and how long its answers may be."""
+    written = [name for name in recipe.data.metrics if name in GENERATED_METRICS]
+    reads = recipe.data.eval is not None and (bool(written) or _own_metrics(draft))
+    reason = f"{', '.join(written) or 'compute_metrics'}: read from generated text"
+    found: dict[str, tuple[Any, str]] = {
+        "predict_with_generate": (reads, reason if reads else "no metric reads generated text")
+    }
+    if recipe.trainer.get("predict_with_generate", reads):
+        found["generation_max_length"] = (recipe.data.max_length, "data.max_length bounds completions too")
     return found
 
 

@@ -69,7 +69,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) 
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
         overlap_comm=False,
-        eval_batch=draft.get("trainer.per_device_eval_batch_size") or 1,
+        eval_batch=1,
     )
 
 
@@ -89,10 +89,16 @@ def choose_size(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Hardwar
     """The lowest ZeRO stage, then the least recomputation, whose estimate fits; DoesNotFit otherwise."""
     processes = 1 if recipe.model.device_map else hardware.num_devices
     job = base_job(draft, spec, hardware, processes)
+    evaluated = draft.get("trainer.per_device_eval_batch_size")
     nearest: Size | None = None
     for candidate in _candidates(draft, job, hardware):
         for batch in _batches(draft, recipe, processes):
-            sized = replace(candidate, micro_batch=batch.micro, accumulation=batch.accumulation)
+            sized = replace(
+                candidate,
+                micro_batch=batch.micro,
+                accumulation=batch.accumulation,
+                eval_batch=evaluated or batch.micro,
+            )
             memory = estimate_memory(spec, sized, hardware)
             stage = sized.zero_stage if sized.engine == "deepspeed" else None
             size = Size(batch, stage, sized.checkpointing, sized, memory)

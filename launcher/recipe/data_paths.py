@@ -28,6 +28,11 @@ def is_glob(text: str) -> bool:
     return not is_package(text) and not is_url(text) and any(char in text for char in "*?[")
 
 
+def is_loaded_hub_id(text: str) -> bool:
+    """`is_hub_id` for a path of a loaded recipe or a plan, where every local path is absolute."""
+    return not (is_package(text) or Path(text).is_absolute())
+
+
 def is_hub_id(text: str, folder: Path) -> bool:
     """Whether `text` is a data set of the hub (organisation/name) rather than a path under `folder`.
 

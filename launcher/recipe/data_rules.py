@@ -261,6 +261,10 @@ def _check_streaming(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> lis
             "write e.g. `trainer: {max_steps: 1000}`"
         )  # fmt: skip
         problems.append(_conflict("data.streaming", message, hint))
+    for name in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if trainer.get(name) == "epoch":
+            message = "is epoch, but a stream is one epoch without end"
+            problems.append(_conflict(f"trainer.{name}", message, "write steps, or remove it"))
     if isinstance(rows.get("eval"), Mapping):
         message = "cannot be cut from rows that are streamed"
         problems.append(_conflict("data.eval", message, "give a list of sources as in `data.train`"))

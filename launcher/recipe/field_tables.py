@@ -46,6 +46,7 @@ TRAINER_OWNED = {
     "do_predict": "prediction is not part of a run",
     "bf16": "`precision` decides it",
     "fp16": "`precision` decides it",
+    "include_num_input_tokens_seen": "remove it: a run counts its tokens, without padding",
     "hub_token": "set HF_TOKEN in the environment; no secret belongs into a recipe",
 }
 # task -> fields of its table that the launcher decides itself, or that do nothing

@@ -81,7 +81,9 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
         *_check_adapter(data),
         *_check_evaluation(data, trainer),
         *_check_early_stopping(data, trainer),
+        *_check_best_metric(data, trainer),
         *(_check_dpo(trainer) if data.get("task") == "dpo" else ()),
+        *(_check_images(trainer) if data.get("task") == "image-classification" else ()),
     ]
 
 
@@ -145,7 +147,8 @@ def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> li
     has_rows = _section(data, "data").get("eval") is not None
     stops = data.get("early_stopping") is not None
     # what the plan fills in where the recipe is silent
-    strategy = trainer.get("eval_strategy", "epoch" if has_rows else "no")
+    by_rows = "steps" if _section(data, "data").get("streaming") is True else "epoch"
+    strategy = trainer.get("eval_strategy", by_rows if has_rows else "no")
     save = trainer.get("save_strategy", strategy if stops else "steps")
     problems = []
     add_rows = "add e.g. `eval: {split: 0.02}` under `data:`"
@@ -166,24 +169,35 @@ def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> li
         hint = f"write `eval_strategy: {save}`" if save != "no" else "write `save_strategy: steps`"
         problems.append(Problem("conflict", message, path=path, hint=hint))
     elif strategy == save == "steps":
-        problems += _check_step_multiple(trainer, path, stops=stops)
+        problems += _check_step_multiple(trainer, path)
     return problems
 
 
-def _check_step_multiple(trainer: Mapping[str, Any], path: str, *, stops: bool) -> list[Problem]:
-    every = trainer.get("eval_steps", trainer.get("logging_steps", 500))
-    save = trainer.get("save_steps", trainer.get("eval_steps", 500) if stops else 500)
-    if not (isinstance(save, int) and isinstance(every, int)) or every <= 0 or save % every == 0:
+def _check_step_multiple(trainer: Mapping[str, Any], path: str) -> list[Problem]:
+    """Upstream's rule for two given numbers; the plan derives the one that is not given from the other."""
+    every, save = (trainer.get(name) for name in ("eval_steps", "save_steps"))
+    if not (isinstance(save, (int, float)) and isinstance(every, (int, float))) or min(every, save) <= 0:
+        return []
+    shares = {every < 1, save < 1}  # of all steps
+    if len(shares) == 1 and round(save / every) >= 1 and abs(save / every - round(save / every)) < 1e-6:
         return []
     message = f"needs `save_steps` ({save}) to be a multiple of `eval_steps` ({every})"
-    return [
-        Problem(
-            "conflict",
-            message,
-            path=path,
-            hint=f"write `save_steps: {every}`",
-        )
-    ]
+    return [Problem("conflict", message, path=path, hint=f"write `save_steps: {every}`")]
+
+
+def _check_best_metric(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
+    """A metric that nothing measures is found out at the first evaluation otherwise."""
+    name = trainer.get("metric_for_best_model")
+    if not isinstance(name, str) or data.get("python") is not None or _section(data, "data") == {}:
+        return []
+    measured = _section(data, "data").get("metrics") or []
+    plain = name.removeprefix("eval_")
+    if plain == "loss" or plain in measured or data.get("task") == "dpo":
+        return []
+    known = ", ".join(["loss", *map(str, measured)])
+    path = "trainer.metric_for_best_model"
+    hint = f"add {plain} to data.metrics, or use one of them"
+    return [Problem("conflict", f"is {name}, but what is measured is {known}", path=path, hint=hint)]
 
 
 def _check_early_stopping(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
@@ -225,3 +239,11 @@ def _check_dpo(trainer: Mapping[str, Any]) -> list[Problem]:
         message, hint = "cannot weigh the pairs of aot losses, which sort them", "remove one of the two"
         problems.append(Problem("conflict", message, path="trainer.use_weighting", hint=hint))
     return problems
+
+
+def _check_images(trainer: Mapping[str, Any]) -> list[Problem]:
+    if trainer.get("remove_unused_columns") is not True:
+        return []
+    message = "is true, but pictures are read from columns that no model knows"
+    path = "trainer.remove_unused_columns"
+    return [Problem("conflict", message, path=path, hint="remove it")]

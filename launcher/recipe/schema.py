@@ -99,7 +99,7 @@ class DataSource(Section):
     """Renames: field of the format -> column of the file, e.g. {completion: canonical_solution}."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """How often an epoch sees the rows of this source: 2.5 is twice all of them, and half of them once more.
-    For training rows only."""
+    With data.streaming: how often this source is drawn, beside the others. For training rows only."""
     split: str = "train"
     """Split of a data set of the hub."""
     name: str | None = None

@@ -43,3 +43,6 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 
 causal-lm accuracy is that of the learnt tokens; f1, precision and recall are macro averages.
 """
+
+GENERATED_METRICS = tuple(name for name in METRICS["seq2seq-lm"] if name != "perplexity")
+"""Metrics of text that the model writes, so that the evaluation must generate."""

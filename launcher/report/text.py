@@ -181,6 +181,9 @@ def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
                 f"{lengths['mean']:.0f} in the mean, {lengths['p50']:.0f} in the median, "
                 f"{lengths['p95']:.0f} at 95 %, {lengths['max']:,} at most"
             )
+        for source in split["sources"]:
+            if source["unused"]:
+                lines.append(f"  not read   {', '.join(source['unused'])} of {source['path']}")
     lines.append(f"cache: {record['folder']}")
     for number, sample in enumerate(samples, start=1):
         place = f"{sample['file']}:{sample['line']}" if "file" in sample else "from the stream"

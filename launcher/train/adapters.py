@@ -34,8 +34,8 @@ def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
     processing: the tokenizer, for the ids of added tokens.
     RecipeError when a named module is not in the model, or nothing would be trained.
     """
-    checkpointing = bool(job.value("trainer.activation_checkpointing", False))
-    if job.value("model.prepare_for_kbit", False):
+    checkpointing = bool(job.value("trainer.activation_checkpointing"))
+    if job.value("model.prepare_for_kbit"):
         from peft import prepare_model_for_kbit_training
 
         model = prepare_model_for_kbit_training(
@@ -43,17 +43,17 @@ def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
             use_gradient_checkpointing=checkpointing,
             gradient_checkpointing_kwargs={"use_reentrant": False},
         )
-    if job.value("model.enable_input_require_grads", False):
+    if job.value("model.enable_input_require_grads"):
         require_input_grads(model)
     ids = added_ids(job, processing) if job.has_adapter and job.value("model.add_tokens") else []
-    continued = job.value("adapter.path")
+    continued = job.continued_adapter
     if continued:
         model = _continue_adapter(model, local_or_hub(continued), ids)
     elif job.has_adapter:
         model = _new_adapter(job, model, ids)
     if ids:
         keep_rows_alone(model)
-    if job.has_adapter and job.value("trainer.fp16", False):
+    if job.has_adapter and job.value("trainer.fp16"):
         _trainable_to_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError(Problem("nothing-trainable", "no parameter would be trained", path="adapter"))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import set_seed
 
-from launcher.errors import MachineError, Problem
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
@@ -104,18 +104,22 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     from datasets import IterableDataset
 
     limit = job.value("data.max_length")
-    settings = SimpleNamespace(
-        max_length=limit, truncation_mode=job.value("trainer.truncation_mode", "keep_start")
-    )
-    numbered = [{**row.values, "row": number} for number, row in enumerate(rows)]
+    settings = SimpleNamespace(max_length=limit, truncation_mode=DPOConfig.truncation_mode)
+    different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
+    _refuse_mixture([rows[number] for number in different])
+    numbered = [{**rows[number].values, "row": number} for number in different]
     stream = IterableDataset.from_generator(lambda: iter(numbered))
     holder = SimpleNamespace(_tokenizer=tokenizer)
-    prepared = list(DPOTrainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))
+    prepared = (
+        []
+        if not numbered
+        else list(DPOTrainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))
+    )
     batch = EncodedBatch({name: [sample[name] for sample in prepared] for name in _COLUMNS})
     batch.rows = [sample["row"] for sample in prepared]
     batch.kept = len(prepared)
-    if len(rows) > len(prepared):
-        batch.dropped["no-targets"] = len(rows) - len(prepared)
+    reasons = {"equal": len(rows) - len(different), "no-targets": len(different) - len(prepared)}
+    batch.dropped = {reason: count for reason, count in reasons.items() if count}
     for sample in prepared:
         sizes = [len(sample["prompt_ids"]) + len(sample[name]) for name in _COLUMNS[1:]]
         lost = sum(max(0, size - limit) for size in sizes)
@@ -123,3 +127,14 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
         batch.tokens_lost += lost
         batch.truncated += lost > 0
     return batch
+
+
+def _refuse_mixture(rows: Sequence[Row]) -> None:
+    """trl looks at the first row alone to tell text from messages, and text of a later row loses its EOS."""
+    kinds = [isinstance(row.values["chosen"], str) for row in rows]
+    for row, kind in zip(rows, kinds, strict=True):
+        if kind is not kinds[0]:
+            what = ("text", "messages") if kind else ("messages", "text")
+            message = f"the answers are {what[0]}, those of rows before it are {what[1]}"
+            hint = "put the two kinds into two sources"
+            raise RecipeError(Problem("mixed-rows", message, file=row.file, line=row.number, hint=hint))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
     job = read_job(run_dir)
     _refuse_images(job)
     folder = _trained_folder(job)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_trust(job))
     model = _trained_model(job, folder, tokenizer)
     device = _settle(model)
     inputs = _encode(job, tokenizer, prompt).to(device)
@@ -35,11 +36,38 @@ def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=stop_tokens(tokenizer, model.generation_config.eos_token_id),
         )
     # A decoder of its own begins with a start token; a causal LM goes on after the prompt.
     start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     return str(tokenizer.decode(output[0, start:], skip_special_tokens=True))
+
+
+def stop_tokens(tokenizer: Any, configured: int | Sequence[int] | None) -> list[int]:
+    """Ids that end an answer: EOS, those that the checkpoint lists, and the one that closes a turn."""
+    found = {tokenizer.eos_token_id, closing_token(tokenizer)}
+    found |= set(configured) if isinstance(configured, Sequence) else {configured}
+    return sorted(number for number in found if number is not None)
+
+
+def closing_token(tokenizer: Any) -> int | None:
+    """The special token that the chat template writes after the assistant's words, None without one."""
+    from launcher.train.data.turns import Template
+
+    if not tokenizer.chat_template:
+        return None
+    template, answer = Template(tokenizer, None), "effilaunch-answer"
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+    text = template.attempt(turns)
+    if text is None or answer not in text:
+        return None
+    rest = text.rpartition(answer)[2]
+    places = {rest.find(token): token for token in template.special if token in rest}
+    return int(tokenizer.convert_tokens_to_ids(places[min(places)])) if places else None
+
+
+def _trust(job: Job) -> dict[str, bool]:
+    return {"trust_remote_code": True} if job.value("model.trust_remote_code") else {}
 
 
 def _refuse_images(job: Job) -> None:
@@ -74,8 +102,7 @@ def _trained_model(job: Job, folder: Path, tokenizer: Any) -> Any:
     from launcher.train.models import auto_class, load_model
 
     if folder.name == "model":
-        options = {"trust_remote_code": True} if job.value("model.trust_remote_code") else {}
-        return auto_class(job.value("task")).from_pretrained(str(folder), dtype="auto", **options)
+        return auto_class(job.value("task")).from_pretrained(str(folder), dtype="auto", **_trust(job))
     from peft import PeftModel
 
     # The embedding grows by the run's added tokens here, as it did for training.
@@ -103,7 +130,7 @@ def _settle(model: Any) -> Any:
 
 def _encode(job: Job, tokenizer: Any, prompt: str) -> Any:
     """The prompt as the training rows had it, whose formats the preparation found."""
-    asked = [source.get("format") for source in job.value("data.train") or []]
+    asked = [source.get("format") for source in job.value("data.train")]
     formats = set(_prepared(job).get("formats") or asked)
     if "chat" in formats and tokenizer.chat_template:
         turns = [{"role": "user", "content": prompt}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.util
@@ -31,7 +32,7 @@ class Hooks:
     callbacks: Callable[[], list[Any]] | None = None
     """() -> TrainerCallbacks, whose events raise RunFailed. RecipeError when it returns something else."""
     digest: str | None = None
-    """SHA-256 of the file, by which samples that its format_row made are told from others."""
+    """SHA-256 of the file and its neighbours, by which samples that format_row made are told from others."""
 
 
 def load_hooks(job: Job) -> Hooks:
@@ -39,7 +40,7 @@ def load_hooks(job: Job) -> Hooks:
 
     RecipeError when it cannot be imported or a promised name is not a function.
     """
-    file, names = job.value("python.file"), job.value("python.hooks") or []
+    file, names = job.value("python.file"), job.value("python.hooks")
     if not file:
         return Hooks()
     path = Path(file)
@@ -53,8 +54,36 @@ def load_hooks(job: Job) -> Hooks:
             else None
         ),
         callbacks=_callbacks_hook(path, found["callbacks"]) if "callbacks" in found else None,
-        digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+        digest=_digest(path),
     )
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the file and of the modules beside it that it imports, directly or through each other."""
+    found: dict[str, str] = {}
+    waiting = [path]
+    while waiting:
+        file = waiting.pop()
+        name = str(file.relative_to(path.parent))
+        if name in found:
+            continue
+        content = file.read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()
+        for module in _imported(content):
+            near = [path.parent / f"{module}.py", *(path.parent / module).rglob("*.py")]
+            waiting += [other for other in near if other.is_file()]
+    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()
+
+
+def _imported(source: bytes) -> set[str]:
+    """First parts of the names of all modules that a text imports."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def _import(path: Path) -> types.ModuleType:
@@ -151,7 +180,7 @@ def _explained(path: Path, label: str, kind: type[EffilaunchError]) -> Iterator[
         yield
     except EffilaunchError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"the hook {label} raised {_said(error)}"
         raise kind(
             Problem("hook-failed", message, file=str(path), line=_line(error, path), path="python")

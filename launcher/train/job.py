@@ -20,10 +20,13 @@ class Job:
     run_dir: Path
     plan: Mapping[str, Any]
 
-    def value(self, dotted: str, default: Any = None) -> Any:
-        """The resolved value of a setting, `default` when the plan does not hold it."""
+    def value(self, dotted: str) -> Any:
+        """The resolved value of a setting. RecipeError when the plan does not hold it."""
         setting = self.plan["settings"].get(dotted)
-        return default if setting is None else resolve_references(setting["value"])
+        if setting is None:
+            path = str(self.run_dir / "plan.json")
+            raise RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))
+        return resolve_references(setting["value"])
 
     def section(self, prefix: str) -> dict[str, Any]:
         """Settings below `prefix.`, without the prefix."""
@@ -33,11 +36,11 @@ class Job:
 
     @property
     def tiny(self) -> bool:
-        return bool(self.value("tiny", False))
+        return bool(self.value("tiny"))
 
     @property
     def seed(self) -> int:
-        return int(self.value("seed", 42))
+        return int(self.value("seed"))
 
     @property
     def checkpoints(self) -> Path:
@@ -58,6 +61,11 @@ class Job:
     @property
     def has_adapter(self) -> bool:
         return self.value("adapter.type") is not None
+
+    @property
+    def continued_adapter(self) -> str | None:
+        """Folder of the adapter that the run goes on with; None for a new one, or none."""
+        return self.section("adapter").get("path")
 
 
 def read_job(run_dir: Path) -> Job:

@@ -35,8 +35,8 @@ _TAKEN = ("loss", "perplexity", "runtime", "samples_per_second", "steps_per_seco
 
 def asked_metrics(job: Job) -> list[str]:
     """Names in `data.metrics`. RecipeError for one that the task does not have."""
-    task = job.value("task", "causal-lm")
-    names = list(job.value("data.metrics") or [])
+    task = job.value("task")
+    names = list(job.value("data.metrics"))
     for name in names:
         if name not in METRICS[task]:
             known = ", ".join(METRICS[task]) or "none"
@@ -46,11 +46,6 @@ def asked_metrics(job: Job) -> list[str]:
                 )
             )
     return names
-
-
-def is_generated(name: str) -> bool:
-    """Whether a metric compares text that the model writes."""
-    return name in METRICS["seq2seq-lm"] and name != "perplexity"
 
 
 def check_metrics(job: Job) -> None:
@@ -84,7 +79,7 @@ def make_scores(
 
     The returned function takes an EvalPrediction. RecipeError when `own` returns a name that is taken.
     """
-    task = job.value("task", "causal-lm")
+    task = job.value("task")
     names = [name for name in asked_metrics(job) if name != "perplexity"]
     if not names and own is None:
         return None

@@ -65,7 +65,7 @@ def auto_class(task: str) -> Any:
 
 def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     """Keyword arguments of from_pretrained that hold for every source of weights."""
-    options: dict[str, Any] = {"dtype": job.value("model.dtype", "float32")}
+    options: dict[str, Any] = {"dtype": job.value("model.dtype")}
     attention = job.value("model.attn_implementation")
     if attention:
         options["attn_implementation"] = attention
@@ -83,16 +83,15 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
 def _this_device(job: Job) -> int | str:
     import torch
 
-    on_cpu = job.value("trainer.use_cpu", False) or not torch.cuda.is_available()
+    on_cpu = job.value("trainer.use_cpu") or not torch.cuda.is_available()
     return "cpu" if on_cpu else local_rank()
 
 
 def quantization_config(job: Job) -> Any | None:
     """BitsAndBytesConfig of the plan, None without quantisation."""
-    asked = job.value("model.quantization", "none")
-    if asked in (None, "none"):
+    asked = job.value("model.quantization")
+    if asked == "none":
         return None
-    settings = {"type": asked} if isinstance(asked, str) else dict(asked)
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
@@ -107,13 +106,13 @@ def quantization_config(job: Job) -> Any | None:
 
     # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
     spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.value("task") in CLASSIFICATION else {}
-    if settings["type"] == "int8":
+    if asked["type"] == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, **spared)
     return BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type=settings["type"],
-        bnb_4bit_use_double_quant=settings.get("double_quant", True),
-        bnb_4bit_compute_dtype=settings.get("compute_dtype") or "float32",
+        bnb_4bit_quant_type=asked["type"],
+        bnb_4bit_use_double_quant=asked["double_quant"],
+        bnb_4bit_compute_dtype=asked["compute_dtype"],
         **spared,
     )
 
@@ -205,10 +204,10 @@ def _wait_for_all() -> None:
 
 def _check_quantized(job: Job, model: Any) -> None:
     """Misspelt quantisation options leave a model unquantised without a word; look at the model itself."""
-    asked = job.value("model.quantization", "none")
-    if asked in (None, "none"):
+    asked = job.value("model.quantization")
+    if asked == "none":
         return
-    kind = asked if isinstance(asked, str) else asked["type"]
+    kind = asked["type"]
     flag = "is_loaded_in_8bit" if kind == "int8" else "is_loaded_in_4bit"
     if not getattr(model, flag, False):
         raise MachineError(

@@ -82,10 +82,21 @@ def save_outcome(job: Job, trainer: Any, processing: Any, data: Any, measured: A
     if rank() == 0:
         processing.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()
+    rows = _rows(job, data)
     if rank() != 0:
         return
-    write_json(job.run_dir / "result.json", _result(job, trainer, data, measured, evaluated, kind, started))
+    result = _result(job, trainer, data, measured, evaluated, kind, started)
+    write_json(job.run_dir / "result.json", {**result, "rows": rows})
     (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
+
+
+def _rows(job: Job, data: Any) -> dict[str, Any]:
+    """What became of the rows; every process must call it, since each streams a share of them."""
+    if not data.streaming:
+        return dict(data.counts)
+    from launcher.train.data.stream import streamed_rows
+
+    return streamed_rows(job, data.train, data.counts)
 
 
 def _result(
@@ -107,7 +118,7 @@ def _result(
         "tokens_per_second": speed,
         "memory": {"predicted": predicted, "measured": measured.peak, "method": measured.method},
         "memory_footprint": measured.footprint,
-        "rows": data.train.counts if data.streaming else data.counts,
+        "labels": None if data.labels is None else list(data.labels),
         "trainable_params": measured.trainable_params,
         "total_params": measured.total_params,
         "optimizer": _optimizer_name(trainer),

@@ -7,14 +7,16 @@ RUN_DIR/data.json, which names the cached samples, says what became of the rows,
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError
+from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.train.job import Job, read_job
 from launcher.train.outcome import write_error, write_json
 
@@ -32,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     # One process here, so the tokenizer's own threads may have all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    # SIGTERM unwinds, so that no half-written samples stay in the cache.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         prepare_run(read_job(run_dir), int(arguments[1]) if len(arguments) == 2 else SAMPLES)
     except EffilaunchError as error:
@@ -49,7 +53,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 
     RecipeError for unusable data, and when more was truncated than the recipe allows.
     """
-    from launcher.train.data.gate import check_truncation
+    from launcher.train.data.gate import check_streamed_truncation, check_truncation
     from launcher.train.data.prepare import prepare
     from launcher.train.data.store import RECORD
     from launcher.train.hooks import load_hooks
@@ -58,11 +62,41 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 
     check_metrics(job)
     processing = load_processing(job)
+    _need_eos(job, processing)
     record = prepare(job, processing, load_hooks(job))
+    _refuse_other_data(job, record)
+    check_truncation(job, record)
+    if job.value("data.streaming"):
+        check_streamed_truncation(job, processing)
     record["samples"] = _samples(job, processing, record, samples)
     write_json(job.run_dir / RECORD, record)
-    check_truncation(job, record)
+    for split in record["splits"].values():
+        for source in split["sources"]:
+            if source["unused"]:
+                print(f"{source['path']}: columns that are not read: {', '.join(source['unused'])}")
     return record
+
+
+def _need_eos(job: Job, processing: Any) -> None:
+    """A language model learns to stop from the EOS after each answer."""
+    if not job.value("task").endswith("-classification") and processing.eos_token_id is None:
+        hint = "give a tokenizer with an EOS; without one the model never learns to stop"
+        raise RecipeError(
+            Problem("eos-missing", "the tokenizer has no EOS token", path="model.tokenizer", hint=hint)
+        )
+
+
+def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
+    """A run goes on with the data that it began with: its place in the rows would mean nothing else."""
+    from launcher.train.data.store import RECORD
+
+    path = job.run_dir / RECORD
+    if not any(job.checkpoints.glob("checkpoint-*")):
+        return  # nothing was learnt from the old data yet
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["key"] != record["key"]:
+        message = "the data or the tokenizer has changed since the run was started"
+        hint = "bring the old files back, or start a new run"
+        raise RecipeError(Problem("resume-differs", message, file=str(path), path="data", hint=hint))
 
 
 def _samples(job: Job, processing: Any, record: dict[str, Any], count: int) -> list[dict[str, Any]]:

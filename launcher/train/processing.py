@@ -71,7 +71,7 @@ def _tokenizer(job: Job) -> Any:
     if template:
         tokenizer.chat_template = template
     add_tokens(job, tokenizer)
-    if job.value("model.pad_token", "ensure") == "ensure":
+    if job.value("model.pad_token") == "ensure":
         ensure_pad_token(tokenizer)
     return tokenizer
 

@@ -45,7 +45,7 @@ def ensure_pad_token(tokenizer: Any) -> None:
 
 def add_tokens(job: Job, tokenizer: Any) -> None:
     """Give the tokenizer the plan's `model.add_tokens`, saying which of them it had already."""
-    wanted = list(job.value("model.add_tokens") or ())
+    wanted = list(job.value("model.add_tokens"))
     if not wanted:
         return
     vocabulary = tokenizer.get_vocab()
@@ -60,7 +60,7 @@ def add_tokens(job: Job, tokenizer: Any) -> None:
 
 def added_ids(job: Job, tokenizer: Any) -> list[int]:
     """Ids of the plan's `model.add_tokens`, sorted; also of those that the tokenizer had before."""
-    wanted = job.value("model.add_tokens") or ()
+    wanted = job.value("model.add_tokens")
     return sorted({int(tokenizer.convert_tokens_to_ids(token)) for token in wanted})
 
 

@@ -53,7 +53,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     RecipeError when the model cannot train on packed rows or a hook is wrong; RunFailed when accelerate set
     up something else than the plan says.
     """
-    task = job.value("task", "causal-lm")
+    task = job.value("task")
     check_positions(job, model)
     hooks = load_hooks(job)
     common = {
@@ -72,10 +72,10 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         trainer: Any = PreparedDpoTrainer(
             **common,
             ref_model=make_reference(job, args, model, processing),
-            keep_initial_adapter=job.value("adapter.path") is not None,
+            keep_initial_adapter=job.continued_adapter is not None,
         )
     else:
-        generates = bool(getattr(args, "predict_with_generate", False))
+        generates = task == "seq2seq-lm" and bool(job.value("trainer.predict_with_generate"))
         kind = PlannedSeq2SeqTrainer if task == "seq2seq-lm" else PlannedTrainer
         trainer = kind(**common, preprocess_logits_for_metrics=keep_predictions(task, generates=generates))
     trainer.streams = data.streaming
@@ -88,7 +88,7 @@ def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
     callbacks: list[TrainerCallback] = [Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)]
     patience = job.value("early_stopping.patience")
     if patience is not None:
-        callbacks.append(EarlyStoppingCallback(patience, job.value("early_stopping.threshold") or 0.0))
+        callbacks.append(EarlyStoppingCallback(patience, job.value("early_stopping.threshold")))
     return callbacks + (hooks.callbacks() if hooks.callbacks is not None else [])
 
 
@@ -97,7 +97,7 @@ def check_positions(job: Job, model: Any) -> None:
 
     What keeps them apart are position_ids, which the Trainer takes away from a model that does not name them.
     """
-    asked = next((key for key in ("data.packing", "data.padding_free") if job.value(key, False)), None)
+    asked = next((key for key in ("data.packing", "data.padding_free") if job.value(key)), None)
     if asked is None:
         return
     base = model.get_base_model() if job.has_adapter else model

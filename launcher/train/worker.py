@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.errors import EffilaunchError
+from launcher.errors import EffilaunchError, Problem, RunFailed
 from launcher.train.job import Job, rank, read_job
 from launcher.train.outcome import redirect_output, write_error
 
@@ -67,6 +67,9 @@ def train(job: Job) -> None:
     model = attach_adapter(job, model, processing)
     trainer = make_trainer(job, args, model, processing, data)
     measured = fit(job, trainer)
+    if trainer.state.global_step == 0:
+        hint = "fewer samples than one batch with dataloader_drop_last? lower the batch size"
+        raise RunFailed(Problem("no-steps", "not one step was trained", path="trainer", hint=hint))
     save_outcome(job, trainer, processing, data, measured, started)
 
 
@@ -84,7 +87,7 @@ def stand_in_for_launcher(job: Job) -> None:
 
 def join_processes(job: Job) -> None:
     """On CPU the Trainer leaves DeepSpeed's communication unset; ZeRO-3 needs it to load."""
-    if job.ds_config is not None and job.value("trainer.use_cpu", False):
+    if job.ds_config is not None and job.value("trainer.use_cpu"):
         import deepspeed
 
         deepspeed.init_distributed(dist_backend="gloo")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.recipe.schema import DataSource
 from launcher.train.job import read_job
 
 TINY_LLAMA: dict[str, Any] = {
@@ -57,6 +58,7 @@ _BASE: dict[str, Any] = {
     "data.overlong": None,
     "data.packing": False,
     "data.padding_free": False,
+    "data.pad_to_multiple_of": None,
     "data.fim": None,
     "data.streaming": False,
     "data.max_truncated": 1.0,
@@ -82,11 +84,24 @@ _BASE: dict[str, Any] = {
     "trainer.lr_scheduler_type": "constant",
     "trainer.logging_steps": 1,
     "trainer.logging_nan_inf_filter": False,
+    "trainer.include_num_input_tokens_seen": "non_padding",
+    "trainer.activation_checkpointing": False,
     "trainer.save_strategy": "no",
     "trainer.report_to": "none",
     "trainer.disable_tqdm": True,
     "trainer.dataloader_pin_memory": False,
 }
+# What the planner adds for a task.
+_OF_TASK: dict[str, dict[str, Any]] = {
+    "seq2seq-lm": {"trainer.predict_with_generate": False},
+    "image-classification": {
+        "trainer.remove_unused_columns": False,
+        "trainer.include_num_input_tokens_seen": "no",
+    },
+}
+_SOURCE = DataSource(path="unused").model_dump()
+GENERATES = {"trainer.predict_with_generate": True, "trainer.generation_max_length": 16}
+"""What the planner sets for a metric of generated text, with answers of at most 16 tokens."""
 
 
 def zero_config(stage: int) -> dict[str, Any]:
@@ -124,10 +139,17 @@ def prepared(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, A
 
 def write_run(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, Any] | None = None) -> Path:
     """A run directory with plan.json (and ds_config.json); `changes` are dotted settings."""
-    values = {**_BASE, **changes}
+    values = {**_BASE, **_OF_TASK.get(changes.get("task", ""), {}), **changes}
     # An adapter may be given whole; the plan holds its fields one by one.
     for name, value in values.pop("adapter", {}).items():
         values[f"adapter.{name}"] = value
+    short = values["model.quantization"]
+    if isinstance(short, str) and short != "none":
+        four_bit = {} if short == "int8" else {"double_quant": True, "compute_dtype": "float32"}
+        values["model.quantization"] = {"type": short, **four_bit}
+    for name in ("data.train", "data.eval"):
+        if isinstance(values[name], list):
+            values[name] = [{**_SOURCE, **source} for source in values[name]]
     settings = {
         name: {"value": value, "source": "default", "by": "test", "reason": "test"}
         for name, value in values.items()

@@ -234,9 +234,9 @@ def test_other_tokens_without_a_row_are_refused(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(base)
     tokenizer.add_tokens(["foreign"])
     tokenizer.save_pretrained(tmp_path / "other")
-    for added in (None, NEW):
+    for added in ([], NEW):
         changes = {"model__tokenizer": str(tmp_path / "other"), "model__add_tokens": added}
-        job = job_for(tmp_path / f"run-{added is None}", base, **changes)
+        job = job_for(tmp_path / f"run-{len(added)}", base, **changes)
         with pytest.raises(RecipeError, match=f"go up to {ROWS}, the model's embedding has {ROWS} rows"):
             load_model(job, load_processing(job))
 
@@ -259,18 +259,18 @@ def test_an_adapter_with_added_tokens_is_continued(tmp_path, again):
     train_steps(continued, batch, steps=2)
     continued.save_pretrained(tmp_path / "third")
     for tokens, message in (
-        (None, "does not fit the model"),
+        ([], "does not fit the model"),
         ([*NEW, "third"], "trained without these tokens"),
     ):
         plan = {**going_on, "model__add_tokens": tokens}
         plan.pop("model__tokenizer", None)
         with pytest.raises(RecipeError, match=message):
-            built(job_for(tmp_path / f"refused-{tokens is None}", base, **plan))
+            built(job_for(tmp_path / f"refused-{len(tokens)}", base, **plan))
 
 
 def test_plain_adapters_are_continued_as_before(tmp_path):
     base = saved_base(tmp_path, "untied")
-    _, model = built(job_for(tmp_path / "first", base, adapter=LORA, model__add_tokens=None))
+    _, model = built(job_for(tmp_path / "first", base, adapter=LORA, model__add_tokens=[]))
     model.save_pretrained(tmp_path / "adapter")
     changes = {"adapter__type": "lora", "adapter__path": str(tmp_path / "adapter")}
     with pytest.raises(RecipeError, match="trained without these tokens"):

@@ -161,7 +161,7 @@ def run_script(script: str) -> str:
     """A process of its own: ZeRO-3 and process groups change the state of the whole interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +12,15 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
-from launcher.train.data.build import Data
+from launcher.train.data.build import Data, build_data
 from launcher.train.data.collate import make_collator
-from launcher.train.data.gate import check_first_batch, check_truncation
+from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_truncation
 from launcher.train.job import read_job
+from launcher.train.processing import load_processing
 from launcher.train.tiny import tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import trained, write_run
+from plans import prepared, trained, write_run
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +35,11 @@ def sample(tokenizer, prompt: str, answer: str, *, eos: bool = True, learnt: boo
     return {"input_ids": ids, "labels": [*labels, tokenizer.eos_token_id if eos else -100]}
 
 
-def check(tmp_path, tokenizer, samples, **changes):
+def check(tmp_path, tokenizer, samples, formats=("prompt-completion",), **changes):
     job = read_job(write_run(tmp_path / "run", {k.replace("__", "."): v for k, v in changes.items()}))
     collate = make_collator("pad", tokenizer)
-    check_first_batch(job, tokenizer, Data(samples, None, collate, None, {}, samples=samples), 2)
+    data = Data(samples, None, collate, None, {}, samples=samples, formats=formats)
+    check_first_batch(job, tokenizer, data, 2)
 
 
 def test_a_good_batch_passes(tmp_path, tokenizer):
@@ -61,6 +64,16 @@ def test_a_masked_end_stops(tmp_path, tokenizer):
 def test_samples_without_an_end_of_their_own_prove_nothing(tmp_path, tokenizer):
     cut = sample(tokenizer, "ask", "answer", eos=False)
     check(tmp_path, tokenizer, [cut] * 2, data__max_length=len(cut["input_ids"]))
+    inner = {name: ids[:-1] for name, ids in cut.items()}
+    check(tmp_path / "inner", tokenizer, [inner] * 2)
+
+
+def test_one_learnt_end_in_a_sample_is_enough(tmp_path, tokenizer):
+    """Templates write a line break after the token that closes a turn."""
+    good = sample(tokenizer, "ask", "answer", all_=True)
+    line = tokenizer("\n")["input_ids"]
+    good = {name: ids + line for name, ids in good.items()}
+    check(tmp_path, tokenizer, [good] * 2, data__loss_on="all")
 
 
 def test_a_mask_without_effect_stops(tmp_path, tokenizer):
@@ -68,6 +81,85 @@ def test_a_mask_without_effect_stops(tmp_path, tokenizer):
     with pytest.raises(RecipeError, match="loss_on completion masks no token"):
         check(tmp_path, tokenizer, bad, data__loss_on="completion")
     check(tmp_path / "all", tokenizer, bad, data__loss_on="all")
+
+
+def test_a_default_mask_without_effect_stops_too(tmp_path, tokenizer):
+    bad = [sample(tokenizer, "ask", "answer", all_=True)] * 2
+    for formats in (("instruction",), ("chat",), ("chat", "prompt-completion")):
+        with pytest.raises(
+            RecipeError, match=r"loss_on (assistant|completion|assistant or completion) masks"
+        ):
+            check(tmp_path / "-".join(formats), tokenizer, bad, formats)
+    check(tmp_path / "text", tokenizer, bad, ("text",))
+    # The first samples may all be of the source that learns everything.
+    check(tmp_path / "mixed", tokenizer, bad, ("text", "chat"))
+
+
+CHATML = "{% for m in messages %}<|bos|>{{ m.role }}\n{{ m.content }}<|eos|>\n{% endfor %}"
+
+
+def test_a_template_that_ends_turns_with_a_line_break_passes(tmp_path, tokenizer):
+    talk = [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Two."}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 8)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    for loss_on in ("all", None):
+        changes = {
+            "tiny": False,
+            "model.tokenizer": str(tmp_path / "tokenizer"),
+            "model.chat_template": CHATML,
+            "data.train": [{"path": str(tmp_path / "chats.jsonl")}],
+            "data.loss_on": loss_on,
+        }
+        looked(prepared(tmp_path / str(loss_on), changes), 2)
+
+
+def looked(run: Path, micro_batch: int) -> None:
+    """The gate of a run directory, as the worker holds it."""
+    job = read_job(run)
+    processing = load_processing(job)
+    check_first_batch(job, processing, build_data(job, processing), micro_batch)
+
+
+@pytest.mark.parametrize("how", ["streamed", "prepared"])
+def test_pieces_of_long_texts_beside_fill_in_the_middle_pass(tmp_path, tokenizer, how):
+    """Most pieces stay plain and have no EOS: their text goes on in the next one."""
+    text = "def add(a, b):\n    return a + b\n\n\n" * 120
+    (tmp_path / "code.jsonl").write_text((json.dumps({"text": text}) + "\n") * 4)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    changes = {
+        "tiny": False,
+        "model.tokenizer": str(tmp_path / "tokenizer"),
+        "data.train": [{"path": str(tmp_path / "code.jsonl")}],
+    }
+    if how == "streamed":
+        changes |= {"data.streaming": True, "data.packing": True}
+    changes["data.fim"] = {"rate": 0.02, "spm_rate": 0.5}
+    for seed in range(8):
+        looked(prepared(tmp_path / f"run-{seed}", {**changes, "seed": seed}), 1)
+
+
+def test_every_process_judges_the_same_samples_of_a_stream(tmp_path, tokenizer, monkeypatch):
+    rows = "".join(json.dumps({"text": f"row {number}"}) + "\n" for number in range(200))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    changes = {
+        "tiny": False,
+        "model.tokenizer": str(tmp_path / "tokenizer"),
+        "data.train": [{"path": str(tmp_path / "rows.jsonl")}],
+        "data.streaming": True,
+        "data.packing": True,
+    }
+    job = read_job(prepared(tmp_path / "run", changes))
+    data = build_data(job, load_processing(job))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    looks = []
+    for number in ("0", "1"):
+        monkeypatch.setenv("RANK", number)
+        looks.append(_look(data, 2))
+    assert looks[0] == looks[1]
+    batch, samples = looks[0]
+    assert (len(batch), len(samples)) == (2, LOOKED_AT)
+    assert len(samples[0]["input_ids"]) < len(batch[0]["input_ids"])
 
 
 def test_a_collator_that_masks_real_tokens_stops(tmp_path, tokenizer):

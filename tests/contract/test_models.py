@@ -10,87 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.errors import MachineError, RecipeError
+from launcher.errors import RecipeError
 from launcher.train.adapters import attach_adapter, linear_suffixes
 from launcher.train.generate import generate
 from launcher.train.heads import head_modules, label_order
-from launcher.train.job import Job, read_job
 from launcher.train.models import load_model
 from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import TINY_LLAMA, write_run
+from plans import TINY_LLAMA
+from task_models import CONFIGS, LABELS, LORA, SIZES, TINY_VIT, batch_for, job_for, load, train_steps
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-
-SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 128,
-    "vocab_size": 512,
-}
-TINY_T5: dict[str, Any] = {
-    "model_type": "t5",
-    "vocab_size": 512,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 2,
-}
-TINY_VIT: dict[str, Any] = {
-    "model_type": "vit",
-    **{name: value for name, value in SIZES.items() if name not in ("vocab_size", "max_position_embeddings")},
-    "image_size": 32,
-    "patch_size": 16,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "causal-lm": TINY_LLAMA,
-    "dpo": TINY_LLAMA,
-    "seq2seq-lm": TINY_T5,
-    "sequence-classification": {"model_type": "bert", **SIZES},
-    "image-classification": TINY_VIT,
-}
-LORA = {"type": "lora", "r": 4, "target_modules": "all-linear"}
-LABELS = ("cat", "dog", "owl")
-
-
-def job_for(folder: Path, task: str, **changes: Any) -> Job:
-    """A plan for one task; changes are dotted settings with __ for the dots."""
-    dotted = {name.replace("__", "."): value for name, value in changes.items()}
-    given = {"task": task, "model.config": CONFIGS[task], **dotted}
-    if given.get("model.name_or_path"):
-        given |= {"tiny": False, "model.config": None}
-    return read_job(write_run(folder, given))
-
-
-def load(job: Job, labels: Any = LABELS) -> tuple[Any, Any]:
-    processing = load_processing(job)
-    return processing, load_model(job, processing, labels if "classification" in job.value("task") else None)
-
-
-def batch_for(task: str, processing: Any) -> dict[str, Any]:
-    if task == "image-classification":
-        return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 2])}
-    rows = processing(["one red bird", "two"], padding=True, return_tensors="pt", return_token_type_ids=False)
-    labels = torch.tensor([0, 2]) if "classification" in task else rows["input_ids"]
-    return {**rows, "labels": labels}
-
-
-def train_steps(model: Any, batch: dict[str, Any], steps: int = 8) -> list[float]:
-    model.train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
 
 
 @pytest.mark.parametrize("task", CONFIGS)
@@ -284,134 +216,6 @@ def test_linear_layers_are_listed_by_their_last_names(tmp_path):
     gpt2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 32, "n_layer": 1, "n_head": 2}
     _, model = load(job_for(tmp_path / "gpt2", "causal-lm", model__config=gpt2))
     assert linear_suffixes(model) == ["c_attn", "c_fc", "c_proj", "lm_head"]
-
-
-def saved_llama(folder: Path) -> str:
-    processing, model = load(job_for(folder / "base", "causal-lm"))
-    for part in (model, processing):
-        part.save_pretrained(folder / "saved")
-    return str(folder / "saved")
-
-
-@pytest.mark.parametrize("device_map", ["auto", "balanced", "balanced_low_0", "sequential", {"": "cpu"}])
-@pytest.mark.parametrize("weights", ["saved", "random"])
-def test_models_that_a_device_map_placed_learn(tmp_path, device_map, weights):
-    changes: dict[str, Any] = {"model__device_map": device_map, "trainer__max_steps": 2}
-    if weights == "saved":
-        changes["model__name_or_path"] = saved_llama(tmp_path)
-    job = job_for(tmp_path / "run", "causal-lm", **changes)
-    processing, model = load(job)
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    rows = [batch_for("causal-lm", processing)]
-    rows = [{name: value[0] for name, value in rows[0].items()}] * 8
-    args = transformers.TrainingArguments(str(tmp_path / "out"), **job.section("trainer"))
-    trainer = transformers.Trainer(model, args, train_dataset=rows)
-    trainer.train()
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize("weights", ["saved", "random"])
-def test_weights_out_of_the_devices_memory_are_refused(tmp_path, weights):
-    changes: dict[str, Any] = {"model__device_map": {"model": "cpu", "lm_head": "disk"}}
-    if weights == "saved":
-        changes["model__name_or_path"] = saved_llama(tmp_path)
-    job = job_for(tmp_path / "run", "causal-lm", **changes)
-    with pytest.raises(MachineError, match=r"put lm_head.weight .* out of the devices' memory"):
-        load(job)
-
-
-def hub_cache(folder: Path, revisions: dict[str, Path]) -> Path:
-    """A hub cache with the repository org/small: name of a revision -> folder of its files."""
-    repository = folder / "models--org--small"
-    for number, (name, files) in enumerate(revisions.items()):
-        commit = f"{number:040x}"
-        snapshot = repository / "snapshots" / commit
-        snapshot.mkdir(parents=True)
-        for file in files.iterdir():
-            (snapshot / file.name).write_bytes(file.read_bytes())
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / name).write_text(commit)
-    return folder
-
-
-def test_revision_and_cache_dir_pick_the_weights_and_the_tokenizer(tmp_path, monkeypatch):
-    import huggingface_hub.constants
-
-    saved = {}
-    for name, seed in (("main", 1), ("v2", 2)):
-        processing, model = load(job_for(tmp_path / name, "causal-lm", seed=seed))
-        processing.chat_template = f"template of {name}"
-        for part in (model, processing):
-            part.save_pretrained(tmp_path / "saved" / name)
-        saved[name] = tmp_path / "saved" / name
-    cache = hub_cache(tmp_path / "cache", saved)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    seen = {}
-    for revision in (None, "v2"):
-        changes = {"model__cache_dir": str(cache), "model__revision": revision}
-        job = job_for(tmp_path / f"run-{revision}", "causal-lm", model__name_or_path="org/small", **changes)
-        processing, model = load(job)
-        expected = transformers.AutoModelForCausalLM.from_pretrained(saved[revision or "main"])
-        assert torch.equal(model.lm_head.weight, expected.lm_head.weight)
-        seen[revision] = model.lm_head.weight
-        assert processing.chat_template == f"template of {revision or 'main'}"
-    assert not torch.equal(seen[None], seen["v2"])
-    elsewhere = {"model__cache_dir": str(tmp_path / "empty"), "model__revision": "v2"}
-    job = job_for(tmp_path / "absent", "causal-lm", model__name_or_path="org/small", **elsewhere)
-    with pytest.raises(RecipeError, match="org/small"):
-        load(job)
-
-
-def test_another_repositorys_tokenizer_has_its_own_revisions(tmp_path, monkeypatch):
-    import huggingface_hub.constants
-
-    processing, model = load(job_for(tmp_path / "one", "causal-lm"))
-    for part in (model, processing):
-        part.save_pretrained(tmp_path / "saved")
-    cache = hub_cache(tmp_path / "cache", {"main": tmp_path / "saved"})
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    changes = {"model__cache_dir": str(cache), "model__revision": "v9", "model__tokenizer": "org/small"}
-    job = job_for(tmp_path / "run", "causal-lm", model__name_or_path=str(tmp_path / "saved"), **changes)
-    assert len(load_processing(job)) == len(processing)
-
-
-CODE = """
-from transformers import LlamaConfig, LlamaForCausalLM
-
-class OwnConfig(LlamaConfig):
-    model_type = "own"
-
-class OwnModel(LlamaForCausalLM):
-    config_class = OwnConfig
-"""
-
-
-def test_remote_code_runs_only_when_it_is_trusted(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    processing, model = load(job_for(tmp_path / "base", "causal-lm"))
-    saved = tmp_path / "saved"
-    for part in (model, processing):
-        part.save_pretrained(saved)
-    config = json.loads((saved / "config.json").read_text())
-    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-    (saved / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": auto_map}))
-    (saved / "own.py").write_text(CODE)
-    job = job_for(
-        tmp_path / "run", "causal-lm", model__name_or_path=str(saved), model__trust_remote_code=True
-    )
-    _, loaded = load(job)
-    assert type(loaded).__name__ == "OwnModel"
-
-
-def test_a_chat_template_is_applied_and_saved(tmp_path):
-    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
-    processing = load_processing(job_for(tmp_path / "run", "causal-lm", model__chat_template=template))
-    turns = [{"role": "user", "content": "hi"}]
-    assert processing.apply_chat_template(turns, tokenize=False) == "[user]hi"
-    processing.save_pretrained(tmp_path / "saved")
-    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert again.apply_chat_template(turns, tokenize=False) == "[user]hi"
 
 
 def test_a_gguf_file_is_for_causal_models_only(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from launcher.errors import RecipeError
+from launcher.errors import MachineError, RecipeError
 from launcher.train.data.build import build_data
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import read_job
@@ -112,6 +112,19 @@ def test_a_half_written_cache_is_not_taken(job, tmp_path):
     again = job(path)
     assert prepare_run(again)["key"] == record["key"]
     assert len(samples_of(again)) == 4
+
+
+def test_a_run_is_not_continued_with_other_data(job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", pairs(4))
+    found = job(path)
+    prepare_run(found)
+    write_rows(path, pairs(5))
+    prepare_run(found)  # nothing was learnt yet
+    (found.run_dir / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    prepare_run(found)
+    write_rows(path, pairs(6))
+    with pytest.raises(RecipeError, match="has changed since the run was started"):
+        prepare_run(found)
 
 
 def test_a_removed_cache_is_named(job, tmp_path):
@@ -224,6 +237,34 @@ def test_hooks_change_and_drop_rows(job, tmp_path):
     assert prepare_run(found)["key"] != record["key"]
 
 
+def test_a_changed_neighbour_of_the_hooks_is_noticed(job, tmp_path):
+    (tmp_path / "words.py").write_text("WORD = 'one'\n")
+    hooks = tmp_path / "hooks.py"
+    hooks.write_text("import words\ndef format_row(row):\n    return {'text': words.WORD + row['text']}\n")
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": "a b c"}] * 3)
+    changes = {"python__file": str(hooks), "python__hooks": ["format_row"]}
+    first = prepare_run(job(rows, **changes))
+    assert prepare_run(job(rows, **changes))["key"] == first["key"]
+    (tmp_path / "words.py").write_text("WORD = 'two'\n")
+    assert prepare_run(job(rows, **changes))["key"] != first["key"]
+
+
+def test_moved_files_are_found_again_and_named_by_their_new_place(job, tmp_path):
+    first = prepare_run(job(write_rows(tmp_path / "old.jsonl", pairs(4))))
+    new = (tmp_path / "old.jsonl").rename(tmp_path / "new.jsonl")
+    moved = prepare_run(job(new))
+    assert moved["key"] == first["key"]
+    assert moved["samples"][0]["file"] == str(new)
+
+
+def test_a_seed_decides_samples_only_where_the_middle_is_filled_in(job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [{"text": "def f(a): return a"}] * 3)
+    keys = {prepare_run(job(path, seed=seed))["key"] for seed in (1, 2)}
+    assert len(keys) == 1
+    fim = {"rate": 1.0, "spm_rate": 0.5}
+    assert len({prepare_run(job(path, seed=seed, data__fim=fim))["key"] for seed in (1, 2)}) == 2
+
+
 def test_several_processes_prepare_the_same_samples(job, tmp_path, monkeypatch):
     from launcher.train.data import prepare as module
 
@@ -274,8 +315,90 @@ def test_the_command_line_shows_samples_with_their_masks(tmp_path, tokenizer_fol
     data = json.loads(asked.stdout)
     assert data["data"]["splits"]["train"]["counts"]["kept"] == 6
     assert len(data["samples"]) == 2
+    arrow = Path(data["data"]["folder"]) / "train.arrow"
+    written = arrow.stat().st_mtime_ns
+    # The GPU job finds what the CPU job prepared: the hardware does not decide the samples.
+    elsewhere = [*command, "--json", "--on", "cpu", "--set", "global_batch_size=4"]
+    again = subprocess.run(elsewhere, env=env, capture_output=True, text=True, check=False)
+    assert json.loads(again.stdout)["data"]["key"] == data["data"]["key"]
+    assert arrow.stat().st_mtime_ns == written
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n{broken\n')
     failed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert failed.returncode == 2
     assert f"{tmp_path / 'rows.jsonl'}:2" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_columns_that_nothing_reads_are_said(job, tmp_path, capsys):
+    rows = [{"instruction": "a", "output": "b", "system": "be kind", "history": []}] * 3
+    record = prepare_run(job(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert record["splits"]["train"]["sources"][0]["unused"] == ["system", "history"]
+    assert "columns that are not read: system, history" in capsys.readouterr().out
+
+
+def test_no_source_vanishes_by_its_weight(job, tmp_path):
+    many = write_rows(tmp_path / "many.jsonl", pairs(10))
+    few = write_rows(tmp_path / "few.jsonl", pairs(3))
+    found = job([source(many), source(few, weight=0.1)])
+    prepare_run(found)
+    assert len(build_data(found, load_processing(found)).train) == 11
+
+
+def test_fill_in_the_middle_of_rows_that_are_no_text_is_refused(job, tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", pairs(3))
+    with pytest.raises(RecipeError, match="only text has a middle"):
+        prepare_run(job(path, data__fim={"rate": 1.0, "spm_rate": 0.5}))
+
+
+def test_empty_answers_are_dropped_and_counted(job, tmp_path):
+    rows = [{"prompt": "a", "completion": " "}, {"prompt": "a", "completion": "b"}]
+    record = prepare_run(job(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert record["splits"]["train"]["counts"]["dropped"] == {"empty": 1}
+
+
+def test_a_tokenizer_without_eos_is_refused(job, tmp_path, tokenizer_folder):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder))
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path / "endless")
+    path = write_rows(tmp_path / "rows.jsonl", pairs(3))
+    with pytest.raises(RecipeError, match="no EOS"):
+        prepare_run(job(path, model__tokenizer=str(tmp_path / "endless")))
+
+
+def test_what_a_library_says_of_a_row_is_said_with_its_place(job, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}] * 4
+    wrong = {"role": "assistant", "content": None, "tool_calls": [{"function": None, "name": "w"}]}
+    rows.append({"messages": [{"role": "user", "content": "a"}, wrong]})
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(job(path))
+    assert (caught.value.problems[0].file, caught.value.problems[0].line) == (str(path), 5)
+
+
+def test_a_cache_that_cannot_be_written_is_named(job, tmp_path, monkeypatch):
+    path = write_rows(tmp_path / "rows.jsonl", pairs(3))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(MachineError, match="cannot write the prepared data") as caught:
+        prepare_run(job(path))
+    assert "EFFILAUNCH_CACHE" in caught.value.problems[0].hint
+
+
+def test_preference_answers_of_two_kinds_are_refused_and_equal_ones_dropped(job, tmp_path):
+    pytest.importorskip("trl")
+    talk = [{"role": "assistant", "content": "x"}]
+    plain = {"prompt": "ask ", "chosen": "good", "rejected": "bad"}
+    equal = {"prompt": "ask ", "chosen": "same", "rejected": "same"}
+    record = prepare_run(job(write_rows(tmp_path / "a.jsonl", [plain, equal, plain]), task="dpo"))
+    assert record["splits"]["train"]["counts"]["dropped"] == {"equal": 1}
+    other = {
+        "prompt": [{"role": "user", "content": "ask"}],
+        "chosen": talk,
+        "rejected": [{"role": "assistant", "content": "y"}],
+    }
+    path = write_rows(tmp_path / "b.jsonl", [plain, other])
+    with pytest.raises(RecipeError, match="those of rows before it are text") as caught:
+        prepare_run(job(path, task="dpo"))
+    assert caught.value.problems[0].line == 2

@@ -31,7 +31,8 @@ CHILD = textwrap.dedent(
 
     def add(self, batch):
         real(self, batch)
-        seen.append(process.memory_info().rss)
+        every = [process, *process.children(recursive=True)]
+        seen.append(sum(one.memory_info().rss for one in every))
 
     counts.Counts.add = add
     prepare_run(read_job(Path(sys.argv[1])))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import pickle
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader
 from launcher.errors import RecipeError
 from launcher.train.data.stream import Stream
 from launcher.train.job import read_job
+from launcher.train.prepare import prepare_run
 from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -95,25 +99,179 @@ def test_packs_of_a_stream_hold_the_rows_of_a_pass(job):
     assert sorted(rows[:ROWS], key=int) == [str(i) for i in range(ROWS)]
 
 
-def test_weights_say_how_often_a_source_is_drawn(job, tmp_path):
+def two_sources(tmp_path, *weights):
+    """30 short rows and 400 others."""
     other = tmp_path / "other.jsonl"
     other.write_text("".join(json.dumps({"text": f"other {i}"}) + "\n" for i in range(400)))
-    sources = [
-        {"path": str(tmp_path / "rows.jsonl"), "format": "auto", "columns": {}, "weight": 1.0},
-        {"path": str(other), "format": "auto", "columns": {}, "weight": 9.0},
+    files = [str(tmp_path / "rows.jsonl"), str(other)]
+    return [{"path": file, "weight": weight} for file, weight in zip(files, weights, strict=True)]
+
+
+@pytest.mark.parametrize("weights", [(1.0, 9.0), (9.0, 1.0), (0.5, 0.5)])
+def test_weights_say_how_often_a_source_is_drawn(job, tmp_path, weights):
+    """Also for a source that is used up many times before the other one is."""
+    found = job(data__train=two_sources(tmp_path, *weights))
+    drawn = texts(found, itertools.islice(stream(found), 3000))
+    small = [text for text in drawn if text.startswith("row")]
+    assert len(small) / len(drawn) == pytest.approx(weights[0] / sum(weights), abs=0.03)
+    assert set(small) == {f"row {i}" for i in range(ROWS)}
+
+
+def test_the_order_follows_from_the_seed_and_the_process(job, tmp_path, monkeypatch):
+    changes = {"data__train": two_sources(tmp_path, 1.0, 1.0)}
+    found = job(**changes)
+
+    def beginning(job) -> list[str]:
+        return texts(job, itertools.islice(stream(job), 300))
+
+    first = beginning(found)
+    assert beginning(found) == first
+    assert beginning(job(**changes, seed=7)) != first
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    kinds = []
+    for number in ("0", "1"):
+        monkeypatch.setenv("RANK", number)
+        kinds.append([text.split()[0] for text in beginning(found)])
+    assert kinds[0] != kinds[1]  # else all rows of a step would be of one source
+
+
+def test_a_source_smaller_than_the_number_of_processes_reaches_all_of_them(job, tmp_path, monkeypatch):
+    (tmp_path / "few.jsonl").write_text('{"text": "few 0"}\n{"text": "few 1"}\n')
+    sources = [{"path": str(tmp_path / name)} for name in ("rows.jsonl", "few.jsonl")]
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    for number in range(5):
+        monkeypatch.setenv("RANK", str(number))
+        found = job(data__train=sources)
+        assert any(text.startswith("few") for text in texts(found, itertools.islice(stream(found), 40)))
+
+
+def test_rows_pass_through_datasets_as_they_are():
+    from launcher.train.data.sources import Row
+    from launcher.train.data.stream import shuffled
+
+    rows = [
+        Row({"a": {"x": 1}, "list": [1, "z", {"q": 2.5}]}, "file", 1),
+        Row({"a": {"y": "text", "x": None}}, "file", 2),
+        Row({"b": b"raw"}, "file", 3),
     ]
-    found = job(data__train=sources)
-    import random
 
-    from launcher.train.data.prepare import recognise
-    from launcher.train.data.stream import interleaved
-    from launcher.train.hooks import Hooks
+    def reader(number):
+        return lambda shard: ({"source": number, "row": pickle.dumps(row)} for row in rows)
 
-    known = [recognise(found, source, Hooks(), digest=False) for source in sources]
-    drawn = [index for index, _ in interleaved(found, known, Hooks(), random.Random(0))]
-    assert len(drawn) == 430
-    share = drawn[:200].count(0) / 200
-    assert 0.05 < share < 0.16
+    found = list(shuffled([reader(0), reader(1)], [1.0, 1.0], [0], 3))
+    assert all(row in rows for _, row in found)
+    assert {(number, row.number) for number, row in found} == {(s, n) for s in (0, 1) for n in (1, 2, 3)}
+
+
+def test_a_broken_row_is_named(job, tmp_path):
+    found = job(data__train=two_sources(tmp_path, 1.0, 1.0))
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"text": \n' + '{"text": "more"}\n' * 200)
+    with pytest.raises(RecipeError) as caught:
+        list(itertools.islice(stream(found), 1000))
+    assert (caught.value.problems[0].file, caught.value.problems[0].line) == (
+        str(tmp_path / "rows.jsonl"),
+        ROWS + 1,
+    )
+
+
+HOOK = "def format_row(row):\n    return None if int(row['text'].split()[1]) % 3 == 0 else row\n"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_that_the_hook_leaves_out_are_counted(job, tmp_path, workers):
+    (tmp_path / "hooks.py").write_text(HOOK)
+    found = job(python__file=str(tmp_path / "hooks.py"), python__hooks=["format_row"])
+    rows = stream(found)
+    samples = itertools.islice(DataLoader(rows, batch_size=None, num_workers=workers), 20)
+    assert not {text for text in texts(found, samples) if int(text.split()[1]) % 3 == 0}
+    counts = rows.counts
+    assert counts["read"] == counts["kept"] + counts["dropped"]["format_row"]
+    if not workers:  # workers may have begun the next pass
+        assert (counts["read"], counts["dropped"], counts["train"]) == (ROWS, {"format_row": 10}, 20)
+
+
+def test_workers_do_not_add_to_the_same_number(job):
+    rows = stream(job())
+    list(itertools.islice(DataLoader(rows, batch_size=None, num_workers=3), ROWS))
+    added = rows._counts.sum(dim=1)
+    assert added[0] == 0
+    assert (added[1:4] > 0).all()
+
+
+TWO_RANKS = """
+import itertools, json, os, sys
+import torch
+from launcher.train.data.stream import Stream, streamed_rows
+from launcher.train.job import read_job
+from launcher.train.prepare import prepare_run
+from launcher.train.processing import load_processing
+from pathlib import Path
+run, meeting = sys.argv[1:]
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{meeting}", rank=int(os.environ["RANK"]), world_size=2
+)
+job = read_job(Path(run))
+stream = Stream(job, load_processing(job))
+list(itertools.islice(stream, 10))
+prepared = {"train": 0, "eval": 4, "read": 5, "kept": 4, "truncated": 1, "split": 0, "tokens": 50}
+prepared |= {"tokens_lost": 2, "dropped": 1, "dropped_reasons": {"empty": 1}}
+rows = streamed_rows(job, stream, prepared)
+print(json.dumps([rows, stream.counts]))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_counts_are_those_of_all_processes_and_of_the_evaluation_rows(job, tmp_path):
+    (tmp_path / "hooks.py").write_text(HOOK)
+    run = job(python__file=str(tmp_path / "hooks.py"), python__hooks=["format_row"]).run_dir
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", TWO_RANKS, str(run), str(tmp_path / "meeting")],
+            env={**os.environ, "RANK": str(number), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    told = [json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in ranks]
+    (rows, first), (same, second) = told
+    assert rows == same
+    assert rows["train"] == 20
+    assert rows["eval"] == 4
+    for name in ("read", "kept", "tokens"):
+        assert rows[name] == first[name] + second[name] + {"read": 5, "kept": 4, "tokens": 50}[name]
+    assert rows["dropped_reasons"] == {
+        "format_row": first["dropped"]["format_row"] + second["dropped"]["format_row"],
+        "empty": 1,
+    }
+    assert rows["read"] == rows["kept"] + rows["dropped"]
+
+
+def long_rows(tmp_path):
+    rows = [{"prompt": f"ask {i}", "completion": "word " * 200} for i in range(ROWS)]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [{"path": str(tmp_path / "long.jsonl")}]
+
+
+def test_truncation_is_judged_by_a_sample_before_the_run(job, tmp_path):
+    found = job(data__train=long_rows(tmp_path), data__max_truncated=0.1)
+    with pytest.raises(RecipeError, match=r"% of the tokens in a sample of the streamed rows were cut off"):
+        prepare_run(found)
+    prepare_run(job(data__train=long_rows(tmp_path), data__max_truncated=1.0, seed=1))
+
+
+def test_truncation_of_the_whole_run_is_warned_of(job, tmp_path, capsys):
+    from launcher.train.data.counts import result_rows
+    from launcher.train.data.stream import streamed_rows
+
+    for allowed in (1.0, 0.1):
+        found = job(data__train=long_rows(tmp_path), data__max_truncated=allowed)
+        rows = stream(found)
+        next(iter(rows))
+        assert streamed_rows(found, rows, result_rows(0, 0, []))["truncated"] == ROWS
+        said = capsys.readouterr().out
+        assert ("warning: " in said and "in 30 of 30 rows" in said) == (allowed == 0.1)
 
 
 def test_rows_that_teach_nothing_end_the_run(job, tmp_path):
@@ -128,12 +286,14 @@ def test_a_stream_trains_and_resumes_exactly(job, tmp_path, monkeypatch):
         "model.tokenizer": str(tmp_path / "tokenizer"),
         "data.train": [{"path": str(tmp_path / "rows.jsonl"), "format": "auto", "columns": {}}],
         "data.streaming": True,
+        "data.eval": [{"path": str(tmp_path / "eval.jsonl"), "format": "text"}],
         "data.packing": True,
         "trainer.save_strategy": "steps",
         "trainer.save_steps": 3,
         "trainer.max_steps": 6,
     }
     job()  # writes the tokenizer and the rows
+    (tmp_path / "eval.jsonl").write_text('{"text": "kept"}\n{"text": " "}\n')
     whole = trained(tmp_path / "whole", changes)
     halved = trained(tmp_path / "halved", {**changes, "trainer.max_steps": 3})
     with monkeypatch.context() as patch:
@@ -142,9 +302,14 @@ def test_a_stream_trains_and_resumes_exactly(job, tmp_path, monkeypatch):
 
     def losses(folder):
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        return [(row["step"], row["loss"]) for row in rows]
+        return [(row["step"], row["loss"]) for row in rows if "loss" in row]
 
     assert len(losses(whole)) == 6
     assert losses(halved) == losses(whole)
     rows = json.loads((whole / "result.json").read_text())["rows"]
-    assert rows["kept"] > 0
+    assert rows["train"] >= 6
+    assert rows["eval"] == 1
+    assert rows["dropped_reasons"] == {"empty": 1}
+    assert rows["read"] == rows["kept"] + rows["dropped"]
+    prepared_rows = trained(tmp_path / "prepared", {**changes, "data.streaming": False})
+    assert set(rows) == set(json.loads((prepared_rows / "result.json").read_text())["rows"])

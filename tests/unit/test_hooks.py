@@ -19,7 +19,8 @@ def hooks(tmp_path, text: str, names: list[str]) -> Hooks:
 
 
 def test_without_a_file_there_are_no_hooks(tmp_path):
-    assert load_hooks(Job(tmp_path, {"settings": {}})) == Hooks()
+    settings = {"python.file": {"value": None}, "python.hooks": {"value": []}}
+    assert load_hooks(Job(tmp_path, {"settings": settings})) == Hooks()
 
 
 def test_only_the_promised_functions_are_taken(tmp_path):

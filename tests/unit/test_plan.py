@@ -180,3 +180,138 @@ def test_an_optimizer_block_is_resolved_from_the_trainer(tmp_path):
     assert extras["optimizer.params.lr"] == 3e-4
     assert extras["optimizer.params.betas"] == [0.9, 0.999]
     assert extras["optimizer.params.weight_decay"] == 0.0
+
+
+EVALUATED = BASE.replace("max_length: 512}", "max_length: 512, eval: [{path: data/eval.jsonl}]}")
+
+
+def planned_trainer(made, *names):
+    return tuple(made.settings[f"trainer.{name}"].value for name in names)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ({"max_steps": 60}, (6, 6)),
+        ({"max_steps": 4}, (1, 1)),
+        ({"max_steps": 100_000}, (500, 500)),
+        ({"max_steps": 60, "eval_steps": 7}, (7, 7)),
+        ({"max_steps": 600, "save_steps": 250}, (250, 250)),
+        ({"max_steps": 600, "eval_steps": 50, "save_steps": 100}, (50, 100)),
+        ({"max_steps": "null"}, (0.1, 0.1)),
+    ],
+)
+@pytest.mark.parametrize("why", ["early_stopping", "load_best_model_at_end"])
+def test_evaluations_by_steps_have_their_checkpoints(tmp_path, trainer, expected, why):
+    asked = {f"trainer__{name}": value for name, value in trainer.items()}
+    asked |= {"early_stopping__patience": 1} if why == "early_stopping" else {f"trainer__{why}": "true"}
+    made = plan(tmp_path, text=EVALUATED, trainer__eval_strategy="steps", **asked)
+    assert planned_trainer(made, "eval_steps", "save_steps") == expected
+
+
+def test_a_stream_is_evaluated_by_steps(tmp_path):
+    asked = {"data__streaming": "true", "trainer__max_steps": 60, "early_stopping__patience": 2}
+    made = plan(tmp_path, text=EVALUATED, **asked)
+    names = ("eval_strategy", "save_strategy", "eval_steps", "save_steps")
+    assert planned_trainer(made, *names) == ("steps", "steps", 6, 6)
+    assert made.settings["trainer.eval_strategy"].reason == "a stream is one epoch without end"
+    prepared = plan(tmp_path, text=EVALUATED, early_stopping__patience=2)
+    assert planned_trainer(prepared, "eval_strategy", "save_strategy") == ("epoch", "epoch")
+
+
+def test_the_arguments_that_upstream_derives_are_accepted_by_it(tmp_path):
+    """Shares of all steps, and numbers of them."""
+    transformers = pytest.importorskip("transformers")
+    for steps in ("null", 60):
+        asked = {
+            "trainer__eval_strategy": "steps",
+            "early_stopping__patience": 1,
+            "trainer__max_steps": steps,
+        }
+        made = plan(
+            tmp_path, "cpu", text=EVALUATED.replace("huggyllama/llama-7b", "facebook/opt-125m"), **asked
+        )
+        fields = {
+            name.removeprefix("trainer."): setting.value
+            for name, setting in made.settings.items()
+            if name.startswith("trainer.")
+        }
+        args = transformers.TrainingArguments(str(tmp_path), **fields)
+        assert args.eval_steps == args.save_steps == fields["eval_steps"]
+
+
+def test_the_evaluation_is_estimated_with_the_batch_that_it_has(tmp_path):
+    made = plan(tmp_path, "1xA100-80GB", text=EVALUATED, global_batch_size=4)
+    micro = made.batch.micro
+    assert micro == made.value("trainer.per_device_eval_batch_size") == made.job.eval_batch == 4
+    written = plan(
+        tmp_path, "1xA100-80GB", EVALUATED, global_batch_size=4, trainer__per_device_eval_batch_size=4
+    )
+    assert made.memory == written.memory
+    larger = plan(
+        tmp_path, "1xA100-80GB", EVALUATED, global_batch_size=4, trainer__per_device_eval_batch_size=16
+    )
+    assert larger.memory.eval_peak > made.memory.eval_peak
+
+
+SEQ2SEQ = """\
+task: seq2seq-lm
+model: {name_or_path: google-t5/t5-large}
+data: {train: [{path: a.jsonl}], eval: {split: 0.1}, max_length: 128}
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "generates", "length"),
+    [
+        ({}, False, None),
+        ({"data__metrics": "[perplexity]"}, False, None),
+        ({"data__metrics": "[perplexity, chrf]"}, True, 128),
+        ({"trainer__predict_with_generate": "true"}, True, 128),
+        ({"data__metrics": "[bleu]", "trainer__predict_with_generate": "false"}, False, None),
+        ({"data__metrics": "[bleu]", "trainer__generation_max_length": "5"}, True, 5),
+    ],
+)
+def test_evaluations_generate_where_a_metric_reads_text(tmp_path, asked, generates, length):
+    made = plan(tmp_path, text=SEQ2SEQ, **asked)
+    assert made.value("trainer.predict_with_generate") is generates
+    found = made.settings.get("trainer.generation_max_length")
+    assert (found and found.value) == length
+
+
+IMAGES = """\
+task: image-classification
+model: {name_or_path: google/vit-large-patch16-224}
+data: {train: [{path: pictures}]}
+"""
+
+
+def test_what_pictures_need_is_in_the_plan(tmp_path):
+    made = plan(tmp_path, text=IMAGES)
+    names = ("remove_unused_columns", "include_num_input_tokens_seen")
+    assert planned_trainer(made, *names) == (False, "no")
+    assert made.value("data.pad_to_multiple_of") is None
+    assert "trainer.use_cache" not in made.settings
+    assert plan(tmp_path).value("trainer.include_num_input_tokens_seen") == "non_padding"
+
+
+@pytest.mark.parametrize(
+    ("on", "asked", "expected"),
+    [
+        ("8xA100-80GB", {}, 8),
+        ("cpu", {"model__name_or_path": "facebook/opt-125m"}, None),
+        ("8xA100-80GB", {"data__packing": "true"}, 8),
+        ("8xA100-80GB", {"data__padding_free": "true"}, None),
+        ("8xA100-80GB", {"task": "dpo"}, None),
+    ],
+)
+def test_rows_are_padded_for_tensor_cores(tmp_path, on, asked, expected):
+    setting = plan(tmp_path, on, **asked).settings["data.pad_to_multiple_of"]
+    assert setting.value == expected
+    assert setting.reason
+
+
+def test_a_disabled_fix_leaves_the_setting_to_upstream(tmp_path):
+    assert plan(tmp_path).value("trainer.logging_nan_inf_filter") is False
+    accepted = plan(tmp_path, fixes__disable="[nan-shown-as-zero]")
+    assert accepted.value("trainer.logging_nan_inf_filter") is True

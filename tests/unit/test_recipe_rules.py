@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.recipe.data_paths import is_glob, is_hub_id, is_url
+from launcher.recipe.data_paths import is_glob, is_hub_id, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 
 TASKS = ("causal-lm", "seq2seq-lm", "sequence-classification", "image-classification", "dpo")
@@ -179,6 +179,24 @@ def test_other_words_for_a_task(tmp_path, task, meant):
             {"data": "streaming: true, eval: {split: 0.1}", "more": "trainer: {max_steps: 5}"},
             "data.eval: cannot be cut from rows that are streamed",
         ),
+        *(
+            (
+                {
+                    "data": "streaming: true, eval: [{path: b.jsonl}]",
+                    "more": f"trainer: {{max_steps: 5, {name}: epoch}}",
+                },
+                f"trainer.{name}: is epoch, but a stream is one epoch without end (write steps",
+            )
+            for name in ("eval_strategy", "save_strategy", "logging_strategy")
+        ),
+        (
+            {"task": "image-classification", "more": "trainer: {remove_unused_columns: true}"},
+            "trainer.remove_unused_columns: is true, but pictures are read from columns",
+        ),
+        (
+            {"more": "trainer: {include_num_input_tokens_seen: all}"},
+            "trainer.include_num_input_tokens_seen: not allowed under `trainer:`",
+        ),
         ({"more": "early_stopping: {patience: 1}"}, "early_stopping: needs `data.eval`"),
         (
             {
@@ -208,6 +226,14 @@ def test_other_words_for_a_task(tmp_path, task, meant):
                 "trainer: {eval_strategy: steps, eval_steps: 4, save_steps: 6}",
             },
             "early_stopping: needs `save_steps` (6) to be a multiple of `eval_steps` (4)",
+        ),
+        (
+            {
+                "data": "eval: {split: 0.1}",
+                "more": "early_stopping: {patience: 1}\n"
+                "trainer: {eval_strategy: steps, eval_steps: 0.1, save_steps: 500}",
+            },
+            "early_stopping: needs `save_steps` (500) to be a multiple of `eval_steps` (0.1)",
         ),
         (
             {"data": "eval: {split: 0.1}", "more": "early_stopping: {patience: 0}"},
@@ -260,6 +286,15 @@ def test_rule(tmp_path, parts, expected):
         {"data": "eval: {split: 0.1}", "more": "early_stopping: {patience: 1}\n"
          "trainer: {eval_strategy: steps, eval_steps: 4}"},
         {"data": "streaming: true, eval: [{path: b.jsonl}]", "more": "trainer: {max_steps: 5}"},
+        {"data": "streaming: true, eval: [{path: b.jsonl}]", "more": "trainer: {max_steps: 5}\n"
+         "early_stopping: {patience: 1}"},
+        {"data": "eval: {split: 0.1}", "more": "trainer: {eval_strategy: steps, save_steps: 250,"
+         " load_best_model_at_end: true}"},
+        {"data": "eval: {split: 0.1}", "more": "trainer: {eval_strategy: steps, eval_steps: 30,"
+         " load_best_model_at_end: true}"},
+        {"data": "eval: {split: 0.1}", "more": "trainer: {eval_strategy: steps, eval_steps: 0.1,"
+         " save_steps: 0.3, load_best_model_at_end: true}"},
+        {"task": "image-classification", "more": "trainer: {remove_unused_columns: false}"},
         {"model": "quantization: int8", "task": "image-classification"},
         {"model": "quantization: nf4", "task": "seq2seq-lm", "more": "adapter: {r: 8}"},
         {"task": "dpo", "model": "gguf_file: a.gguf"},
@@ -284,6 +319,16 @@ def test_what_the_rules_let_through(tmp_path, parts):
 def test_what_is_a_data_set_of_the_hub(tmp_path, text, expected):
     (tmp_path / "here").mkdir()
     assert is_hub_id(text, tmp_path) is expected
+
+
+def test_after_loading_every_local_path_is_absolute(tmp_path, monkeypatch):
+    """So that worker and recipe agree on what is of the hub, wherever the worker runs."""
+    (tmp_path / "here").mkdir()
+    paths = ("org/name", "here/name", "./org/name", "/org/name", "~/name", "data/*", "a.csv", "package:a/b")
+    monkeypatch.chdir("/")
+    for path in paths:
+        loaded = load(tmp_path, source=f"path: '{path}'").recipe.data.train[0].path
+        assert is_loaded_hub_id(loaded) is is_hub_id(path, tmp_path) is (path == "org/name"), path
 
 
 def test_patterns_and_urls():
@@ -327,3 +372,19 @@ def test_spellings_of_other_tools(tmp_path, line, hint):
 def test_dpo_fields_that_are_decided_elsewhere(tmp_path, key):
     (only,) = problems(tmp_path, task="dpo", more=f"trainer: {{{key}}}")
     assert f"trainer.{key.partition(':')[0]}: not allowed under `trainer:` (" in only
+
+
+def test_a_best_metric_that_nothing_measures_is_refused(tmp_path):
+    text = (
+        "model: {name_or_path: huggyllama/llama-7b}\n"
+        "data: {train: [{path: a.jsonl}], eval: {split: 0.1}, metrics: [perplexity]}\n"
+        "trainer: {max_steps: 10, metric_for_best_model: NAME}\n"
+    )
+    file = tmp_path / "r.yaml"
+    for good in ("loss", "eval_loss", "perplexity", "eval_perplexity"):
+        file.write_text(text.replace("NAME", good))
+        load_recipe(file)
+    file.write_text(text.replace("NAME", "eval_f9"))
+    with pytest.raises(RecipeError, match="what is measured is loss, perplexity") as caught:
+        load_recipe(file)
+    assert caught.value.problems[0].line == 3

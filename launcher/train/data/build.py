@@ -11,6 +11,7 @@ import numpy as np
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.collate import make_collator
+from launcher.train.data.counts import result_rows
 from launcher.train.data.pack import PackedRows, pack_lengths
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
@@ -31,24 +32,27 @@ class Data:
     labels: tuple[str, ...] | None
     """Names of the classes."""
     counts: dict[str, Any]
-    """Rows read, kept, truncated and dropped: `rows` of result.json."""
+    """Rows read, kept, truncated and dropped: `rows` of result.json; without those that are streamed."""
     streaming: bool = False
     samples: Any | None = None
     """The training samples before packing, for the first-batch gate."""
+    formats: tuple[str, ...] = ()
+    """Of the training sources: what they leave unlearnt."""
 
 
 def build_data(job: Job, processing: Any) -> Data:
     """The data that `prepare` left for this run. RecipeError when it is not there."""
     record = read_record(job)
     labels = tuple(record["labels"]) if record.get("labels") else None
+    formats = tuple(record["formats"])
     collate = _collator(job, processing)
     if job.value("data.streaming"):
         from launcher.train.data.stream import Stream
 
-        held_out = _open(record, "eval")
+        evaluation = _finish(job, _without_places(_open(record, "eval")), processing)
+        counts = row_counts(record, (), evaluation)
         stream = Stream(job, processing)
-        samples = _without_places(held_out)
-        return Data(stream, _finish(job, samples, processing), collate, labels, stream.counts, True)
+        return Data(stream, evaluation, collate, labels, counts, streaming=True, formats=formats)
     rows = _open(record, "train")
     held_out = job.value("data.eval")
     train_index, eval_index = _split(job, rows, held_out)
@@ -61,7 +65,7 @@ def build_data(job: Job, processing: Any) -> Data:
     packed = _finish(job, train, processing)
     packed_eval = _finish(job, evaluation, processing)
     counts = row_counts(record, packed, packed_eval)
-    return Data(packed, packed_eval, collate, labels, counts, samples=train)
+    return Data(packed, packed_eval, collate, labels, counts, samples=train, formats=formats)
 
 
 def _open(record: Mapping[str, Any], name: str) -> Any:
@@ -103,14 +107,10 @@ def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
         own = index[(index >= source["start"]) & (index < source["stop"])]
         whole, rest = divmod(weight, 1.0)
         parts += [own] * int(whole)
-        share = random.permutation(own)[: round(rest * len(own))]
+        least = 1 if rest and not whole else 0  # no source vanishes by its weight
+        share = random.permutation(own)[: max(least, round(rest * len(own)))]
         parts.append(np.sort(share))
-    weighted = np.concatenate(parts)
-    if len(weighted) == 0:
-        raise RecipeError(
-            Problem("no-rows", "the weights leave no row", path="data.train", hint="raise a weight")
-        )
-    return weighted
+    return np.concatenate(parts)
 
 
 def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
@@ -145,23 +145,10 @@ def _collator(job: Job, processing: Any) -> Any | None:
     kind: Literal["pad", "packed", "flatten"] = "packed" if job.value("data.packing") else "pad"
     if job.value("data.padding_free"):
         kind = "flatten"
-    # Tensor cores want multiples of 8; a CPU does not, and every padded token costs there.
-    multiple = None if job.value("trainer.use_cpu") else 8
-    return make_collator(kind, processing, pad_to_multiple_of=None if kind == "flatten" else multiple)
+    return make_collator(kind, processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
 
 
 def row_counts(record: Mapping[str, Any], train: Any, evaluation: Any | None) -> dict[str, Any]:
-    """`rows` of result.json: the totals of all splits, and the samples (or packs) of each."""
+    """`rows` of result.json, of what was prepared."""
     splits: Sequence[Mapping[str, Any]] = [split["counts"] for split in record["splits"].values()]
-    reasons: dict[str, int] = {}
-    for counts in splits:
-        for reason, rows in counts["dropped"].items():
-            reasons[reason] = reasons.get(reason, 0) + rows
-    names = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
-    return {
-        "train": len(train),
-        "eval": 0 if evaluation is None else len(evaluation),
-        **{name: sum(counts[name] for counts in splits) for name in names},
-        "dropped": sum(reasons.values()),
-        "dropped_reasons": reasons,
-    }
+    return result_rows(len(train), 0 if evaluation is None else len(evaluation), splits)

@@ -101,7 +101,7 @@ class EncodeChat:
             return find_spans(template, turns, last_only=self.loss_on == "completion")
 
         text, spans = _with_known_arguments(find, messages, row)
-        _refuse_lost_tools(text, messages, template.tools, row)
+        _refuse_lost_tools(text, messages, template, row)
         if spans is None:
             raise RecipeError(
                 Problem(
@@ -199,14 +199,14 @@ def _with_known_arguments(
         ) from error
 
 
-def _refuse_lost_tools(text: str, messages: list[Message], tools: list[Any] | None, row: Row) -> None:
+def _refuse_lost_tools(text: str, messages: list[Message], template: Template, row: Row) -> None:
     """Many templates know no tools and leave them out without a word; RecipeError where that happened."""
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    for what, items in (("tool", tools or ()), ("tool call", calls)):
+    for what, items in (("tool", template.tools or ()), ("tool call", calls)):
         for item in items:
             inner = item.get("function", item) if isinstance(item, dict) else {}
             name = inner.get("name") if isinstance(inner, dict) else None
-            if isinstance(name, str) and name not in text:
+            if isinstance(name, str) and _is_lost(name, what, text, messages, template):
                 raise RecipeError(
                     Problem(
                         "chat-template-tools",
@@ -218,6 +218,21 @@ def _refuse_lost_tools(text: str, messages: list[Message], tools: list[Any] | No
                         "or leave such rows out",
                     )
                 )
+
+
+def _is_lost(name: str, what: str, text: str, messages: list[Message], template: Template) -> bool:
+    """Whether a tool's name is not in the text, or only because somebody speaks of it."""
+    if name not in text:
+        return True
+    if not any(name in str(message.get("content") or "") for message in messages):
+        return False
+    try:
+        if what == "tool":
+            return Template(template.tokenizer, None).render(messages) == text
+        without = [{key: value for key, value in m.items() if key != "tool_calls"} for m in messages]
+        return template.render([{**m, "content": m.get("content") or ""} for m in without]) == text
+    except render_errors():
+        return False
 
 
 def plain_message(message: Message, row: Row) -> Message:

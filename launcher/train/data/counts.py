@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.train.data.encode import EncodedBatch
+from launcher.train.data.encoded import EncodedBatch
+
+TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
+"""Numbers that result.json holds of the rows."""
+REASONS = ("no-targets", "overlong", "empty", "format_row")
+"""Why a row is left out."""
 
 
 class Counts:
@@ -59,3 +65,17 @@ class Counts:
             "p95": float(np.percentile(lengths, 95)),
             "max": int(lengths.max()),
         }
+
+
+def result_rows(train: int, evaluation: int, splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`rows` of result.json: samples (or packs) of both splits, and the totals of their counts."""
+    reasons: Counter[str] = Counter()
+    for counts in splits:
+        reasons.update(counts["dropped"])
+    return {
+        "train": train,
+        "eval": evaluation,
+        **{name: sum(counts[name] for counts in splits) for name in TOTALS},
+        "dropped": sum(reasons.values()),
+        "dropped_reasons": dict(reasons),
+    }

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.train.data.encoded import EncodedBatch, Encoder
 from launcher.train.data.formats import Detected, label_id
 from launcher.train.data.sources import Row
-from launcher.train.data.tokenize import EncodedBatch, Encoder, make_encoder
+from launcher.train.data.tokenize import make_encoder
 from launcher.train.job import Job
-
-__all__ = ["EncodedBatch", "Encoder", "encoder_for"]
 
 
 def encoder_for(job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
@@ -55,15 +53,11 @@ def picture(row: Row) -> tuple[str | None, bytes | None]:
     from PIL import Image
 
     value = row.values["image"]
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, str):
-        file = Path(row.file)
-        folder = file if file.is_dir() else file.parent
-        value = str(folder / value)
     try:
         with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as image:
-            image.verify()
+            image.load()  # all of it: a file that is cut off opens well
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"mode {image.mode} has more than 8 bits per channel, which RGB clips")
     except (OSError, SyntaxError, ValueError, AttributeError, TypeError) as error:
         message = f"the picture cannot be read: {error}"
         raise RecipeError(

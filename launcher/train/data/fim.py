@@ -204,9 +204,10 @@ class EncodeFim:
         wanted = [sample for sample in samples if sample.cut is not None]
         texts = []
         for sample in wanted:
-            for part in sample.cut.ordered if sample.cut else ():
-                begins_text = sample.starts_document and sample.cut and part is sample.cut.prefix
-                texts.append(part if begins_text or not part else self._anchor_text + part)
+            assert sample.cut is not None, "only these are wanted"
+            first = (1 if sample.cut.spm else 0) if sample.starts_document else None
+            for place, part in enumerate(sample.cut.ordered):
+                texts.append(part if place == first or not part else self._anchor_text + part)
         encoded = iter(token_ids(self.tokenizer, texts, add_special_tokens=False))
         for sample in wanted:
             sample.parts = [self._without_anchor(next(encoded)) for _ in range(3)]

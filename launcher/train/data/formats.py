@@ -24,7 +24,6 @@ __all__ = [
     "collect_labels",
     "detect",
     "instruction_prompt",
-    "instruction_to_pair",
     "label_id",
 ]
 
@@ -44,12 +43,6 @@ def instruction_prompt(instruction: str, given: str | None = None) -> str:
         parts.append(f"### Input:\n{given}")
     parts.append("### Response:\n")
     return "\n\n".join(parts)
-
-
-def instruction_to_pair(row: Mapping[str, Any]) -> dict[str, str]:
-    """An instruction row {instruction, input, output} as a prompt and the completion that is learnt."""
-    prompt = instruction_prompt(row["instruction"], row.get("input"))
-    return {"prompt": prompt, "completion": row["output"]}
 
 
 def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:

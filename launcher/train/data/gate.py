@@ -9,11 +9,14 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
 from launcher.train.data.samples import decode_pieces, mark_pieces
+from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
 
 IGNORED = -100
 LOOKED_AT = 32
 """Samples of the first batches that are looked at: enough to tell a rule from an accident."""
+SAMPLED = 1000
+"""Rows of a stream that truncation is judged by."""
 TOKEN_TASKS = ("causal-lm", "seq2seq-lm")
 
 
@@ -24,8 +27,7 @@ def check_first_batch(job: Job, tokenizer: Any, data: Data, micro_batch: int) ->
     """
     if job.value("task") not in TOKEN_TASKS:
         return
-    batch = _first(data.train.fresh() if data.streaming else data.train, micro_batch)
-    samples = _first(data.samples, LOOKED_AT) if data.samples is not None else batch
+    batch, samples = _look(data, micro_batch)
     assert data.collate is not None, "these tasks have a collator of ours"
     collated = data.collate([dict(sample) for sample in batch])
     learnt = int((collated["labels"] != IGNORED).sum())
@@ -41,48 +43,80 @@ def check_first_batch(job: Job, tokenizer: Any, data: Data, micro_batch: int) ->
             "model.tokenizer", "a pad token that is also a real token masks it; name another pad token",
         )  # fmt: skip
     if job.value("task") == "causal-lm":
-        _check_masks(job, tokenizer, samples)
+        _check_masks(job, tokenizer, samples, data.formats)
 
 
-def _check_masks(job: Job, tokenizer: Any, samples: Sequence[Mapping[str, Any]]) -> None:
-    asked = job.value("data.loss_on")
-    if asked in ("completion", "assistant") and all(_all_learnt(sample) for sample in samples):
+def _look(data: Data, micro_batch: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(a micro-batch as it is trained, samples before packing), the same on every process.
+
+    One that alone refused its share would leave the others waiting for it.
+    """
+    if not data.streaming:
+        batch = _first(data.train, micro_batch)
+        return batch, batch if data.samples is None else _first(data.samples, LOOKED_AT)
+    batch = list(itertools.islice(data.train.fresh(), micro_batch))
+    return batch, list(itertools.islice(data.train.fresh().unpacked(), LOOKED_AT))
+
+
+def _check_masks(
+    job: Job, tokenizer: Any, samples: Sequence[Mapping[str, Any]], formats: Sequence[str]
+) -> None:
+    # The first samples may all be of one source, so a source that learns everything says nothing of others.
+    parts = {loss_on_of(name, job.value("data.loss_on")) for name in formats}
+    if parts and "all" not in parts and all(_all_learnt(sample) for sample in samples):
+        asked = " or ".join(sorted(parts))
         raise _stop(
             "mask-without-effect", f"loss_on {asked} masks no token of the first {len(samples)} samples",
             tokenizer, samples[0], "data.loss_on", "use loss_on: all, or rows with something to mask",
         )  # fmt: skip
-    ends = [sample for sample in samples if len(sample["input_ids"]) < job.value("data.max_length")]
-    if ends and tokenizer.eos_token_id is not None and not any(_end_learnt(tokenizer, s) for s in ends):
+    # A sample of max_length may have lost its end, and a piece of a long text may have none.
+    whole = [sample for sample in samples if len(sample["input_ids"]) < job.value("data.max_length")]
+    ends = end_tokens(tokenizer)
+    ended = [sample for sample in whole if ends.intersection(sample["input_ids"][1:])]
+    if ended and not any(ends.intersection(sample["labels"][1:]) for sample in ended):
         raise _stop(
             "eos-masked", "no sample of the first batch teaches the model to stop: its end carries no loss",
-            tokenizer, ends[0], "data.loss_on", "the chat template must mark the end of the assistant's turn",
+            tokenizer, ended[0], "data.loss_on",
+            "the chat template must mark the end of the assistant's turn",
         )  # fmt: skip
 
 
 def check_truncation(job: Job, record: Mapping[str, Any]) -> None:
-    """RecipeError when truncation took more than `data.max_truncated` of the tokens."""
+    """RecipeError when truncation took more than `data.max_truncated` of the tokens of a prepared split."""
     for name, split in record["splits"].items():
-        counts = split["counts"]
-        allowed = job.value("data.max_truncated", 1.0)
-        if not counts["tokens"] or counts["tokens_lost"] / counts["tokens"] <= allowed:
-            continue
-        share = counts["tokens_lost"] / counts["tokens"]
-        raise RecipeError(
-            Problem(
-                "too-much-truncated",
-                f"{share:.1%} of the {name} tokens were cut off, in {counts['truncated']:,} of "
-                f"{counts['read']:,} rows; at most {allowed:.0%} may be",
-                path="data.max_length",
-                hint="raise data.max_length, use data.overlong: drop (or split, for text), "
-                "or accept it with data.max_truncated",
-            )
+        _refuse_loss(job, split["counts"], f"the {name} tokens")
+
+
+def check_streamed_truncation(job: Job, processing: Any) -> None:
+    """`check_truncation` for rows that are streamed, on the first of them: nobody knows the others yet."""
+    from launcher.train.data.stream import Stream
+
+    stream = Stream(job, processing)
+    for _ in stream.unpacked(passes=1):
+        if stream.counts["read"] >= SAMPLED:
+            break
+    _refuse_loss(job, stream.counts, "the tokens in a sample of the streamed rows")
+
+
+def _refuse_loss(job: Job, counts: Mapping[str, Any], what: str) -> None:
+    allowed = job.value("data.max_truncated")
+    share = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
+    if share <= allowed:
+        return
+    raise RecipeError(
+        Problem(
+            "too-much-truncated",
+            f"{share:.1%} of {what} were cut off, in {counts['truncated']:,} of "
+            f"{counts['read']:,} rows; at most {allowed:.0%} may be",
+            path="data.max_length",
+            hint="raise data.max_length, use data.overlong: drop (or split, for text), "
+            "or accept it with data.max_truncated",
         )
+    )
 
 
 def _first(rows: Any, count: int) -> list[dict[str, Any]]:
-    if hasattr(rows, "__len__"):
-        return [rows[index] for index in range(min(count, len(rows)))]
-    return list(itertools.islice(iter(rows), count))
+    return [rows[index] for index in range(min(count, len(rows)))]
 
 
 def _learnt(sample: Mapping[str, Any]) -> int:
@@ -91,12 +125,6 @@ def _learnt(sample: Mapping[str, Any]) -> int:
 
 def _all_learnt(sample: Mapping[str, Any]) -> bool:
     return all(label != IGNORED for label in sample["labels"][1:])
-
-
-def _end_learnt(tokenizer: Any, sample: Mapping[str, Any]) -> bool:
-    """Whether the last learnt token is one that ends a text or a turn."""
-    last = next((label for label in reversed(sample["labels"]) if label != IGNORED), None)
-    return last in end_tokens(tokenizer)
 
 
 def end_tokens(tokenizer: Any) -> set[int]:

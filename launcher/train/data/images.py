@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from launcher.errors import Problem, RecipeError
+
 
 class Pictures(Dataset):
     """Samples of {pixel_values: float tensor (channels, height, width), labels: int}."""
@@ -24,8 +26,12 @@ class Pictures(Dataset):
 
         sample = self.samples[index]
         source = sample["image_path"] or io.BytesIO(sample["image_bytes"])
-        with Image.open(source) as image:
-            pixels = self.processor(image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+        try:
+            with Image.open(source) as image:
+                picture = image.convert("RGB")
+        except OSError as error:  # it could be read when the data was prepared
+            raise RecipeError(Problem("bad-image", f"the picture cannot be read: {error}")) from error
+        pixels = self.processor(picture, return_tensors="pt")["pixel_values"][0]
         return {"pixel_values": pixels, "labels": sample["labels"]}
 
 

@@ -27,7 +27,15 @@ _SHAREGPT_ROLES: Mapping[str, str] = {
 }
 # In messages with role/content only these mean something else than they say: `tool`, `developer`,
 # `function`, `ipython` are names that templates know.
-_ALIASES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
+_ALIASES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+}
+_USUAL_ROLES = ("system", "user", "assistant", "tool")
+_UNLEARNT = "leave the turn out, or learn the last one alone with data.loss_on: completion"
 
 
 def is_conversation(value: Any) -> bool:
@@ -97,7 +105,9 @@ def _message(row: Row, place: str, item: Any) -> Message:
     # Templates ask `if message.tool_calls` or even `'tool_calls' in message`: what is not there must
     # not be there as None or [] either.
     message = {key: value for key, value in item.items() if value is not None}
-    message["role"] = _ALIASES.get(role, role)
+    message["role"] = _ALIASES.get(role.lower(), role.lower() if role.lower() in _USUAL_ROLES else role)
+    if item.get("weight", 1) in (0, 0.0):
+        raise bad_row(row, f"{place} has weight 0, which is not read: the turn would be learnt", _UNLEARNT)
     calls = message.pop("tool_calls", None)
     if isinstance(calls, str):
         calls = _parsed(row, f"{place}.tool_calls", calls) if calls.strip() else None
@@ -109,6 +119,8 @@ def _message(row: Row, place: str, item: Any) -> Message:
 
 def _from_sharegpt(row: Row, place: str, item: Mapping[str, Any]) -> Message:
     speaker, value = item["from"], item.get("value")
+    if item.get("weight", 1) in (0, 0.0):
+        raise bad_row(row, f"{place} has weight 0, which is not read: the turn would be learnt", _UNLEARNT)
     if speaker == "function_call":
         call = _parsed(row, f"{place}.value", value) if isinstance(value, str) else value
         calls = call if isinstance(call, list) else [call]

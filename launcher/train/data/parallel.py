@@ -7,7 +7,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from launcher.errors import MachineError, Problem
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,6 +33,7 @@ def ordered_map(
         yield from map(function, items)
         return
     _function = function  # inherited by fork: a tokenizer is loaded once, and never pickled
+    threads = os.environ.get("TOKENIZERS_PARALLELISM", "true")
     # Each process works on one batch; threads inside the tokenizer would only compete.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     waiting: deque[Future[Result]] = deque()
@@ -41,7 +45,13 @@ def ordered_map(
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            hint = "lower data.num_proc: each process needs memory of its own"
+            raise MachineError(
+                Problem("process-killed", "a process that prepares data was killed", hint=hint)
+            ) from error
         finally:
+            os.environ["TOKENIZERS_PARALLELISM"] = threads
             pool.shutdown(wait=True, cancel_futures=True)
             _function = None
 

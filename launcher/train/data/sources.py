@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import glob
+import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
+from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
 
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
 _LISTED = 8
 
@@ -47,7 +47,7 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
     `cache_dir` takes what has to be downloaded or unpacked. RecipeError names the file and line of a
     fault; MachineError when the hub cannot be reached.
     """
-    if is_hub_id(source["path"]):
+    if is_loaded_hub_id(source["path"]):
         rows = _hub_rows(source, cache_dir)
     else:
         files = source_files(source)
@@ -69,7 +69,7 @@ def source_files(source: Mapping[str, Any]) -> list[Path]:
     RecipeError when there are none.
     """
     reference = source["path"]
-    if is_hub_id(reference):
+    if is_loaded_hub_id(reference):
         return []
     path, pattern = _split_glob(reference)
     if pattern is not None:
@@ -85,19 +85,9 @@ def source_files(source: Mapping[str, Any]) -> list[Path]:
 
 def source_bytes(source: Mapping[str, Any]) -> int | None:
     """Size of a source's files as they lie on the disk; None for a hub id."""
-    if is_hub_id(source["path"]):
+    if is_loaded_hub_id(source["path"]):
         return None
     return sum(file.stat().st_size for file in source_files(source))
-
-
-def is_hub_id(reference: str) -> bool:
-    """Whether a path is `org/name` of the hub: it looks like one and nothing here goes by that name.
-
-    A missing `data/x.jsonl` is none (its suffix is known), nor is `data/x` beside a folder `data`.
-    """
-    if not _HUB_ID.fullmatch(reference) or is_data_file(Path(reference)):
-        return False
-    return not (Path(reference).exists() or Path(reference).parent.exists())
 
 
 def _file_rows(files: Sequence[Path], scratch: Path | None) -> Iterator[Row]:
@@ -159,16 +149,23 @@ def _visible_files(folder: Path) -> tuple[list[Path], list[Path]]:
     data, pictures = [], []
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
-        saved = set(names) >= _HELD_BY_SAVE_TO_DISK
+        if set(names) >= _HELD_BY_SAVE_TO_DISK:
+            names = _saved_files(Path(place))  # beside them lie the caches of later map() calls
         for name in names:
             file = Path(place, name)
-            if name.startswith(".") or (saved and name in _HELD_BY_SAVE_TO_DISK):
+            if name.startswith("."):
                 continue
             if is_data_file(file):
                 data.append(file)
             elif _is_picture(file):
                 pictures.append(file)
     return sorted(data), sorted(pictures)
+
+
+def _saved_files(folder: Path) -> list[str]:
+    """Names of the files that `Dataset.save_to_disk` wrote."""
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return [str(entry["filename"]) for entry in state["_data_files"]]
 
 
 def _is_picture(file: Path) -> bool:
@@ -225,7 +222,10 @@ def _hub_rows(source: Mapping[str, Any], cache_dir: Path | str | None) -> Iterat
             cache_dir=None if cache_dir is None else str(cache_dir),
             streaming=True,
         )
-        for number, values in enumerate(rows.decode(False), start=1):  # pictures stay bytes
+        # Pictures stay bytes. iter() is not split over dataloader workers, as __iter__ is: a stream deals
+        # its rows out itself.
+        for number, batch in enumerate(rows.decode(False).iter(batch_size=1), start=1):
+            values = {key: column[0] for key, column in batch.items()}
             # Top-level None is a missing value; nested, it fills up what an object lacks.
             yield Row({key: _own_keys(value) for key, value in values.items()}, reference, number)
     except (DatasetsError, FileNotFoundError, ValueError) as error:

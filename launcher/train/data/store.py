@@ -48,7 +48,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 class SampleWriter:
     """Writes columns of samples to one Arrow stream file, a batch at a time, with flat memory.
 
-    The first batch settles the types: lists are int32 token ids, the others as Python has them.
+    Lists are int32 token ids or labels, single numbers int64; pictures are a path or the bytes of a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class SampleWriter:
         if count == 0:
             return
         if self._writer is None:
-            self._types = [_arrow_type(values) for values in columns.values()]
+            self._types = [_arrow_type(name, values) for name, values in columns.items()]
             schema = pa.schema(list(zip(columns, self._types, strict=True)))
             self._writer = pa.ipc.new_stream(str(self.path), schema)
         arrays = [
@@ -87,15 +87,14 @@ class SampleWriter:
             self._writer.close()
 
 
-def _arrow_type(values: Sequence[Any]) -> Any:
+def _arrow_type(name: str, values: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    first = next((value for value in values if value is not None), None)
-    if isinstance(first, list):
-        return pa.list_(pa.int32())
-    if isinstance(first, bytes):
+    if name == "image_path":
+        return pa.string()
+    if name == "image_bytes":
         return pa.large_binary()
-    return pa.string() if isinstance(first, str) else pa.int64()
+    return pa.list_(pa.int32()) if isinstance(values[0], list) else pa.int64()
 
 
 def open_samples(path: Path) -> Any:

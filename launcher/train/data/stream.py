@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.counts import Counts
+from launcher.train.data.counts import REASONS, TOTALS, Counts, result_rows
 from launcher.train.data.encode import encoder_for
+from launcher.train.data.formats import canonical
 from launcher.train.data.pack import join_documents, pack_lengths
-from launcher.train.data.prepare import Source, recognise
+from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
-from launcher.train.hooks import load_hooks
+from launcher.train.hooks import FormatRow, Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 
 BUFFER = 10_000
@@ -24,8 +26,12 @@ BUFFER = 10_000
 PACKED_TOGETHER = 64
 """Packs' worth of samples that are packed among each other."""
 ENCODED_TOGETHER = 64
+SLOTS = 1024
+"""Places for counts: one for the process itself, and one for each of its dataloader workers."""
 _COLUMNS = ("input_ids", "labels")
-_TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost", "targets")
+_COUNTED = ("train", *TOTALS, *REASONS)
+
+Sample = dict[str, list[int]]
 
 
 class Stream(IterableDataset):
@@ -35,47 +41,62 @@ class Stream(IterableDataset):
     cheap, and no process waits for another one.
     """
 
-    def __init__(self, job: Job, processing: Any) -> None:
+    def __init__(self, job: Job, processing: Any, process: int | None = None) -> None:
+        """process: whose share it gives, this one's when absent."""
         self._job, self._processing = job, processing
-        self._totals = torch.zeros(len(_TOTALS) + 1, dtype=torch.int64).share_memory_()
+        self._process = rank() if process is None else process
+        # A row of its own for each worker: adding to a shared number would lose what another one adds.
+        self._counts = torch.zeros((SLOTS, len(_COUNTED)), dtype=torch.int64).share_memory_()
 
     def fresh(self) -> Stream:
-        """The same rows from the start, counted apart: for a look at them."""
-        return Stream(self._job, self._processing)
+        """The first process's share from the start, counted apart: a look that is alike everywhere."""
+        return Stream(self._job, self._processing, process=0)
+
+    @property
+    def totals(self) -> torch.Tensor:
+        """What this process and its workers counted up to now."""
+        return self._counts.sum(dim=0)
 
     @property
     def counts(self) -> dict[str, Any]:
-        """This process's share of `rows` for result.json, up to now; its workers count together."""
-        *totals, dropped = self._totals.tolist()
-        return {"train": totals[1], "eval": 0, **dict(zip(_TOTALS, totals, strict=True)), "dropped": dropped}
+        """`totals` by name: samples or packs handed out (`train`), and what became of the rows."""
+        return named_counts(self.totals)
 
-    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+    def __iter__(self) -> Iterator[Sample]:
+        return self._passes(packing=self._job.value("data.packing"))
+
+    def unpacked(self, passes: int | None = None) -> Iterator[Sample]:
+        """Samples as they are before packing, of so many passes over the rows; without end when absent."""
+        return self._passes(packing=False, passes=passes)
+
+    def _passes(self, *, packing: bool, passes: int | None = None) -> Iterator[Sample]:
         worker = get_worker_info()
-        workers, own = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        shards, shard = world_size() * workers, rank() * workers + own
+        workers, own, slot = (1, 0, 0) if worker is None else (worker.num_workers, worker.id, 1 + worker.id)
+        processes = world_size() * workers
+        # All shards of this process: datasets gives each of its workers one of them.
+        shards = [self._process * workers + number for number in range(workers)]
         hooks = load_hooks(self._job)
-        settings = self._job.value("data.train")
-        sources = [recognise(self._job, source, hooks, digest=False) for source in settings]
-        for epoch in itertools.count():
-            draw = random.Random(f"{self._job.seed}-{epoch}")
+        sources = recognise(self._job, "train", hooks, digest=False)
+        readers = [_reader(self._job, source, number, processes) for number, source in enumerate(sources)]
+        weights = [float(source.settings["weight"]) for source in sources]
+        for epoch in itertools.count() if passes is None else range(passes):
+            seed = random.Random(f"{self._job.seed}-{epoch}-{self._process}").getrandbits(32)
+            rows = shuffled(readers, weights, shards, seed)
+            samples = self._encoded(rows, sources, hooks, slot)
+            if packing:
+                samples = self._packed(samples, random.Random(f"{seed}-{own}"))
             found = 0
-            for sample in self._samples(sources, hooks, draw, shards, shard):
+            for sample in samples:
                 found += 1
+                self._counts[slot, 0] += 1
                 yield sample
             if found == 0:
-                message = f"a whole pass over the rows gave process {shard} of {shards} nothing to learn"
+                message = (
+                    f"a whole pass over the rows gave process {shards[own]} of {processes} nothing to learn"
+                )
                 raise RecipeError(Problem("no-targets", message, path="data.train"))
 
-    def _samples(
-        self, sources: list[Source], hooks: Any, draw: random.Random, shards: int, shard: int
-    ) -> Iterator[dict[str, list[int]]]:
-        """One pass over the rows."""
-        rows = shuffled(interleaved(self._job, sources, hooks, draw), draw)
-        mine = ((source, row) for index, (source, row) in enumerate(rows) if index % shards == shard)
-        samples = self._encoded(mine, sources)
-        if not self._job.value("data.packing"):
-            yield from samples
-            return
+    def _packed(self, samples: Iterator[Sample], draw: random.Random) -> Iterator[Sample]:
         length = self._job.value("data.max_length")
         while group := _take_tokens(samples, PACKED_TOGETHER * length):
             packs = pack_lengths([len(sample["input_ids"]) for sample in group], length)
@@ -86,55 +107,90 @@ class Stream(IterableDataset):
                 yield join_documents({name: [sample[name] for sample in chosen] for name in _COLUMNS})
 
     def _encoded(
-        self, rows: Iterator[tuple[int, Row]], sources: list[Source]
-    ) -> Iterator[dict[str, list[int]]]:
+        self, rows: Iterator[tuple[int, Row]], sources: Sequence[Source], hooks: Hooks, slot: int
+    ) -> Iterator[Sample]:
+        hook = None if self._job.tiny else hooks.format_row  # a rehearsal's rows are made up behind it
         encoders = [encoder_for(self._job, self._processing, s.detected, None) for s in sources]
         while group := list(itertools.islice(rows, ENCODED_TOGETHER)):
-            found: list[dict[str, list[int]]] = []
+            found: list[Sample] = []
             counts = Counts()
             counts.read = len(group)
             # Neighbours of one source are encoded together; the order of the rows stays.
             for source, members in itertools.groupby(group, key=lambda pair: pair[0]):
-                encoded = encoders[source]([row for _, row in members])
+                formed = (_formed(row, sources[source], hook, counts) for _, row in members)
+                encoded = encoders[source]([row for row in formed if row is not None])
                 counts.add(encoded)
                 names = list(encoded.columns)
                 columns = zip(*encoded.columns.values(), strict=True)
                 found.extend(dict(zip(names, values, strict=True)) for values in columns)
-            numbers = [getattr(counts, name) for name in _TOTALS]
-            self._totals += torch.tensor([*numbers, sum(counts.dropped.values())])
+            numbers = [
+                *(getattr(counts, name) for name in TOTALS),
+                *(counts.dropped[name] for name in REASONS),
+            ]
+            self._counts[slot, 1:] += torch.tensor(numbers)
             yield from found
 
 
-def interleaved(
-    job: Job, sources: list[Source], hooks: Any, draw: random.Random
+def _formed(row: Row, source: Source, hook: FormatRow | None, counts: Counts) -> Row | None:
+    """The row in the canonical shape of its source; None for one that `format_row` leaves out."""
+    if hook is not None:
+        values = hook(row.values, row.file, row.number)
+        if values is None:
+            counts.drop("format_row", 1)
+            return None
+        row = Row(values, row.file, row.number)
+    return canonical(row, source.detected)
+
+
+Reader = Callable[[list[int]], Iterator[dict[str, Any]]]
+"""Shards to their rows of one source, in the form that datasets carries."""
+
+
+def _reader(job: Job, source: Source, number: int, shards: int) -> Reader:
+    """A source's rows by shard: row n belongs to shard n modulo `shards`.
+
+    A source with fewer rows than shards gives each shard one of them, so that none is without it.
+    """
+
+    def read(shard: list[int]) -> Iterator[dict[str, Any]]:
+        for own in shard:
+            found = False
+            for turn in itertools.count():
+                for index, row in enumerate(raw_rows(job, source.settings, Hooks())):
+                    if (index + turn) % shards == own:
+                        found = True
+                        yield {"source": number, "row": pickle.dumps(row)}
+                if found:
+                    break
+
+    return read
+
+
+def shuffled(
+    readers: Sequence[Reader], weights: Sequence[float], shards: list[int], seed: int
 ) -> Iterator[tuple[int, Row]]:
-    """Rows of all sources, each next one drawn by weight, until all are used up."""
-    weights = [float(source.settings.get("weight") or 1.0) for source in sources]
-    open_rows = {index: source.rows(job, hooks) for index, source in enumerate(sources)}
-    while open_rows:
-        alive = list(open_rows)
-        index = draw.choices(alive, [weights[i] for i in alive])[0]
-        row = next(open_rows[index], None)
-        if row is None:
-            del open_rows[index]
-        else:
-            yield index, row
+    """One pass over a process's rows: (source, row), drawn by weight, in a random order within a buffer.
+
+    A source that is used up starts over until each one was read to its end.
+    """
+    from datasets import Features, IterableDataset, Value, interleave_datasets
+
+    # interleave_datasets brings rows into one Arrow schema: a row gets the columns of others as None, and a
+    # list such as [1, "z"] is refused (ArrowInvalid). Bytes pass as they are.
+    features = Features({"source": Value("int64"), "row": Value("binary")})
+    rows = [IterableDataset.from_generator(r, features, gen_kwargs={"shard": shards}) for r in readers]
+    if len(rows) == 1:
+        drawn = rows[0]
+    else:
+        shares = [weight / sum(weights) for weight in weights]
+        drawn = interleave_datasets(rows, shares, seed=seed, stopping_strategy="all_exhausted")
+    for found in drawn.shuffle(seed=seed, buffer_size=BUFFER):
+        yield found["source"], pickle.loads(found["row"])
 
 
-def shuffled(rows: Iterator[tuple[int, Row]], draw: random.Random) -> Iterator[tuple[int, Row]]:
-    """Rows in an order that is random within a buffer."""
-    buffer = list(itertools.islice(rows, BUFFER))
-    for row in rows:
-        index = draw.randrange(len(buffer))
-        yield buffer[index]
-        buffer[index] = row
-    draw.shuffle(buffer)
-    yield from buffer
-
-
-def _take_tokens(samples: Iterator[dict[str, list[int]]], tokens: int) -> list[dict[str, list[int]]]:
+def _take_tokens(samples: Iterator[Sample], tokens: int) -> list[Sample]:
     """Samples that together hold about that many tokens."""
-    group: list[dict[str, list[int]]] = []
+    group: list[Sample] = []
     held = 0
     for sample in samples:
         group.append(sample)
@@ -142,3 +198,35 @@ def _take_tokens(samples: Iterator[dict[str, list[int]]], tokens: int) -> list[d
         if held >= tokens:
             break
     return group
+
+
+def named_counts(totals: torch.Tensor) -> dict[str, Any]:
+    """Totals of a stream in the shape that a prepared split's counts have, with `train` beside them."""
+    found = dict(zip(_COUNTED, totals.tolist(), strict=True))
+    dropped = {reason: found.pop(reason) for reason in REASONS}
+    return {**found, "dropped": {reason: rows for reason, rows in sorted(dropped.items()) if rows}}
+
+
+def streamed_rows(job: Job, stream: Stream, prepared: Mapping[str, Any]) -> dict[str, Any]:
+    """`rows` of result.json, over all processes; every process must call it.
+
+    prepared: the same of the evaluation rows, which are not streamed. Rank 0 warns of much truncation.
+    """
+    counts = named_counts(_summed(stream.totals))
+    lost = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
+    allowed = job.value("data.max_truncated")
+    if rank() == 0 and lost > allowed:
+        print(
+            f"warning: {lost:.1%} of the streamed tokens were cut off, in {counts['truncated']:,} of "
+            f"{counts['read']:,} rows; data.max_truncated is {allowed:.0%}"
+        )
+    evaluated = {**prepared, "dropped": prepared["dropped_reasons"]}
+    return result_rows(counts["train"], prepared["eval"], [counts, evaluated])
+
+
+def _summed(totals: torch.Tensor) -> torch.Tensor:
+    if not torch.distributed.is_initialized():
+        return totals
+    summed = totals.to("cuda" if torch.distributed.get_backend() == "nccl" else "cpu")
+    torch.distributed.all_reduce(summed)
+    return summed.cpu()

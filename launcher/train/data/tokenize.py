@@ -38,7 +38,7 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected, labels: Sequence[
     labels: the classes of a classification, in the order of their ids; None for other tasks.
     RecipeError where data.loss_on, data.overlong or data.fim do not go with the format or tokenizer.
     """
-    task = job.value("task", "causal-lm")
+    task = job.value("task")
     max_length = int(job.value("data.max_length"))
     overlong = _overlong(detected.format, job.value("data.overlong"))
     if task == "sequence-classification":
@@ -46,6 +46,9 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected, labels: Sequence[
     if task == "seq2seq-lm":
         return EncodeSeq2Seq(tokenizer, max_length, overlong)
     loss_on = loss_on_of(detected.format, job.value("data.loss_on"))
+    if job.value("data.fim") is not None and detected.format != "text":
+        message = f"the rows are {detected.format}; only text has a middle to fill in"
+        raise RecipeError(Problem("fim-format", message, path="data.fim", hint="remove data.fim"))
     if detected.format == "chat":
         return EncodeChat(tokenizer, max_length, overlong, loss_on)
     if detected.format != "text":
@@ -118,9 +121,9 @@ class EncodePairs:
         prompts, completions = texts_of(rows, "prompt"), texts_of(rows, "completion")
         asked = token_ids(self.tokenizer, prompts)
         answered = token_ids(self.tokenizer, completions, add_special_tokens=False)
-        for text, prompt, answer in zip(map(_joined, prompts, completions), asked, answered, strict=True):
-            if not text.strip():
-                found.drop("empty")
+        for completion, prompt, answer in zip(completions, asked, answered, strict=True):
+            if not completion.strip():
+                found.drop("empty")  # an empty answer would teach the model to say nothing
                 continue
             prompt = without_eos(self.tokenizer, prompt)
             answer = with_eos(self.tokenizer, answer)
@@ -128,10 +131,6 @@ class EncodePairs:
             learnt = list(ids) if self.loss_on == "all" else [IGNORED] * len(prompt) + answer
             found.add(ids, learnt)
         return found.batch()
-
-
-def _joined(first: str, second: str) -> str:
-    return first + second
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class EncodeSeq2Seq:
         answered = self._targets(completions)
         pairs = zip(prompts, completions, asked, answered, strict=True)
         for index, (prompt, completion, ids, target) in enumerate(pairs):
-            if not (prompt + completion).strip():
+            if not completion.strip():
                 _drop(batch, "empty")
                 continue
             batch.tokens += len(ids) + len(target)

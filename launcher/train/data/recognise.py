@@ -1,0 +1,163 @@
+"""A source of the plan, recognised: the format of its rows, and a digest of what it holds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.train.data.counts import Counts
+from launcher.train.data.formats import Detected, canonical, detect
+from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
+from launcher.train.data.store import content_key, file_digest
+from launcher.train.gguf import cache_root
+from launcher.train.hooks import Hooks
+from launcher.train.job import Job
+from launcher.train.outcome import write_json
+
+PEEK = 100
+"""Rows that the format is recognised from."""
+_LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One source of the plan."""
+
+    settings: Mapping[str, Any]
+    place: str
+    """Where the recipe names it: `data.train[0]`."""
+    detected: Detected
+    digest: str = "stream"
+    """Of the files' contents; of id and commit for a data set of the hub."""
+    files: tuple[str, ...] = ()
+    """Names of its files, as rows give them."""
+    unused: tuple[str, ...] = ()
+    """Columns that the format does not read."""
+    lines: int | None = None
+    """Line feeds of its files: about the rows of line formats; None where nothing can be said."""
+
+    def rows(self, job: Job, hooks: Hooks, counts: Counts | None = None) -> Iterator[Row]:
+        """Canonical rows; those that `format_row` drops are counted."""
+        for row in raw_rows(job, self.settings, hooks, counts):
+            try:
+                shaped = canonical(row, self.detected)
+            except (TypeError, AttributeError, KeyError, ValueError) as error:
+                message = f"the row cannot be read: {type(error).__name__}: {error}"
+                raise bad_row(row, message, "mend or remove the row") from error
+            yield shaped
+
+
+def raw_rows(
+    job: Job, settings: Mapping[str, Any], hooks: Hooks, counts: Counts | None = None
+) -> Iterator[Row]:
+    """Rows as the source holds them, after the user's `format_row`.
+
+    A rehearsal's rows are made up in the format that the source would have after it, so they go past it.
+    """
+    if job.tiny:
+        from launcher.train.tiny import tiny_rows
+
+        made = tiny_rows(settings, job.value("task"), job.value("data.loss_on"))
+        if counts is not None:
+            counts.read += len(made)
+        yield from made
+        return
+    for row in iter_rows(settings, job.value("model.cache_dir")):
+        if counts is not None:
+            counts.read += 1
+        if hooks.format_row is None:
+            yield row
+            continue
+        values = hooks.format_row(row.values, row.file, row.number)
+        if values is not None:
+            yield Row(values, row.file, row.number)
+        elif counts is not None:
+            counts.drop("format_row", 1)
+
+
+def recognise(job: Job, name: str, hooks: Hooks, *, digest: bool = True) -> list[Source]:
+    """The sources of `data.NAME` (train, eval), each with the format of its first rows.
+
+    digest: False for rows that are streamed, whose contents are not cached. RecipeError when one holds
+    no rows or rows of no known format; MachineError when the hub is out of reach and was never asked.
+    """
+    sources = []
+    for index, settings in enumerate(job.value(f"data.{name}")):
+        place = f"data.{name}[{index}]"
+        if job.tiny:
+            source = _detect(job, {**settings, "columns": {}}, place, hooks)
+            sources.append(replace(source, digest="tiny", files=(str(settings["path"]),)))
+        elif not digest:
+            sources.append(_detect(job, settings, place, hooks))
+        elif files := source_files(settings):
+            sources.append(_digested(job, _detect(job, settings, place, hooks), files))
+        else:
+            sources.append(_from_hub(job, settings, place, hooks))
+    return sources
+
+
+def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> Source:
+    rows = list(itertools.islice(raw_rows(job, settings, hooks), PEEK))
+    path = str(settings["path"])
+    if not rows:
+        raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))
+    detected = detect(rows, settings["format"], settings["columns"], job.value("task"), path)
+    names = dict.fromkeys(str(name) for row in rows for name in row.values)
+    unused = tuple(name for name in names if name not in detected.columns.values())
+    return Source(settings, place, detected, unused=unused)
+
+
+def _digested(job: Job, source: Source, files: list[Path]) -> Source:
+    """With the digest of the files, in one pass over them.
+
+    Samples of pictures hold their paths, and their labels may be folder names, so there the place of a
+    file counts as well as its content. Elsewhere moved files are found again.
+    """
+    pictures = job.value("task") == "image-classification"
+    digests, lines = [], 0
+    for file in files:
+        content, count = file_digest(file)
+        digests.append(f"{file.absolute() if pictures else ''}:{content}")
+        lines += count
+    plain = all(file.suffix in _LINES for file in files)
+    names = tuple(str(file) for file in files)
+    return replace(source, digest=";".join(digests), files=names, lines=lines if plain else None)
+
+
+def _from_hub(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> Source:
+    """A data set of the hub: what was found when it was asked last serves a machine that cannot ask.
+
+    So a job without a network finds what `prepare` left where there was one.
+    """
+    asked = {name: settings[name] for name in ("path", "name", "split", "revision", "format", "columns")}
+    note = cache_root() / "hub" / f"{content_key({**asked, 'hooks': hooks.digest})}.json"
+    name = str(settings["path"])
+    try:
+        source = _detect(job, settings, place, hooks)
+    except MachineError:
+        if not note.is_file():
+            raise
+        known = json.loads(note.read_text(encoding="utf-8"))
+        detected = Detected(known["format"], known["columns"])
+        return Source(settings, place, detected, known["digest"], (name,), tuple(known["unused"]))
+    digest = f"hub:{name}:{settings['name']}:{settings['split']}:{_commit(settings)}"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    known = {"format": source.detected.format, "columns": dict(source.detected.columns)}
+    write_json(note, {**known, "digest": digest, "unused": list(source.unused)})
+    return replace(source, digest=digest, files=(name,))
+
+
+def _commit(settings: Mapping[str, Any]) -> str | None:
+    """The commit of a data set of the hub; the revision as given where that cannot be asked."""
+    from huggingface_hub import HfApi
+
+    revision: str | None = settings["revision"]
+    try:
+        return str(HfApi().dataset_info(settings["path"], revision=revision, timeout=10).sha)
+    except Exception:  # offline, private, unreachable: reading the rows has said so in its own words
+        return revision
