@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ def build_parser() -> argparse.ArgumentParser:
     estimate.add_argument("target", metavar="RECIPE|MODEL")
     estimate.add_argument("--on", metavar="HW", action="append", default=[], help=HARDWARE_HELP)
     _add_overrides(estimate)
+    _add_catalogue(add)
+    return parser
+
+
+def _add_catalogue(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What is shipped, and what a run made."""
     add("fixes", "the known fixes").add_argument("id", metavar="ID", nargs="?")
     recipes = add("recipes", "the shipped recipes")
     recipes.add_argument("name", metavar="NAME", nargs="?")
@@ -73,7 +79,6 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("run_dir", metavar="RUN_DIR")
     generate.add_argument("prompt", metavar="PROMPT")
     generate.add_argument("--max-new-tokens", type=int, default=64)
-    return parser
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:

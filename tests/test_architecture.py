@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -99,3 +100,12 @@ def test_module_is_short_and_says_what_it_is(path):
 
 def test_there_are_modules_to_check():
     assert len(MODULES) > 20
+
+
+def test_functions_stay_under_50_lines():
+    long = []
+    for path in sorted((ROOT / "launcher").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 50:
+                long.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert not long

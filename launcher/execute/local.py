@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.build_locks import remove_stale_locks
@@ -129,12 +129,7 @@ def _follow(
         old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
         try:
             assert process.stdout is not None, "stdout is a pipe"
-            for raw in process.stdout:
-                # A progress bar redraws itself after each \r; what it showed last is what is kept.
-                line = raw.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2]
-                file.write(line + "\n")
-                file.flush()
-                echo(line)
+            _copy_lines(process.stdout, file, echo)
             code = process.wait()
             _empty_group(process.pid, GRACE_S if caught else 5.0)
         finally:
@@ -144,16 +139,18 @@ def _follow(
             for number, handler in old.items():
                 signal.signal(number, handler)
     if caught:
-        name = signal.Signals(caught[0]).name
-        raise Interrupted(
-            Problem(
-                "interrupted",
-                f"{name}: the run was stopped",
-                file=str(log.parent.parent),
-                hint=again,
-            )
-        )
+        message = f"{signal.Signals(caught[0]).name}: the run was stopped"
+        raise Interrupted(Problem("interrupted", message, file=str(log.parent.parent), hint=again))
     return code
+
+
+def _copy_lines(stream: IO[bytes], log: IO[str], echo: Callable[[str], None]) -> None:
+    for raw in stream:
+        # A progress bar redraws itself after each \r; what it showed last is what is kept.
+        line = raw.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2]
+        log.write(line + "\n")
+        log.flush()
+        echo(line)
 
 
 def _signal_group(group: int, number: int) -> bool:

@@ -68,13 +68,7 @@ def plan_json(
     capability = hardware.compute_capability
     return {
         "recipe": plan.recipe_file,
-        "model": {
-            "name": plan.model.name,
-            "origin": plan.model.origin,
-            "model_type": plan.model.model_type,
-            "params": plan.model.params,
-            "trainable": plan.trainable_params,
-        },
+        "model": _model_json(plan),
         "hardware": {
             "num_nodes": hardware.num_nodes,
             "devices_per_node": hardware.devices_per_node,
@@ -113,6 +107,16 @@ def plan_json(
         "command": command,
         "env": dict(env),
         "warnings": list(plan.warnings),
+    }
+
+
+def _model_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "name": plan.model.name,
+        "origin": plan.model.origin,
+        "model_type": plan.model.model_type,
+        "params": plan.model.params,
+        "trainable": plan.trainable_params,
     }
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, DataCollatorWithPadding
 
-IGNORED = -100
+from launcher.train.data.encoded import IGNORED
+
 Sample = Mapping[str, Any]
 Batch = Mapping[str, Any]
 Collator = Callable[[Sequence[Sample]], Batch]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.encoded import IGNORED, EncodedBatch
 
 TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
 """Numbers that result.json holds of the rows."""
@@ -34,7 +34,7 @@ class Counts:
         self._lengths.extend(map(len, batch.columns.get("input_ids", [])))
         labels = batch.columns.get("labels", [])
         if labels and isinstance(labels[0], list):
-            self.targets += sum(len(row) - row.count(-100) for row in labels)
+            self.targets += sum(len(row) - row.count(IGNORED) for row in labels)
 
     def drop(self, reason: str, rows: int) -> None:
         self.dropped[reason] += rows

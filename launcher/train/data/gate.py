@@ -8,11 +8,11 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
+from launcher.train.data.encoded import IGNORED
 from launcher.train.data.samples import decode_pieces, mark_pieces
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
 
-IGNORED = -100
 LOOKED_AT = 32
 """Samples of the first batches that are looked at: enough to tell a rule from an accident."""
 SAMPLED = 1000

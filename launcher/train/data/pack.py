@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-IGNORED = -100
+from launcher.train.data.encoded import IGNORED
+
 _WORD = 9
 """Bits of an index within one word of the set of rooms; 2**9 bits keep both levels small."""
 

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-IGNORED = -100
+from launcher.train.data.encoded import IGNORED
+
 SHOWN_CHARACTERS = 2000
 
 Piece = tuple[str, bool]
