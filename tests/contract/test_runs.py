@@ -180,6 +180,7 @@ def test_the_real_smollm2_learns_for_a_few_steps(tmp_path):
     data = launched(
         str(ROOT / "recipes" / "smoke.yaml"), "--output-dir", str(out), "--on", "cpu",
         "--set", "trainer.max_steps=3", "--set", "data.max_length=64",
+        "--set", "data.max_truncated=1.0",
     )  # fmt: skip
     result = data["result"]
     assert result["rows"]["train"] == 164

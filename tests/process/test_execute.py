@@ -14,16 +14,19 @@ from pathlib import Path
 import pytest
 from factories import plan
 
-from launcher.errors import Interrupted, RecipeError, RunFailed
+from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute.local import execute
 from launcher.execute.run_dir import write_run_dir
 from launcher.render.bundle import render
 
+PREPARED = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'data.json').write_text('{}')"
 
-def started(tmp_path, script, **overrides):
-    """Execute a bundle whose command is a small Python script."""
+
+def started(tmp_path, script, prepare=PREPARED, **overrides):
+    """Execute a bundle whose two commands are small Python scripts."""
     bundle = replace(
         render(plan(tmp_path, "1xA100-80GB", **overrides)),
+        prepare=(sys.executable, "-c", prepare, "{run_dir}"),
         command=(sys.executable, "-c", script, "{run_dir}"),
     )
     run_dir = tmp_path / "run"
@@ -50,6 +53,30 @@ def test_a_completed_run_returns_its_result(tmp_path):
     assert log.read_text() == "hello from 0\n"
     bound = json.loads((tmp_path / "run" / "environment.json").read_text())["bound"]
     assert (bound["devices"], bound["master_port"]) == ("0", "29511")
+
+
+UNREADABLE = """
+import json, pathlib, sys
+problem = {"code": "x", "message": "no rows", "file": "a.jsonl", "line": 3, "path": None, "hint": "mend it"}
+(pathlib.Path(sys.argv[1]) / "logs" / "error-prepare.json").write_text(json.dumps(
+    {"rank": "prepare", "time": 1.0, "type": "RecipeError", "message": "no rows", "exit_code": CODE,
+     "problems": [problem]}))
+sys.exit(CODE)
+"""
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, RecipeError), (4, MachineError), (5, RunFailed)])
+def test_data_that_cannot_be_prepared_starts_no_rank(tmp_path, code, kind):
+    with pytest.raises(kind, match=r"a\.jsonl:3: no rows"):
+        started(tmp_path, DONE, prepare=UNREADABLE.replace("CODE", str(code)))
+    assert not (tmp_path / "run" / "COMPLETED").exists()
+    assert not (tmp_path / "run" / "logs" / "launcher.log").exists()
+
+
+def test_a_preparation_that_leaves_nothing_is_a_failure(tmp_path):
+    with pytest.raises(RunFailed, match="although its launcher reported success") as caught:
+        started(tmp_path, DONE, prepare="import sys; sys.exit(0)")
+    assert caught.value.problems[0].file.endswith("prepare.log")
 
 
 def test_exit_0_without_the_marker_is_a_failure(tmp_path):
