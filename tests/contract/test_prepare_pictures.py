@@ -107,3 +107,10 @@ def test_a_broken_picture_is_named_before_and_during_the_run(job, tmp_path):
     with pytest.raises(RecipeError) as caught:
         prepare_run(job(tmp_path / "pictures"))
     assert caught.value.problems[0].file == str(tmp_path / "pictures/a/1.png")
+
+
+def test_a_failure_leaves_nothing_in_the_cache(job, tmp_path):
+    paint(tmp_path / "pictures" / "only" / "1.png", "red")
+    with pytest.raises(RecipeError, match="class"):
+        prepare_run(job(tmp_path / "pictures"))
+    assert not list((tmp_path / "cache" / "data").iterdir())

@@ -313,3 +313,16 @@ def test_a_stream_trains_and_resumes_exactly(job, tmp_path, monkeypatch):
     assert rows["read"] == rows["kept"] + rows["dropped"]
     prepared_rows = trained(tmp_path / "prepared", {**changes, "data.streaming": False})
     assert set(rows) == set(json.loads((prepared_rows / "result.json").read_text())["rows"])
+
+
+def test_a_row_that_cannot_be_read_is_named_with_its_line(job, tmp_path):
+    settings = job()
+    rows = [json.dumps({"text": f"row {i}"}) for i in range(ROWS)]
+    rows[20] = json.dumps({"text": 7})
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(RecipeError) as caught:
+        list(stream(settings).unpacked(passes=1))
+    assert (caught.value.problems[0].file, caught.value.problems[0].line) == (
+        str(tmp_path / "rows.jsonl"),
+        21,
+    )

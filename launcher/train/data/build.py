@@ -98,7 +98,7 @@ def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
 
 def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
     """Each source's samples as often as its weight says: 2.5 is twice all of them and a random half."""
-    weights = [float(source.get("weight") or 1.0) for source in job.value("data.train")]
+    weights = [float(source["weight"]) for source in job.value("data.train")]
     if all(weight == 1.0 for weight in weights):
         return index
     random = np.random.default_rng(job.seed)

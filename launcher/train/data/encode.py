@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.train.data.encoded import EncodedBatch, Encoder
 from launcher.train.data.formats import Detected, label_id
 from launcher.train.data.sources import Row
@@ -22,6 +22,27 @@ def encoder_for(job: Job, processing: Any, detected: Detected, labels: Sequence[
     if detected.format == "preference":
         return PreferenceEncoder(job, processing)
     return make_encoder(job, processing, detected, labels)
+
+
+def encode_rows(encoder: Encoder, rows: Sequence[Row]) -> EncodedBatch:
+    """The encoder's batch; what a library says of one of the rows is said with that row's place."""
+    try:
+        return encoder(rows)
+    except (EffilaunchError, MemoryError):
+        raise
+    except Exception:
+        for row in rows:
+            try:
+                encoder([row])
+            except EffilaunchError:
+                raise
+            except Exception as error:
+                message = f"the row cannot be encoded: {type(error).__name__}: {error}"
+                hint = "mend or remove the row"
+                raise RecipeError(
+                    Problem("row-failed", message, file=row.file, line=row.number, hint=hint)
+                ) from error
+        raise
 
 
 class ImageEncoder:

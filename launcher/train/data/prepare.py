@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.train.data.counts import Counts
-from launcher.train.data.encode import encoder_for
+from launcher.train.data.encode import encode_rows, encoder_for
 from launcher.train.data.encoded import EncodedBatch, Encoder
 from launcher.train.data.formats import collect_labels
 from launcher.train.data.parallel import ordered_map
@@ -76,9 +76,9 @@ def _build(
     """Encode into a folder aside; the rename makes it complete. Two builders at once agree."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    labels = _labels(job, splits, hooks)
-    base = {"schema_version": 1, "key": key, "task": job.value("task"), "labels": labels}
     try:
+        labels = _labels(job, splits, hooks)
+        base = {"schema_version": 1, "key": key, "task": job.value("task"), "labels": labels}
         written = {
             name: _write_split(job, processing, hooks, name, sources, labels, aside)
             for name, sources in splits.items()
@@ -142,31 +142,10 @@ def _encoded(
 
     def call(rows: list[Row]) -> tuple[list[Row], EncodedBatch]:
         # Only the places of the rows are needed beyond this point, and little to send between processes.
-        return [Row({}, row.file, row.number) for row in rows], _explained(encoder, rows)
+        return [Row({}, row.file, row.number) for row in rows], encode_rows(encoder, rows)
 
     batches = _batches(source.rows(job, hooks, counts))
     yield from ordered_map(call, batches, _processes(job, source))
-
-
-def _explained(encoder: Encoder, rows: list[Row]) -> EncodedBatch:
-    """The encoder's batch; what a library says of one of the rows is said with that row's place."""
-    try:
-        return encoder(rows)
-    except (EffilaunchError, MemoryError):
-        raise
-    except Exception:
-        for row in rows:
-            try:
-                encoder([row])
-            except EffilaunchError:
-                raise
-            except Exception as error:
-                message = f"the row cannot be encoded: {type(error).__name__}: {error}"
-                hint = "mend or remove the row"
-                raise RecipeError(
-                    Problem("row-failed", message, file=row.file, line=row.number, hint=hint)
-                ) from error
-        raise
 
 
 def _processes(job: Job, source: Source) -> int:

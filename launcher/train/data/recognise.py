@@ -41,43 +41,47 @@ class Source:
     lines: int | None = None
     """Line feeds of its files: about the rows of line formats; None where nothing can be said."""
 
+    def form(self, job: Job, row: Row, hooks: Hooks) -> Row | None:
+        """A raw row in the canonical shape; None for one that the user's `format_row` leaves out."""
+        hooked = after_hook(job, row, hooks)
+        if hooked is None:
+            return None
+        try:
+            return canonical(hooked, self.detected)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            message = f"the row cannot be read: {type(error).__name__}: {error}"
+            raise bad_row(row, message, "mend or remove the row") from error
+
     def rows(self, job: Job, hooks: Hooks, counts: Counts | None = None) -> Iterator[Row]:
         """Canonical rows; those that `format_row` drops are counted."""
-        for row in raw_rows(job, self.settings, hooks, counts):
-            try:
-                shaped = canonical(row, self.detected)
-            except (TypeError, AttributeError, KeyError, ValueError) as error:
-                message = f"the row cannot be read: {type(error).__name__}: {error}"
-                raise bad_row(row, message, "mend or remove the row") from error
-            yield shaped
+        counts = counts or Counts()
+        for row in raw_rows(job, self.settings):
+            counts.read += 1
+            formed = self.form(job, row, hooks)
+            if formed is None:
+                counts.drop("format_row", 1)
+            else:
+                yield formed
 
 
-def raw_rows(
-    job: Job, settings: Mapping[str, Any], hooks: Hooks, counts: Counts | None = None
-) -> Iterator[Row]:
-    """Rows as the source holds them, after the user's `format_row`.
-
-    A rehearsal's rows are made up in the format that the source would have after it, so they go past it.
-    """
+def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
+    """Rows as the source holds them; those of a rehearsal are made up."""
     if job.tiny:
         from launcher.train.tiny import tiny_rows
 
-        made = tiny_rows(settings, job.value("task"), job.value("data.loss_on"))
-        if counts is not None:
-            counts.read += len(made)
-        yield from made
-        return
-    for row in iter_rows(settings, job.value("model.cache_dir")):
-        if counts is not None:
-            counts.read += 1
-        if hooks.format_row is None:
-            yield row
-            continue
-        values = hooks.format_row(row.values, row.file, row.number)
-        if values is not None:
-            yield Row(values, row.file, row.number)
-        elif counts is not None:
-            counts.drop("format_row", 1)
+        return iter(tiny_rows(settings, job.value("task"), job.value("data.loss_on")))
+    return iter_rows(settings, job.value("model.cache_dir"))
+
+
+def after_hook(job: Job, row: Row, hooks: Hooks) -> Row | None:
+    """The row that `format_row` makes of a row, None where it leaves it out.
+
+    A rehearsal's rows have the format that the source would have after it, so they go past it.
+    """
+    if job.tiny or hooks.format_row is None:
+        return row
+    values = hooks.format_row(row.values, row.file, row.number)
+    return None if values is None else Row(values, row.file, row.number)
 
 
 def recognise(job: Job, name: str, hooks: Hooks, *, digest: bool = True) -> list[Source]:
@@ -102,7 +106,8 @@ def recognise(job: Job, name: str, hooks: Hooks, *, digest: bool = True) -> list
 
 
 def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> Source:
-    rows = list(itertools.islice(raw_rows(job, settings, hooks), PEEK))
+    hooked = (after_hook(job, row, hooks) for row in raw_rows(job, settings))
+    rows = list(itertools.islice((row for row in hooked if row is not None), PEEK))
     path = str(settings["path"])
     if not rows:
         raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))

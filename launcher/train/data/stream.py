@@ -13,12 +13,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.counts import REASONS, TOTALS, Counts, result_rows
-from launcher.train.data.encode import encoder_for
-from launcher.train.data.formats import canonical
+from launcher.train.data.encode import encode_rows, encoder_for
 from launcher.train.data.pack import join_documents, pack_lengths
 from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
-from launcher.train.hooks import FormatRow, Hooks, load_hooks
+from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 
 BUFFER = 10_000
@@ -109,7 +108,6 @@ class Stream(IterableDataset):
     def _encoded(
         self, rows: Iterator[tuple[int, Row]], sources: Sequence[Source], hooks: Hooks, slot: int
     ) -> Iterator[Sample]:
-        hook = None if self._job.tiny else hooks.format_row  # a rehearsal's rows are made up behind it
         encoders = [encoder_for(self._job, self._processing, s.detected, None) for s in sources]
         while group := list(itertools.islice(rows, ENCODED_TOGETHER)):
             found: list[Sample] = []
@@ -117,8 +115,10 @@ class Stream(IterableDataset):
             counts.read = len(group)
             # Neighbours of one source are encoded together; the order of the rows stays.
             for source, members in itertools.groupby(group, key=lambda pair: pair[0]):
-                formed = (_formed(row, sources[source], hook, counts) for _, row in members)
-                encoded = encoders[source]([row for row in formed if row is not None])
+                formed = [sources[source].form(self._job, row, hooks) for _, row in members]
+                kept = [row for row in formed if row is not None]
+                counts.drop("format_row", len(formed) - len(kept))
+                encoded = encode_rows(encoders[source], kept)
                 counts.add(encoded)
                 names = list(encoded.columns)
                 columns = zip(*encoded.columns.values(), strict=True)
@@ -129,17 +129,6 @@ class Stream(IterableDataset):
             ]
             self._counts[slot, 1:] += torch.tensor(numbers)
             yield from found
-
-
-def _formed(row: Row, source: Source, hook: FormatRow | None, counts: Counts) -> Row | None:
-    """The row in the canonical shape of its source; None for one that `format_row` leaves out."""
-    if hook is not None:
-        values = hook(row.values, row.file, row.number)
-        if values is None:
-            counts.drop("format_row", 1)
-            return None
-        row = Row(values, row.file, row.number)
-    return canonical(row, source.detected)
 
 
 Reader = Callable[[list[int]], Iterator[dict[str, Any]]]
@@ -156,7 +145,7 @@ def _reader(job: Job, source: Source, number: int, shards: int) -> Reader:
         for own in shard:
             found = False
             for turn in itertools.count():
-                for index, row in enumerate(raw_rows(job, source.settings, Hooks())):
+                for index, row in enumerate(raw_rows(job, source.settings)):
                     if (index + turn) % shards == own:
                         found = True
                         yield {"source": number, "row": pickle.dumps(row)}
