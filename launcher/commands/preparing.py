@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -11,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.commands.gather import data_problems, gather
-from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
+from launcher.errors import DoesNotFit, RecipeError
 from launcher.execute.local import prepare_data
 from launcher.execute.run_dir import write_run_dir
+from launcher.facts.software import require_modules
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
@@ -31,15 +31,7 @@ def prepare_command(
     absent = [] if tiny else data_problems(loaded)
     if absent:
         raise RecipeError(absent)
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise MachineError(
-            Problem(
-                "package-missing",
-                f"not installed: {', '.join(missing)}",
-                hint="pip install 'effilaunch[train]'",
-            )
-        )
+    require_modules(NEEDED)
     planned, facts = gather(loaded, on, tiny=tiny)
     try:
         plan = make_plan(planned, facts)

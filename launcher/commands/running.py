@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.local import execute
 from launcher.execute.run_dir import MARKER, default_run_dir, latest_run_dir, write_run_dir
 from launcher.facts import probe
+from launcher.facts.software import require_modules
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
@@ -101,15 +101,7 @@ def _check_machine(plan: Plan) -> str:
         needed.append("trl")
     if plan.value("task") == "image-classification":
         needed.append("PIL")
-    absent = [name for name in needed if importlib.util.find_spec(name) is None]
-    if absent:
-        raise MachineError(
-            Problem(
-                "package-missing",
-                f"not installed: {', '.join(absent)}",
-                hint="pip install 'effilaunch[train]'",
-            )
-        )
+    require_modules(needed)
     hardware = plan.hardware
     if hardware.num_nodes > 1:
         raise MachineError(
@@ -150,15 +142,7 @@ def generate_command(run_dir: str, prompt: str, max_new_tokens: int) -> Outcome:
                 hint="name a run directory whose run completed",
             )
         )
-    absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
-    if absent:
-        raise MachineError(
-            Problem(
-                "package-missing",
-                f"not installed: {', '.join(absent)}",
-                hint="pip install 'effilaunch[train]'",
-            )
-        )
+    require_modules(("torch", "transformers"))
     from launcher.train.generate import generate
 
     text = generate(folder, prompt, max_new_tokens)

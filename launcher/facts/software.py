@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
+from collections.abc import Iterable
 from importlib import metadata
+
+from launcher.errors import MachineError, Problem
 
 PACKAGES = (
     "transformers",
@@ -26,3 +30,12 @@ def installed_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def require_modules(names: Iterable[str]) -> None:
+    """MachineError when a module that a command needs is not installed."""
+    absent = [name for name in names if importlib.util.find_spec(name) is None]
+    if absent:
+        extra = "train,dpo" if "trl" in absent else "train"
+        hint = f"pip install 'effilaunch[{extra}]'"
+        raise MachineError(Problem("package-missing", f"not installed: {', '.join(absent)}", hint=hint))
