@@ -113,7 +113,7 @@ def dispatch(args: argparse.Namespace) -> Outcome:
 
             return validate_command(args.recipes)
         case "estimate":
-            from launcher.commands.planning import estimate_command
+            from launcher.commands.estimating import estimate_command
 
             return estimate_command(args.target, args.on, args.overrides)
         case "generate":

@@ -8,7 +8,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.shipped import recipes_dir
 from launcher.report.outcome import Outcome
-from launcher.report.text import table
+from launcher.report.tables import table
 
 
 def fixes_command(name: str | None) -> Outcome:

@@ -9,6 +9,8 @@ from typing import Any
 
 from launcher.plan.plan import Plan, Setting
 from launcher.render.bundle import Bundle
+from launcher.report.memory_text import memory_lines
+from launcher.report.tables import gib, table
 
 WIDTH = 100
 # What the first page shows; `--explain` shows any of the others.
@@ -23,22 +25,6 @@ SHOWN = (
     "trainer.per_device_train_batch_size",
     "trainer.gradient_accumulation_steps",
 )
-
-
-def gib(size: float | None) -> str:
-    """Bytes as GiB (or MiB below one)."""
-    if size is None:
-        return "unknown"
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
-
-
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Columns padded to their widest cell; the last one is free."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
-    return [
-        indent + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
-        for row in rows
-    ]
 
 
 def plan_text(bundle: Bundle) -> str:
@@ -95,26 +81,6 @@ def _value(value: Any) -> str:
 
 def _changed(changed: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {_value(value)}" for key, value in changed.items()) or "warning"
-
-
-def memory_lines(plan: Plan) -> list[str]:
-    """The memory of one device by component, as a range, against what the device holds."""
-    memory = plan.memory.to_json()
-    held = memory["device_bytes"]
-    verdict = {True: "fits", False: "DOES NOT FIT", None: "device size unknown"}[memory["fits"]]
-    lines = [
-        f"memory of each device: {gib(memory['low'])} to {gib(memory['high'])} of {gib(held)}: {verdict} "
-        f"(peak in {memory['phase']})"
-    ]
-    scale = max(memory["components"].values(), default=0) or 1
-    for name, size in memory["components"].items():
-        bar = "#" * round(24 * size / scale)
-        lines.append(f"  {name:12s} {gib(size):>11s}  {bar}".rstrip())
-    lines.append(
-        f"  save peak {gib(memory['save_peak'])}, evaluation peak {gib(memory['eval_peak'])}, "
-        f"host {gib(memory['host_bytes'])}"
-    )
-    return lines
 
 
 def explain_text(plan: Plan, dotted: str) -> str:
@@ -198,21 +164,3 @@ def _piece(text: str, learnt: bool, *, colour: bool) -> str:
     if colour:
         return f"\x1b[32m{text}\x1b[0m" if learnt else f"\x1b[2m{text}\x1b[0m"
     return f"⟦{text}⟧" if learnt else text
-
-
-def estimate_text(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line a strategy and device."""
-    head = ("hardware", "strategy", "needs", "holds", "fits", "largest micro-batch")
-    body = [
-        (
-            row["hardware"],
-            row["strategy"],
-            f"{gib(row['memory']['low'])} to {gib(row['memory']['high'])}",
-            gib(row["memory"]["device_bytes"]),
-            {True: "yes", False: "no", None: "?"}[row["memory"]["fits"]],
-            str(row["max_micro_batch"]),
-        )
-        for row in rows
-    ]
-    title = f"{model['name']}: {model['params']:,} parameters"
-    return "\n".join([title, *table([head, *body])]) + "\n"

@@ -154,6 +154,9 @@ def test_the_total_is_the_sum_of_the_components_and_json_is_complete() -> None:
         "eval_peak",
         "host_bytes",
         "phase",
+        "phases",
+        "method",
+        "calibration",
     }
     assert answer["low"] < answer["total"] < answer["high"]
 

@@ -1,0 +1,76 @@
+"""What of a plan decides its memory, and what is answered about one moment. Pure types."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryJob:
+    """What of a plan decides its memory; lengths in tokens, buckets in elements."""
+
+    micro_batch: int
+    sequence_length: int
+    data_parallel: int
+    devices_per_node: int
+    precision: str
+    """fp32 | bf16 | fp16 | bf16-true | fp16-true"""
+    dtype: str
+    """Dtype of the loaded weights."""
+    quantization: str
+    """none | int8 | nf4 | fp4"""
+    double_quant: bool
+    trainable_params: int
+    adapter: bool
+    engine: str
+    """ddp | deepspeed"""
+    zero_stage: int
+    offload_optimizer: str
+    offload_param: str
+    optim: str
+    checkpointing: bool
+    attention: str
+    """eager | sdpa | flash_attention_2"""
+    reduce_bucket_size: int
+    allgather_bucket_size: int
+    overlap_comm: bool
+    eval_batch: int
+    accumulation: int | None = None
+    """Micro-batches per step; at 1 no gradient outlives a step. None: gradients are assumed to."""
+    adapter_dropout: float = 0.0
+    sequences_per_sample: int = 1
+    """Sequences of `sequence_length` that one sample of a micro-batch brings: 2 for preference pairs."""
+    reference_model: bool = False
+    """A frozen second copy of the weights is held on the device."""
+    document_mask: bool = False
+    """Rows hold several documents, which a mask keeps apart (FlashAttention does without)."""
+    spread: int = 1
+    """Devices over which one process spreads its layers (device_map)."""
+    one_row: bool = False
+    """The sequences of a micro-batch lie side by side in one row."""
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows of a micro-batch, and tokens of each."""
+        sequences = self.micro_batch * self.sequences_per_sample
+        if self.one_row:
+            return 1, sequences * self.sequence_length
+        return sequences, self.sequence_length
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """Bytes on one device at the moment that rules."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    logits: int = 0
+    buffers: int = 0
+    temporary: int = 0
+    context: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(asdict(self).values())

@@ -1,0 +1,21 @@
+"""Columns and sizes as plain text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def gib(size: float | None) -> str:
+    """Bytes as GiB (or MiB below one)."""
+    if size is None:
+        return "unknown"
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Columns padded to their widest cell; the last one is free."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    return [
+        indent + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
