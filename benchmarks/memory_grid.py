@@ -1,0 +1,235 @@
+"""The grid of small training jobs whose memory is measured and predicted: pure data.
+
+Half of the rows are held out: formulas and traces are tuned on the rows of the half `tuning` alone. The
+first byte of sha256(name) decides, even: tuning, odd: held-out (`half`). Rows are never deleted and do not
+change; one that cannot run says why in `impossible`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+HALVES = ("tuning", "held-out")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One training job on a CPU: three optimizer steps on rows of random tokens."""
+
+    name: str
+    model: str
+    """Key of MODELS."""
+    micro_batch: int = 4
+    length: int = 256
+    """Tokens per row; an image's patches decide theirs."""
+    precision: str = "fp32"
+    adapter: str | None = None
+    """all-linear, or attention: the products that MODELS names; rank 8."""
+    adapter_dropout: float = 0.0
+    quantization: str = "none"
+    optim: str = "adamw_torch_fused"
+    checkpointing: bool = False
+    attention: str = "sdpa"
+    packing: bool = False
+    """Each row holds four documents."""
+    padded: bool = False
+    """Every second row ends in padding; its length stays."""
+    accumulation: int = 1
+    engine: str = "ddp"
+    """ddp | deepspeed | fsdp (version 2); one process without the others."""
+    zero_stage: int = 0
+    offload_optimizer: str = "none"
+    processes: int = 1
+    bucket: int = 1_000_000
+    """DeepSpeed's reduce and all-gather buckets, in elements."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Changes to the model's configuration."""
+    impossible: str | None = None
+    """Why the row cannot run."""
+
+    @property
+    def half(self) -> str:
+        return HALVES[hashlib.sha256(self.name.encode()).digest()[0] % 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A configuration, its task, and the products that an attention-only adapter adapts."""
+
+    config: Mapping[str, Any]
+    attention: tuple[str, ...]
+    task: str = "causal-lm"
+
+
+_QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+_SIZES = {
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 512,
+    "vocab_size": 4000,
+}
+_GROUPED = _SIZES | {"num_key_value_heads": 2}
+_GPT = {"n_embd": 256, "n_layer": 6, "n_head": 8, "n_positions": 512, "vocab_size": 4000}
+_OPT = {name: size for name, size in _SIZES.items() if name != "intermediate_size"} | {
+    "ffn_dim": 1024,
+    "word_embed_proj_dim": 256,
+}
+_T5 = {"d_model": 256, "d_ff": 768, "d_kv": 32, "num_heads": 8, "num_layers": 4, "vocab_size": 4000}
+
+
+def _decoder(model_type: str, sizes: Mapping[str, Any], *attention: str, **more: Any) -> Model:
+    return Model({"model_type": model_type, **sizes, **more}, attention or _QKVO)
+
+
+def _encoder(model_type: str, task: str, *attention: str, **more: Any) -> Model:
+    return Model({"model_type": model_type, **more}, attention, task)
+
+
+MODELS: dict[str, Model] = {
+    "llama": _decoder("llama", _SIZES),
+    "llama-gqa": _decoder("llama", _GROUPED, num_hidden_layers=8),
+    "mistral": _decoder("mistral", _GROUPED, intermediate_size=896),
+    "qwen2": _decoder("qwen2", _GROUPED, hidden_size=192, num_attention_heads=6, vocab_size=8000),
+    "qwen3": _decoder("qwen3", _GROUPED, head_dim=48),
+    "gemma": _decoder("gemma", _GROUPED, head_dim=64, intermediate_size=1024, num_hidden_layers=4),
+    "gemma2": _decoder("gemma2", _GROUPED, head_dim=32, intermediate_size=1024),
+    "gemma3": _decoder("gemma3_text", _GROUPED, head_dim=48, vocab_size=8000),
+    "phi3": _decoder("phi3", _GROUPED, "qkv_proj", "o_proj", hidden_size=384, num_hidden_layers=4),
+    "gpt2": _decoder("gpt2", _GPT, "c_attn"),
+    "gpt-bigcode": _decoder("gpt_bigcode", _GPT, "c_attn"),
+    "gpt-neox": _decoder("gpt_neox", _SIZES, "query_key_value", intermediate_size=1024),
+    "opt": _decoder("opt", _OPT, "q_proj", "k_proj", "v_proj", "out_proj"),
+    "starcoder2": _decoder("starcoder2", _GROUPED, intermediate_size=1024),
+    "mixtral": _decoder(
+        "mixtral", _GROUPED, num_hidden_layers=4, intermediate_size=384, num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
+    "qwen3-moe": _decoder(
+        "qwen3_moe", _GROUPED, num_hidden_layers=4, head_dim=32, moe_intermediate_size=192, num_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "t5": _encoder("t5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
+    "mt5": _encoder("mt5", "seq2seq-lm", "q", "k", "v", "o", **_T5),
+    "bert": _encoder("bert", "sequence-classification", "query", "key", "value", **_SIZES),
+    "vit": _encoder(
+        "vit", "image-classification", *_QKVO, hidden_size=256, intermediate_size=1024,
+        num_hidden_layers=6, num_attention_heads=8, image_size=128, patch_size=8,
+    ),
+}  # fmt: skip
+
+_LORA: dict[str, Any] = {"adapter": "all-linear"}
+_ATTENTION: dict[str, Any] = {"adapter": "attention"}
+_CKPT: dict[str, Any] = {"checkpointing": True}
+_ZERO: dict[str, Any] = {"engine": "deepspeed", "processes": 2}
+
+_LLAMA = [
+    Row("llama-fp32", "llama"),
+    Row("llama-fp32-b8-s128", "llama", 8, 128),
+    Row("llama-fp32-b1-s512", "llama", 1, 512),
+    Row("llama-fp32-ckpt", "llama", **_CKPT),
+    Row("llama-fp32-ckpt-b8", "llama", 8, **_CKPT),
+    Row("llama-fp32-eager", "llama", 2, attention="eager"),
+    Row("llama-fp32-adamw-torch", "llama", 2, optim="adamw_torch"),
+    Row("llama-fp32-sgd", "llama", optim="sgd"),
+    Row("llama-fp32-adafactor", "llama", optim="adafactor"),
+    Row("llama-fp32-adamw-8bit", "llama", 2, optim="adamw_bnb_8bit"),
+    Row("llama-fp32-accumulation2", "llama", 2, accumulation=2),
+    Row("llama-fp32-padded", "llama", padded=True),
+    Row("llama-fp32-packing", "llama", packing=True),
+    Row("llama-fp32-vocab16k", "llama", 4, 512, config={"vocab_size": 16000, "hidden_size": 128}),
+    Row("llama-bf16", "llama", precision="bf16"),
+    Row("llama-bf16-ckpt", "llama", 8, precision="bf16", **_CKPT),
+    Row("llama-bf16-eager-packing", "llama", 2, precision="bf16", attention="eager", packing=True),
+    Row("llama-bf16-accumulation2", "llama", 2, 128, precision="bf16", accumulation=2),
+    Row("llama-bf16-padded", "llama", 8, 128, precision="bf16", padded=True),
+    Row("llama-bf16-vocab32k", "llama", 2, 512, precision="bf16", config={"vocab_size": 32000}),
+    Row("llama-bf16true", "llama", precision="bf16-true"),
+    Row("llama-bf16true-ckpt", "llama", 8, precision="bf16-true", **_CKPT),
+    Row("llama-bf16true-eager-s512", "llama", 1, 512, precision="bf16-true", attention="eager"),
+    Row("llama-lora-fp32", "llama", **_LORA),
+    Row("llama-lora-bf16", "llama", precision="bf16", **_LORA),
+    Row("llama-lora-bf16true", "llama", precision="bf16-true", **_LORA),
+    Row("llama-lora-bf16-ckpt", "llama", 8, precision="bf16", **_LORA, **_CKPT),
+    Row("llama-lora-fp32-dropout", "llama", adapter_dropout=0.1, **_LORA),
+    Row("llama-lora-attention-fp32", "llama", 8, 128, **_ATTENTION),
+    Row("llama-lora-attention-bf16", "llama", precision="bf16", **_ATTENTION),
+    Row("llama-int8-lora-fp32", "llama", quantization="int8", **_LORA),
+    Row("llama-nf4-lora-fp32", "llama", quantization="nf4", **_LORA),
+    Row("llama-nf4-lora-bf16-ckpt", "llama", 8, precision="bf16", quantization="nf4", **_LORA, **_CKPT),
+]
+_DECODERS = [
+    Row("llama-gqa-fp32", "llama-gqa"),
+    Row("llama-gqa-bf16-eager", "llama-gqa", 2, precision="bf16", attention="eager"),
+    Row("llama-gqa-nf4-lora-attention-bf16", "llama-gqa", precision="bf16", quantization="nf4", **_ATTENTION),
+    Row("mistral-fp32", "mistral", 4, 128),
+    Row("mistral-lora-bf16", "mistral", precision="bf16", **_LORA),
+    Row("qwen2-fp32-ckpt", "qwen2", **_CKPT),
+    Row("qwen2-bf16", "qwen2", precision="bf16"),
+    Row("qwen2-lora-attention-fp32", "qwen2", 2, **_ATTENTION),
+    Row("qwen3-fp32", "qwen3"),
+    Row("qwen3-bf16true-padded", "qwen3", precision="bf16-true", padded=True),
+    Row("qwen3-lora-bf16", "qwen3", 8, 128, precision="bf16", **_LORA),
+    Row("gemma-fp32", "gemma", 2),
+    Row("gemma-bf16", "gemma", precision="bf16"),
+    Row("gemma2-fp32-eager", "gemma2", 2, attention="eager"),
+    Row("gemma2-lora-bf16-eager", "gemma2", 2, precision="bf16", attention="eager", **_LORA),
+    Row("gemma3-fp32", "gemma3", 2),
+    Row("gemma3-lora-fp32-ckpt", "gemma3", **_LORA, **_CKPT),
+    Row("phi3-fp32", "phi3", 2),
+    Row("phi3-lora-bf16", "phi3", precision="bf16", **_LORA),
+    Row("gpt2-fp32", "gpt2"),
+    Row("gpt2-fp32-eager", "gpt2", 2, attention="eager"),
+    Row("gpt2-bf16-ckpt", "gpt2", 8, precision="bf16", **_CKPT),
+    Row("gpt-bigcode-fp32", "gpt-bigcode", 2),
+    Row("gpt-bigcode-lora-attention-bf16", "gpt-bigcode", precision="bf16", **_ATTENTION),
+    Row("gpt-bigcode-int8-lora-fp32", "gpt-bigcode", 2, quantization="int8", **_ATTENTION),
+    Row("gpt-neox-fp32", "gpt-neox"),
+    Row("gpt-neox-bf16true-sgd", "gpt-neox", precision="bf16-true", optim="sgd"),
+    Row("opt-fp32", "opt", 4, 128),
+    Row("opt-int8-lora-bf16", "opt", precision="bf16", quantization="int8", **_LORA),
+    Row("starcoder2-bf16", "starcoder2", precision="bf16"),
+    Row("starcoder2-lora-attention-fp32", "starcoder2", **_ATTENTION),
+    Row("mixtral-fp32", "mixtral", 2),
+    Row("mixtral-lora-bf16", "mixtral", 2, precision="bf16", **_LORA),
+    Row("qwen3-moe-fp32", "qwen3-moe", 2),
+    Row("qwen3-moe-bf16-ckpt", "qwen3-moe", precision="bf16", **_CKPT),
+]
+_ENCODERS = [
+    Row("t5-fp32", "t5", 4, 128),
+    Row("t5-bf16-ckpt", "t5", 4, 128, precision="bf16", **_CKPT),
+    Row("t5-lora-fp32", "t5", 4, 64, **_LORA),
+    Row("mt5-fp32-adafactor", "mt5", 2, 128, optim="adafactor"),
+    Row("mt5-lora-attention-bf16", "mt5", 4, 128, precision="bf16", **_ATTENTION),
+    Row("bert-fp32", "bert"),
+    Row("bert-fp32-padded", "bert", 8, 128, padded=True),
+    Row("bert-bf16-ckpt", "bert", 8, precision="bf16", **_CKPT),
+    Row("bert-lora-bf16", "bert", precision="bf16", **_LORA),
+    Row("vit-fp32", "vit"),
+    Row("vit-fp32-sgd-accumulation2", "vit", 2, optim="sgd", accumulation=2),
+    Row("vit-bf16true", "vit", precision="bf16-true"),
+    Row("vit-lora-bf16", "vit", precision="bf16", **_LORA),
+]
+_TWO_PROCESSES = [
+    Row("llama-ddp-fp32", "llama", 2, processes=2),
+    Row("llama-ddp-bf16", "llama", 2, processes=2, precision="bf16"),
+    Row("llama-ddp-lora-fp32", "llama", 2, processes=2, **_LORA),
+    Row("llama-zero1-fp32", "llama", 2, zero_stage=1, **_ZERO),
+    Row("llama-zero2-fp32", "llama", 2, zero_stage=2, **_ZERO),
+    Row("llama-zero2-bf16", "llama", 2, zero_stage=2, precision="bf16", **_ZERO),
+    Row("llama-zero2-offload-fp32", "llama", 2, zero_stage=2, offload_optimizer="cpu", **_ZERO),
+    Row("llama-zero3-fp32", "llama", 2, zero_stage=3, **_ZERO),
+    Row("qwen3-zero3-lora-bf16", "qwen3", 2, zero_stage=3, precision="bf16", **_LORA, **_ZERO),
+    Row("llama-fsdp2-fp32", "llama", 2, engine="fsdp", processes=2),
+    Row("llama-fsdp2-bf16-ckpt", "llama", 4, engine="fsdp", processes=2, precision="bf16", **_CKPT),
+]
+ROWS: tuple[Row, ...] = (*_LLAMA, *_DECODERS, *_ENCODERS, *_TWO_PROCESSES)
+
+
+def row(name: str) -> Row:
+    """The row of that name; KeyError for another."""
+    return {one.name: one for one in ROWS}[name]
