@@ -17,7 +17,7 @@ HALVES = ("tuning", "held-out")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training job on a CPU: three optimizer steps on rows of random tokens."""
+    """One training job on a CPU: two optimizer steps on rows of random tokens."""
 
     name: str
     model: str

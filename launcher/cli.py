@@ -15,11 +15,12 @@ HARDWARE_HELP = "hardware such as 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xc
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors follow the project's form and exit code."""
+    """argparse whose errors are answered like any other: in the project's form, or as JSON."""
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"error: {message} (see `{self.prog} --help`)\n")
-        raise SystemExit(2)
+        from launcher.errors import Problem, RecipeError
+
+        raise RecipeError(Problem("usage", message, hint=f"see `{self.prog} --help`"))
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,10 +49,13 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
     run.add_argument("--resume", metavar="auto|PATH", help="continue from a checkpoint")
     run.add_argument("--output-dir", metavar="D", help="the run directory")
-    plan.add_argument(
+    views = plan.add_mutually_exclusive_group()
+    views.add_argument(
         "--explain", metavar="PATH", nargs="?", const="",
         help="where values came from: one, a section, or all of them",
     )  # fmt: skip
+    plan.add_argument("--trace", action="store_true", help="trace the real model's memory in a child process")
+    views.add_argument("--search", action="store_true", help="all configurations that fit, fastest first")
     prepare = add("prepare", "tokenise and cache a recipe's data, before the run")
     prepare.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
     _add_overrides(prepare)
@@ -60,12 +64,28 @@ def build_parser() -> argparse.ArgumentParser:
     prepare.add_argument("--tiny", action="store_true", help="the generated rows of a rehearsal")
     validate = add("validate", "all problems of recipes")
     validate.add_argument("recipes", metavar="RECIPE", nargs="+")
+    _add_memory(add)
+    _add_catalogue(add)
+    return parser
+
+
+def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What a fine-tune takes: computed, and measured."""
     estimate = add("estimate", "memory by component over strategies and devices")
     estimate.add_argument("target", metavar="RECIPE|MODEL")
     estimate.add_argument("--on", metavar="HW", action="append", default=[], help=HARDWARE_HELP)
+    estimate.add_argument(
+        "--tensor-parallel", metavar="N", type=int, default=1, help="devices that share each matrix"
+    )
     _add_overrides(estimate)
-    _add_catalogue(add)
-    return parser
+    ladder = add("ladder", "climb the memory ladder: predicted beside measured, rung by rung")
+    ladder.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
+    _add_overrides(ladder)
+    ladder.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+    ladder.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows")
+    ladder.add_argument("--steps", metavar="N", type=int, default=3, help="steps of each rung (default 3)")
+    ladder.add_argument("--only", metavar="RUNG,…", help="only these rungs")
+    ladder.add_argument("--output-dir", metavar="D", help="the ladder's directory")
 
 
 def _add_catalogue(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -101,7 +121,9 @@ def dispatch(args: argparse.Namespace) -> Outcome:
         case "plan":
             from launcher.commands.planning import plan_command
 
-            return plan_command(args.recipe, args.overrides, args.on, args.explain)
+            return plan_command(
+                args.recipe, args.overrides, args.on, args.explain, ranking=args.search, trace=args.trace
+            )
         case "prepare":
             from launcher.commands.preparing import prepare_command
 
@@ -115,7 +137,14 @@ def dispatch(args: argparse.Namespace) -> Outcome:
         case "estimate":
             from launcher.commands.estimating import estimate_command
 
-            return estimate_command(args.target, args.on, args.overrides)
+            return estimate_command(args.target, args.on, args.overrides, args.tensor_parallel)
+        case "ladder":
+            from launcher.commands.laddering import ladder_command
+
+            return ladder_command(
+                args.recipe, args.overrides, on=args.on, tiny=args.tiny, steps=args.steps,
+                only=args.only, output_dir=args.output_dir, as_json=args.json,
+            )  # fmt: skip
         case "generate":
             from launcher.commands.running import generate_command
 
@@ -133,11 +162,17 @@ def dispatch(args: argparse.Namespace) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run any command in process and return its exit code."""
+    from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
+    from launcher.report.outcome import emit, emit_error
+
+    argv = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
     try:
         args = parser.parse_args(argv)
-    except SystemExit as stop:
+    except SystemExit as stop:  # --help
         return int(stop.code or 0)
+    except RecipeError as error:
+        return emit_error(argv[0], error, as_json="--json" in argv)
     if args.version or args.command is None:
         from launcher import __version__
 
@@ -145,9 +180,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if args.version else 2
     # pydantic scans every installed package for plugins, which costs more than planning.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    from launcher.errors import EffilaunchError, Interrupted, Problem
-    from launcher.report.outcome import emit, emit_error
-
     try:
         return emit(args.command, dispatch(args), as_json=args.json)
     except EffilaunchError as error:

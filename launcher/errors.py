@@ -67,13 +67,22 @@ class RecipeError(EffilaunchError):
 
 
 class DoesNotFit(EffilaunchError):
-    """No plan fits; `nearest_miss` is the plan (planner's type) that came closest."""
+    """No plan fits; `nearest_miss` is the plan (planner's type) that came closest.
+
+    `would_fit`: changes (the planner's Alternative) with each of which something fits.
+    """
 
     exit_code = 3
 
-    def __init__(self, problems: Problem | Sequence[Problem], nearest_miss: Any = None) -> None:
+    def __init__(
+        self,
+        problems: Problem | Sequence[Problem],
+        nearest_miss: Any = None,
+        would_fit: Sequence[Any] = (),
+    ) -> None:
         super().__init__(problems)
         self.nearest_miss = nearest_miss
+        self.would_fit = would_fit
 
 
 class MachineError(EffilaunchError):

@@ -41,8 +41,14 @@ def root() -> Path:
 
 @pytest.fixture(autouse=True)
 def empty_home(no_leaked_environment, tmp_path_factory, monkeypatch):
-    """Nothing of the developer's home is read or written."""
+    """Nothing of the developer's home is read or written, and no test plans from another's measured runs."""
     home = tmp_path_factory.mktemp("home")
+    cache = home / "effilaunch"
+    cache.mkdir()
+    for shared in ("data", "gguf", "hub"):
+        (CACHE / "effilaunch" / shared).mkdir(parents=True, exist_ok=True)
+        (cache / shared).symlink_to(CACHE / "effilaunch" / shared)
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(cache))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))

@@ -8,8 +8,9 @@ from pathlib import Path
 from launcher.facts.hardware import parse_hardware, with_host_memory
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
+from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.plan.planner import Facts, make_plan
+from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 
 BASE = """\

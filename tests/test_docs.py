@@ -26,8 +26,10 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG
     (ROOT / "docs").rglob("*.md")
 )
 README = ROOT / "README.md"
-RECIPE, DATA, TASKS = (ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks"))
-GUIDES = [README, RECIPE, DATA, TASKS]
+RECIPE, DATA, TASKS, LADDER, MEMORY = (
+    ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks", "ladder", "memory")
+)
+GUIDES = [README, RECIPE, DATA, TASKS, LADDER]
 LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema")
 
 
@@ -89,7 +91,7 @@ def test_make_targets_exist(path):
     assert named <= make_targets()
 
 
-@pytest.mark.parametrize("path", [README, RECIPE, DATA], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [README, RECIPE, DATA, MEMORY, LADDER], ids=lambda path: path.name)
 def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
     """Runs those that only look, and has the others' arguments parsed."""
     monkeypatch.chdir(ROOT)

@@ -320,6 +320,36 @@ def test_every_leaf_changes_a_file_or_is_read_by_the_worker(leaf, tmp_path):
     assert read or any(before[key] != after[key] for key in decided), f"{leaf} decides nothing: {changed}"
 
 
+# Keys whose `auto` the search fills in, and those whose `auto` the device, the rows or a library decides.
+SEARCHED = (
+    "model.quantization",
+    "sharding.engine",
+    "sharding.offload_optimizer",
+    "sharding.offload_param",
+    "sharding.zero_stage",
+)
+DECIDED_ELSEWHERE = {"launch.launcher", "model.device_map", "model.dtype"}
+
+
+def test_every_auto_of_the_schema_is_filled_in_somewhere():
+    schema = json.loads((ROOT / "recipes" / "recipe.schema.json").read_text("utf-8"))
+    autos = {
+        f"{section}.{name}"
+        for section in ("model", "sharding", "launch")
+        for name, field in schema["$defs"][f"{section.title()}Section"]["properties"].items()
+        if '"auto"' in json.dumps(field)
+    }
+    assert autos == DECIDED_ELSEWHERE.union(SEARCHED)
+
+
+@pytest.mark.parametrize("leaf", SEARCHED)
+def test_auto_is_filled_in_by_the_search(leaf, tmp_path):
+    found = planned(tmp_path, with_values({leaf: "auto"}))["settings"][leaf]
+    assert found["value"] != "auto"
+    assert found["source"] == "search"
+    assert found["reason"]
+
+
 MAPPED = {name for code in modules("train").values() for name in fields_read(code, MAPPINGS)}
 
 

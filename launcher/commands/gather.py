@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.commands.foreign import find_spec
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
+from launcher.facts.calibration import Calibration, read_calibration
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.model import ModelSpec
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
-from launcher.plan.planner import Facts, missing_data
+from launcher.plan.inputs import Facts
+from launcher.plan.planner import missing_data
 from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_recipe
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.hooks import read_hooks
@@ -157,32 +160,67 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     return replace(loaded, recipe=loaded.recipe.model_copy(update={"model": model}))
 
 
+def find_calibration(hardware: Hardware) -> Calibration:
+    """What earlier runs on such a device measured."""
+    return read_calibration(probe.calibration_text(), hardware, str(probe.calibration_file()))
+
+
+def _rehearsal(
+    loaded: LoadedRecipe, on: str | None, config: Mapping[str, Any]
+) -> tuple[LoadedRecipe, Hardware]:
+    """The recipe as `--tiny` runs it, and where."""
+    asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
+    hardware = tiny_hardware(asked, probe.probe_hardware())
+    loaded = tiny_recipe(loaded, config)
+    return (tiny_on_cpu(loaded) if hardware.is_cpu else loaded), hardware
+
+
+def _too_long(recipe: Recipe, spec: ModelSpec) -> list[str]:
+    """A warning where rows may be longer than the model's positions; pictures have no length to choose."""
+    longest, asked = spec.max_position_embeddings, recipe.data.max_length
+    if not longest or recipe.task == "image-classification" or asked <= longest:
+        return []
+    return [f"data.max_length {asked} exceeds the model's {longest} positions"]
+
+
+def _unread(calibration: Calibration | None) -> list[str]:
+    """A warning where the calibration file has lines that are no runs of this version."""
+    if calibration is None or not calibration.skipped:
+        return []
+    return [f"{calibration.source}: skipped {calibration.skipped} line(s) that are no runs of this version"]
+
+
 def gather(
-    loaded: LoadedRecipe, on: str | None, *, tiny: bool = False, allow_network: bool = True
+    loaded: LoadedRecipe,
+    on: str | None,
+    *,
+    tiny: bool = False,
+    trace: bool = False,
+    allow_network: bool = True,
+    allow_torch: bool = True,
 ) -> tuple[LoadedRecipe, Facts]:
-    """The recipe as it will be planned (rewritten for `--tiny`) and all facts about it."""
+    """The recipe as it will be planned (rewritten for `--tiny`) and all facts about it.
+
+    `trace`: with a trace of the real model. A family that is not known here is always traced, or refused
+    where that is not allowed.
+    """
     loaded = _with_chat_template(loaded)
     hooks = read_hooks(Path(loaded.recipe.python)).names if loaded.recipe.python else ()
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
     versions: Mapping[str, str] = installed_versions()
     warnings: list[str] = []
     if tiny:
-        asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
-        hardware = tiny_hardware(asked, probe.probe_hardware())
-        loaded = tiny_recipe(loaded, config)
-        if hardware.is_cpu:
-            loaded = tiny_on_cpu(loaded)
+        loaded, hardware = _rehearsal(loaded, on, config)
         assert isinstance(loaded.recipe.model.config, dict), "tiny_recipe writes one"
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
     else:
         hardware = find_hardware(loaded.recipe, on)
         warnings += [f"{p.message} ({p.path})" for p in data_problems(loaded)]
-    spec: ModelSpec = read_model_spec(name, config, origin, loaded.recipe.task)
-    longest = spec.max_position_embeddings
-    if longest and loaded.recipe.task != "image-classification" and loaded.recipe.data.max_length > longest:
-        warnings.append(
-            f"data.max_length {loaded.recipe.data.max_length} exceeds the model's {longest} positions"
-        )
+    spec, note = find_spec(name, config, origin, loaded.recipe.task, ask=allow_torch)
+    warnings += [] if note is None else [note]
+    warnings += _too_long(loaded.recipe, spec)
+    calibration = None if tiny else find_calibration(hardware)  # a rehearsal's model is no real one
+    warnings += _unread(calibration)
     facts = Facts(
         hardware=hardware,
         model=spec,
@@ -193,5 +231,12 @@ def gather(
         hooks=hooks,
         warnings=tuple(warnings),
         tiny=tiny,
+        # Of another machine nothing is known but its devices.
+        host_bytes=probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None,
+        calibration=calibration,
     )
+    if trace or (note is not None and not tiny):
+        from launcher.commands.tracing import with_trace
+
+        facts = with_trace(loaded, facts)
     return loaded, facts

@@ -8,7 +8,9 @@ from typing import Any
 
 from launcher.commands.gather import data_problems, gather
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.plan.planner import make_plan
+from launcher.plan.plan import Plan
+from launcher.plan.planner import make_plan, plan_first
+from launcher.plan.search import Search, search
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
@@ -21,17 +23,53 @@ def bundle_json(bundle: Bundle) -> dict[str, Any]:
     return {**json.loads(bundle.files["plan.json"]), "files": dict(bundle.files)}
 
 
-def plan_command(recipe: str, overrides: Sequence[str], on: str | None, explain: str | None) -> Outcome:
-    """The whole plan; with `explain`, where one value came from. Exit 3 shows the nearest miss."""
-    loaded, facts = gather(load_recipe(recipe, overrides), on)
+def plan_command(
+    recipe: str,
+    overrides: Sequence[str],
+    on: str | None,
+    explain: str | None,
+    *,
+    ranking: bool = False,
+    trace: bool = False,
+) -> Outcome:
+    """The whole plan; with `explain`, where one value came from; with `ranking`, what it was chosen among.
+
+    `trace`: with the memory of the real model, traced. Exit 3 shows the nearest miss.
+    """
+    loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
+    found = search(loaded, facts)
     problems: Sequence[Problem] = ()
+    extra: dict[str, Any] = {}
+    others: list[str] = []
     try:
-        bundle = render(make_plan(loaded, facts))
+        bundle = render(plan_first(loaded, facts, found))
     except DoesNotFit as error:
         bundle, problems = render(error.nearest_miss), error.problems
+        extra = {"would_fit": [other.to_json() for other in error.would_fit]}
+        others = [other.said for other in error.would_fit]
     code = DoesNotFit.exit_code if problems else 0
+    traced = ""
+    if facts.trace is not None:
+        from launcher.commands.tracing import trace_rows
+        from launcher.report.trace_text import trace_text
+
+        compared = trace_rows(bundle.plan, facts)
+        if compared is not None:
+            extra["trace"], traced = compared, trace_text(compared)
+    if ranking:
+        from launcher.report.search_text import search_text
+
+        shown = _ranking(found, bundle.plan)
+        timed = bundle.plan.time.figures_known
+        text = search_text(shown["search"], shown["compared"], shown["left_out"], others, timed=timed)
+        return Outcome({**bundle_json(bundle), **extra, **shown}, text, problems, code)
     if explain is None:
-        return Outcome(bundle_json(bundle), plan_text(bundle), problems, code)
+        return Outcome({**bundle_json(bundle), **extra}, plan_text(bundle) + traced, problems, code)
+    return _explained(bundle, explain, problems, code)
+
+
+def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: int) -> Outcome:
+    """Where one setting came from, those of a section, or with "" all of them."""
     text = explain_text(bundle.plan, explain)
     if not text.strip():
         raise RecipeError(
@@ -46,6 +84,21 @@ def plan_command(recipe: str, overrides: Sequence[str], on: str | None, explain:
     settings = data["settings"].items()
     chosen = {k: v for k, v in settings if not explain or (k + ".").startswith(explain + ".")}
     return Outcome({"settings": chosen}, text, problems, code)
+
+
+def _ranking(found: Search, plan: Plan) -> dict[str, Any]:
+    """The keys that `--search` adds to `plan --json`."""
+    from launcher.plan.weighing import search_rows
+
+    return {
+        "search": search_rows(found, plan.schedule.steps),
+        "compared": {
+            "configurations": found.estimated + found.implied,
+            "estimated": found.estimated,
+            "implied": found.implied,
+        },
+        "left_out": [{"what": entry.what, "reason": entry.reason} for entry in found.left_out],
+    }
 
 
 def validate_command(recipes: Sequence[str]) -> Outcome:
@@ -77,12 +130,12 @@ def _try_plan(loaded: LoadedRecipe) -> list[str]:
     if loaded.recipe.hardware is None:
         return []
     try:
-        loaded, facts = gather(loaded, None, allow_network=False)
+        loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
         make_plan(loaded, facts)
     except DoesNotFit as error:
         return [problem.message for problem in error.problems]
     except RecipeError as error:
-        if {p.code for p in error.problems} <= {"model-config-missing"}:
+        if {p.code for p in error.problems} <= {"model-config-missing", "not-in-closed-form"}:
             return [problem.message for problem in error.problems]
         raise
     return []

@@ -9,6 +9,7 @@ from launcher.commands.gather import data_problems, gather
 from launcher.commands.planning import bundle_json
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.local import execute
+from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import MARKER, default_run_dir, latest_run_dir, write_run_dir
 from launcher.facts import probe
 from launcher.facts.software import require_modules
@@ -44,7 +45,7 @@ def run_command(
     bundle = render(make_plan(planned, facts))
     run_dir, checkpoint = _run_dir(given, resume, output_dir)
     if not dry_run:
-        devices = _check_machine(bundle.plan)
+        devices = check_machine(bundle.plan)
     write_run_dir(bundle, run_dir, resume=resume is not None)
     say = note if as_json else echo
     if dry_run:
@@ -60,6 +61,8 @@ def run_command(
         resume=checkpoint,
         echo=say,
     )
+    if unkept := remember_run(bundle.plan, result, facts):
+        note(unkept)
     command: list[str] = []
     if loaded.recipe.task != "image-classification":  # a picture cannot be written on a command line
         command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
@@ -88,7 +91,7 @@ def _run_dir(recipe: Path, resume: str | None, output_dir: str | None) -> tuple[
     return chosen.absolute(), str(checkpoint)
 
 
-def _check_machine(plan: Plan) -> str:
+def check_machine(plan: Plan) -> str:
     """The device ids to use; MachineError (4) when this machine cannot run the plan."""
     needed = [*NEEDED]
     if plan.value("sharding.engine") == "deepspeed":

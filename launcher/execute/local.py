@@ -71,10 +71,12 @@ def execute(
     master_port: int,
     resume: str | None,
     echo: Callable[[str], None],
+    prepare: bool = True,
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line. The data is prepared first, in a process of its own. Raises RunFailed (5),
+    `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
+    run directory has its data.json already. Raises RunFailed (5),
     RecipeError (2) or MachineError (4) when a process found the recipe, its data or the machine at fault,
     Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
     """
@@ -85,7 +87,8 @@ def execute(
     for stale in (run_dir / "logs").glob("error-*.json"):
         stale.unlink()
     full_env = _environment(env)
-    prepare_data(bundle, run_dir, echo=echo)
+    if prepare:
+        prepare_data(bundle, run_dir, echo=echo)
     for lock in remove_stale_locks(full_env):
         echo(f"removed {lock}: a killed build left it, and every later build would wait for it")
     if resume is not None:

@@ -109,6 +109,20 @@ class Layout:
     """A second attention in each layer reads the encoder's output."""
     tokens_per_sample: int | None = None
     """Sequence length where the configuration decides it, as an image's patches do."""
+    post_norm: bool = False
+    """Each sum with the residual is normed, in place of each block's input."""
+    parallel: bool = False
+    """Attention and feed-forward block both read the layer's input."""
+    rotary_share: float = 1.0
+    """Part of each head that rotary positions turn."""
+    score_cap: bool = False
+    """Eager attention squeezes its scores through tanh."""
+    logit_cap: bool = False
+    """The logits are squeezed through tanh."""
+    causal: bool = True
+    """A token attends to those before it; without that, single operations need no mask."""
+    picture: int = 0
+    """Numbers of one sample's picture."""
     decoder: Layout | None = None
     """Second stack of an encoder-decoder."""
 
@@ -164,7 +178,20 @@ def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
     bias = bool(s.config["attention_bias"])
     linears = _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s)
     extra = norms * s.hidden + (2 * s.head_dim if qk_norm else 0)
-    return Layout(linears, extra, s.hidden, s.hidden, norms=norms, qk_norm=qk_norm, active_inner=s.inner)
+    # Gemma2Config caps both where a configuration is silent.
+    default = 1.0 if norms == 4 and not qk_norm else None
+    return Layout(
+        linears,
+        extra,
+        s.hidden,
+        s.hidden,
+        norms=norms,
+        qk_norm=qk_norm,
+        active_inner=s.inner,
+        activation="gelu_pytorch_tanh",
+        score_cap=s.config.get("attn_logit_softcapping", default) is not None,
+        logit_cap=s.config.get("final_logit_softcapping", default) is not None,
+    )
 
 
 def _phi3(s: Sizes) -> Layout:
@@ -261,7 +288,18 @@ def _gpt_neox(s: Sizes) -> Layout:
     )
     dropout = float(s.config["hidden_dropout"])
     paths = ("gpt_neox.embed_in",)
-    return _plain(s, linears, dropout=dropout, fused_qkv=True, embed_paths=paths)
+    # Both default to these in GPTNeoXConfig; a current configuration has the share among the rope_parameters.
+    rope = s.config.get("rope_parameters") or {}
+    share = rope.get("partial_rotary_factor", s.config.get("rotary_pct", 0.25))
+    return _plain(
+        s,
+        linears,
+        dropout=dropout,
+        fused_qkv=True,
+        embed_paths=paths,
+        parallel=bool(s.config.get("use_parallel_residual", True)),
+        rotary_share=float(share),
+    )
 
 
 def _opt(s: Sizes) -> Layout:
@@ -298,6 +336,7 @@ def _opt(s: Sizes) -> Layout:
         # The position table starts at an offset of two.
         positions=s.positions + 2,
         dropout=float(c["dropout"]),
+        post_norm=not c["do_layer_norm_before"],
         embed_paths=("model.decoder.embed_tokens", "model.decoder.embed_positions"),
     )
 

@@ -32,6 +32,7 @@ def _bert(s: Sizes) -> Layout:
         segments=types,
         embed_paths=paths,
         float_softmax=False,
+        post_norm=True,
     )
 
 
@@ -59,6 +60,7 @@ def _vit(s: Sizes) -> Layout:
         positions=tokens,
         embed_paths=(),
         tokens_per_sample=tokens,
+        picture=int(c["num_channels"]) * height * width,
     )
 
 
@@ -80,6 +82,7 @@ def _encoder(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
         active_inner=s.inner,
         dropout=float(s.config["hidden_dropout_prob"]),
         attention_dropout=float(s.config["attention_probs_dropout_prob"]),
+        causal=False,
         **more,
     )
 
@@ -127,6 +130,7 @@ def _t5_stack(s: Sizes, stack: str, n: int, decoder: Layout | None = None) -> La
         active_inner=inner,
         position_bias=True,
         crossed=crossed,
+        causal=crossed,
         embed_paths=("shared",),
         decoder=decoder,
     )

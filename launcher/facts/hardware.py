@@ -69,8 +69,9 @@ DEVICES: dict[str, tuple[int, tuple[int, int]]] = {
     "RTX5090-32GB": (32607, (12, 0)),
 }
 
-_NOTATION = re.compile(r"^(?:(?P<a>\d+)x)?(?:(?P<b>\d+)x)?(?P<device>[A-Za-z0-9-]+?)$")
-_UNNAMED = re.compile(r"^(\d+)GB$", re.IGNORECASE)
+# Six digits: more than anybody has, and no figure that is computed from them overflows.
+_NOTATION = re.compile(r"^(?:(?P<a>[0-9]{1,6})x)?(?:(?P<b>[0-9]{1,6})x)?(?P<device>[A-Za-z0-9-]{1,40})$")
+_UNNAMED = re.compile(r"^0*([1-9][0-9]{0,5})GB$", re.IGNORECASE)
 
 
 def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:

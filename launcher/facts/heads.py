@@ -54,7 +54,7 @@ class Head:
 
 def check_task(name: str, model_type: Any, task: str) -> None:
     """RecipeError `unknown-architecture` for a family that is not known, or not for this task."""
-    tasks = FAMILY_TASKS.get(model_type, ())
+    tasks = FAMILY_TASKS.get(str(model_type), ())
     if task in tasks:
         return
     if tasks:

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import Layout, Linear, Sizes
+from launcher.facts.config_checks import check_config, config_problem
 from launcher.facts.heads import Head, check_task, family_layout, labels_of, task_head
 from launcher.facts.shipped import facts_file
 
@@ -130,6 +131,23 @@ class ModelSpec:
             )
         return total + (self.head.own_params if self.head.saved else 0)
 
+    def adapted_paths(self, target_modules: str | Sequence[str] | None) -> tuple[str, ...] | None:
+        """Paths of the modules that LoRA adapts, `{}` for the layer's index; None: `all-linear`."""
+        target = _DEFAULT_TARGETS.get(self.model_type, []) if target_modules is None else target_modules
+        if isinstance(target, str) and target.lower() == "all-linear":
+            return None
+        return tuple(
+            path
+            for path, count, _ in self._modules()
+            if any(_matches(target, path.format(i)) for i in range(count if "{}" in path else 1))
+        )
+
+    def lora_width(self, paths: Sequence[str] | None) -> int:
+        """Parameters of adapters of rank 1 on the modules of these paths, as of `adapted_paths`."""
+        if paths is None:
+            return sum(width * n for width, n in self._targets("all-linear"))
+        return sum(width * count for path, count, width in self._modules() if path in paths)
+
     def _targets(self, target: str | Sequence[str] | None) -> Iterator[tuple[int, int]]:
         """(in + out features, copies) of each module that is adapted."""
         if target is None:
@@ -181,6 +199,12 @@ def _defaults() -> dict[str, dict[str, Any]]:
     return defaults
 
 
+def architectures_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names that a published configuration gives; none where the field is no list of them."""
+    named = config.get("architectures")
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+
+
 def read_model_spec(
     name: str,
     config: Mapping[str, Any],
@@ -195,21 +219,22 @@ def read_model_spec(
     """
     model_type = str(config.get("model_type"))
     check_task(name, config.get("model_type"), task)
+    filled = _fill(model_type, config)
+    check_config(name, filled)
     try:
-        sizes = _sizes(_fill(model_type, config))
+        sizes = _sizes(filled)
         layout = family_layout(model_type, sizes)
         labels = num_labels if num_labels is not None else labels_of(config)
         head = task_head(task, model_type, sizes, layout, labels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        message = f"the configuration of {name!r} is incomplete or wrong ({error!r})"
-        raise RecipeError(Problem("bad-model-config", message, path="model.config")) from error
+        raise RecipeError(config_problem(name, repr(error))) from error
     dtype = config.get("dtype") or config.get("torch_dtype")
     return ModelSpec(
         name=name,
         origin=origin,
         model_type=model_type,
         task=task,
-        architectures=tuple(config.get("architectures") or ()),
+        architectures=architectures_of(config),
         hidden_size=sizes.hidden,
         intermediate_size=sizes.inner,
         num_layers=sizes.layers,

@@ -26,6 +26,8 @@ from launcher.facts.shipped import facts_file
 _PACKAGE_REF = "package:"
 _SMI_SECONDS = 10
 _HUB_SECONDS = 2.0
+_CALIBRATION_BYTES = 1 << 20
+"""About a thousand runs."""
 
 
 def resolve_path(ref: str) -> Path:
@@ -55,6 +57,35 @@ def free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def cache_root() -> Path:
+    """Where prepared data, converted models and the calibration file are kept.
+
+    $EFFILAUNCH_CACHE, else ~/.cache/effilaunch.
+    """
+    given = os.environ.get("EFFILAUNCH_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "effilaunch"
+
+
+def calibration_file() -> Path:
+    """What finished runs measured beside what was predicted, one JSON object a line."""
+    return cache_root() / "calibration.jsonl"
+
+
+def calibration_text() -> str:
+    """The newest part of the calibration file, "" without one."""
+    try:
+        with calibration_file().open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            start = max(0, size - _CALIBRATION_BYTES)
+            stream.seek(start)
+            found = stream.read()
+    except OSError:
+        return ""
+    if start:
+        found = found.partition(b"\n")[2]
+    return found.decode("utf-8", errors="replace")
 
 
 def host_memory_bytes() -> int | None:
@@ -176,13 +207,17 @@ def find_model_config(
 
     RecipeError `model-config-missing` when no place has it.
     """
-    folder = resolve_path(name_or_path)
-    if gguf_file is not None and folder.is_dir():
+    try:
+        folder = resolve_path(name_or_path)
+        is_folder = folder.is_dir()
+    except (OSError, ValueError, RuntimeError):  # e.g. a name that no file system would take
+        raise _missing(name_or_path, "no folder has such a name") from None
+    if gguf_file is not None and is_folder:
         path = folder / gguf_file
         if not path.is_file():
             raise _missing(name_or_path, f"the folder has no file {gguf_file!r}")
         return read_gguf_config(path), "GGUF header"
-    if folder.is_dir():
+    if is_folder:
         if not (folder / "config.json").is_file():
             raise _missing(name_or_path, "the folder has no config.json")
         return _read_json(folder / "config.json"), "folder"
@@ -216,7 +251,7 @@ def _missing(name: str, why: str) -> RecipeError:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise _missing(str(path.parent), f"config.json cannot be read ({problem})") from problem
     if not isinstance(value, dict):
         raise _missing(str(path.parent), "config.json holds no mapping")
@@ -251,6 +286,6 @@ def _hub_config(name: str, revision: str) -> dict[str, Any] | None:
     try:
         with urlrequest.urlopen(request, timeout=_HUB_SECONDS) as answer:
             value = json.load(answer)
-    except (OSError, ValueError, HTTPException):  # URLError is an OSError
+    except (OSError, ValueError, RecursionError, HTTPException):  # URLError is an OSError
         return None
     return value if isinstance(value, dict) else None

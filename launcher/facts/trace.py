@@ -1,10 +1,127 @@
-"""What a trace of the real model says about its activations: a fact, gathered before planning."""
+"""What a trace of the real model says about its memory: a fact, gathered before planning.
+
+A process of its own builds the model with fake tensors (launcher/train/trace.py), so that planning itself
+needs no torch. Here are the answer's types, and the only way to that process.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher.errors import MachineError, Problem
+
+TIMEOUT_S = 600
+CHILD = "launcher.train.trace"
+
+
+class Untraceable(Exception):
+    """The model was found and could not be traced; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bytes as a function of the micro-batch."""
+
+    constant: float
+    per_sample: float
+
+    def at(self, micro_batch: int) -> int:
+        return max(0, round(self.constant + self.per_sample * micro_batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the whole model holds beside weights and optimizer states at one moment of a step."""
+
+    phase: str
+    """step | forward | backward | clip"""
+    gradients: Line
+    activations: Line
+    logits: Line
+    temporary: Line
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """One training step under one set of choices, unsharded."""
+
+    covers: Mapping[str, Any]
+    """The choices: what memory.traced.choices_of says of a job."""
+    moments: tuple[Moment, ...]
+    """Those that may hold the peak for some micro-batch."""
+    gradients: int
+    """Bytes of all gradients."""
+    fragmentation: Line
+    """Bytes that CUDA's caching allocator reserves beyond the peak of what is allocated; 0 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Bytes at the moments of one training step of a model, as functions of depth and micro-batch."""
+    """Every step that was traced of one model on one kind of device."""
+
+    steps: tuple[TracedStep, ...] = ()
+    versions: Mapping[str, str] | None = None
+    """Of torch and transformers."""
+
+    def step_for(self, choices: Mapping[str, Any]) -> TracedStep | None:
+        return next((step for step in self.steps if step.covers == choices), None)
+
+    def with_step(self, step: TracedStep, versions: Mapping[str, str]) -> Trace:
+        return replace(self, steps=(*self.steps, step), versions=dict(versions))
+
+
+def read_step(answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentation: Line) -> TracedStep:
+    """The child's answer as a step."""
+    lines = ("gradients", "activations", "logits", "temporary")
+    moments = tuple(
+        Moment(entry["segment"].partition("/")[0], *(Line(*entry[name]) for name in lines))
+        for entry in answer["moments"]
+    )
+    return TracedStep(dict(covers), moments, round(answer["states"]["gradients"]), fragmentation)
+
+
+def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
+    """The child's answer. Untraceable when it has none; MachineError when it does not end well.
+
+    python: the interpreter that has the training packages.
+    """
+    import subprocess  # planning itself starts no process, and starts sooner without it
+
+    try:
+        done = subprocess.run(
+            [python, "-m", CHILD],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Untraceable(f"it took more than {TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        last = _last_line(done.stderr.splitlines())
+        raise MachineError(
+            Problem(
+                "trace-failed",
+                f"the tracing process ended with code {done.returncode}: {last}",
+                hint="a broken installation of torch or transformers? pip install 'effilaunch[train]'",
+            )
+        )
+    try:
+        # A library may have printed lines of its own before the answer, which is the last one.
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        said = _last_line(done.stdout.splitlines())
+        raise MachineError(
+            Problem("trace-failed", f"the tracing process gave no answer that can be read: {said[:200]}")
+        ) from None
+    if "error" in answer:
+        raise Untraceable(answer["error"])
+    return answer
+
+
+def _last_line(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

@@ -15,18 +15,30 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.facts.trace import Trace
 from launcher.memory.activations import eval_bytes
-from launcher.memory.engine import host_bytes, save_peak
+from launcher.memory.calibration import (
+    calibration_note,
+    device_context,
+    job_kind,
+    memory_range,
+    prior_range,
+)
+from launcher.memory.engine import engine_buffers, load_peak, save_peak, sharded_states
+from launcher.memory.host import HostMemory, host_memory
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.phases import flow_dtypes, training_phases
-from launcher.memory.states import overlap_comm_upper_bound
+from launcher.memory.notes import kept_predictions, memory_notes
+from launcher.memory.phases import CUDA_CONTEXT, flow_dtypes, training_phases
+from launcher.memory.tensor_parallel import on_rank
+from launcher.memory.traced import traced_phases
 
 __all__ = ["Components", "MemoryEstimate", "MemoryJob", "estimate_memory", "max_micro_batch"]
 
 MARGIN = 0.05
-"""Share of the device left free: the caching allocator's fragmentation."""
-LOW, HIGH = 0.95, 1.16
-"""Range around the estimate: estimates of this kind fell short of published peaks by up to 16 %."""
-MAX_MICRO_BATCH = 1 << 16
+"""Share of the device left free for what no component counts: workspaces of libraries, buffers of NCCL,
+other processes; in closed form the caching allocator's fragmentation, too.
+
+A trace replays that fragmentation, which is then part of `temporary`: something that the device does hold.
+The margin stays whole beside it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +47,61 @@ class MemoryEstimate:
 
     device_bytes: int | None
     fits: bool | None
-    """`needed` and `margin` together are at most `device_bytes`; None where that is unknown."""
+    """`needed` and `margin` together are at most `device_bytes`; None where that is unknown.
+
+    Neither `low` nor `high` decides: `needed` is the likely peak, and the margin is what a peak may
+    lie above it. Similar runs that took more than their estimates raise `needed`; none lowers it.
+    """
     margin: int
     low: int
+    expected: int
+    """The likely peak of training; `total` without similar runs on such a device."""
     high: int
     components: Components
     total: int
     """Peak of training: the sum of `components`."""
     save_peak: int
     eval_peak: int
+    """Of one batch; see `eval_kept`."""
+    eval_kept: int
+    """What each evaluation batch leaves on the device where metrics read predictions."""
+    load_peak: int
     host_bytes: int
+    """Peak of `host`."""
+    host: HostMemory
     phase: str
-    """backward | recompute | gradients | step: the moment of training that rules."""
+    """forward | backward | recompute | gradients | step: the moment of training that rules."""
     phases: Mapping[str, Components]
     """Every moment that was compared."""
     method: str
     """closed-form | trace"""
     calibration: str | None
     """What earlier runs on such a device have changed in these figures, None without such runs."""
+    notes: tuple[str, ...]
+    """What the figures assume or leave out."""
     trainable_params: int
 
     @property
     def needed(self) -> int:
         """The most that the device holds at any moment of a run, saving and evaluating included."""
-        return max(self.total, self.save_peak, self.eval_peak)
+        return max(self.total, self.expected, self.save_peak, self.eval_peak, self.load_peak)
+
+    @property
+    def moment(self) -> str:
+        """training | saving | evaluating | loading: which of them needs the most."""
+        peaks = {
+            "training": max(self.total, self.expected),
+            "evaluating": self.eval_peak,
+            "saving": self.save_peak,
+            "loading": self.load_peak,
+        }
+        return max(peaks, key=lambda name: peaks[name])
 
     def to_json(self) -> dict[str, Any]:
         """The `memory` object of `plan --json`."""
         fields: dict[str, Any] = asdict(self)
         del fields["trainable_params"]
-        return fields
+        return {**fields, "needed": self.needed, "moment": self.moment}
 
 
 def estimate_memory(
@@ -80,13 +117,55 @@ def estimate_memory(
     `trace`: activations of the real model, used in place of the closed form where they cover the job.
     `calibration`: what earlier runs measured.
     """
-    phases = {name: _share(parts, job.spread) for name, parts in training_phases(spec, job, hardware).items()}
+    traced = traced_phases(trace, spec, job, hardware)
+    part, own = on_rank(spec, job)
+    found = traced or training_phases(part, own, hardware)
+    context, context_word = device_context(job, hardware, calibration, CUDA_CONTEXT)
+    phases = {name: replace(_share(p, job.spread), context=context) for name, p in found.items()}
     phase, components = max(phases.items(), key=lambda item: item[1].total)
     total = components.total
     device = hardware.device_bytes
     margin = int(MARGIN * device) if device is not None else 0
-    step = phases["step"]
-    resident = step.total - step.temporary
+    peaks = _other_peaks(part, own, hardware, context)
+    method = "trace" if traced else "closed-form"
+    prior = prior_range(job, hardware, total - context)
+    span, range_word = memory_range(total - context, context, job_kind(spec, job), method, calibration, prior)
+    needed = max(total, span.expected, *peaks.values())
+    host = host_memory(spec, job, hardware, needed)
+    return MemoryEstimate(
+        device_bytes=device,
+        fits=None if device is None else needed + margin <= device,
+        margin=margin,
+        low=span.low,
+        expected=span.expected,
+        high=span.high,
+        components=components,
+        total=total,
+        save_peak=peaks["saving"],
+        eval_peak=peaks["evaluating"],
+        eval_kept=kept_predictions(spec, job),
+        load_peak=peaks["loading"],
+        host_bytes=host.peak,
+        host=host,
+        phase=phase,
+        phases=phases,
+        method=method,
+        calibration=calibration_note(hardware, calibration, (context_word, range_word)),
+        notes=memory_notes(job, hardware),
+        trainable_params=job.trainable_params,
+    )
+
+
+def _other_peaks(spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: int) -> dict[str, int]:
+    """Bytes on one device beside training steps: saving, evaluating and loading."""
+    states, buffers = sharded_states(spec, job), engine_buffers(spec, job)
+    states = replace(
+        states,
+        weights=-(-states.weights // job.spread),
+        gradients=-(-states.gradients // job.spread),
+        optimizer=-(-states.optimizer // job.spread),
+    )
+    resident = states.total + buffers + context
     evaluation = eval_bytes(
         spec,
         flow_dtypes(job, hardware),
@@ -94,26 +173,13 @@ def estimate_memory(
         sequence=job.sequence_length,
         attention=job.attention,
     )
-    high = int(HIGH * total)
-    if job.engine == "deepspeed" and job.overlap_comm:
-        high = max(high, total + overlap_comm_upper_bound(job.reduce_bucket_size))
-    return MemoryEstimate(
-        device_bytes=device,
-        fits=None if device is None else total + margin <= device,
-        margin=margin,
-        low=int(LOW * total),
-        high=high,
-        components=components,
-        total=total,
-        save_peak=save_peak(spec, job, resident),
-        eval_peak=resident - step.gradients + evaluation,
-        host_bytes=host_bytes(spec, job, hardware, total),
-        phase=phase,
-        phases=phases,
-        method="closed-form",
-        calibration=None,
-        trainable_params=job.trainable_params,
-    )
+    # ZeRO-3's partition of gradients is allocated for the whole run; elsewhere a step ends without them.
+    freed = 0 if job.engine == "deepspeed" and job.zero_stage == 3 else states.gradients
+    return {
+        "saving": save_peak(spec, job, resident),
+        "evaluating": resident - freed + evaluation,
+        "loading": load_peak(spec, job, states.weights) + spec.layout.mask_buffer + context,
+    }
 
 
 def max_micro_batch(
@@ -123,21 +189,20 @@ def max_micro_batch(
     *,
     trace: Trace | None = None,
     calibration: Calibration | None = None,
-) -> int:
-    """Largest micro-batch that fits, 0 when none does; bounded by 65536 where memory is unknown."""
+) -> int | None:
+    """Largest micro-batch that fits, 0 when none does, None where the device's memory is not known."""
+    if hardware.device_bytes is None:
+        return None
 
     def fits(size: int) -> bool:
         sized = replace(job, micro_batch=size)
-        return estimate_memory(spec, sized, hardware, trace=trace, calibration=calibration).fits is not False
+        return estimate_memory(spec, sized, hardware, trace=trace, calibration=calibration).fits is True
 
     if not fits(1):
         return 0
-    low = 1
-    while low < MAX_MICRO_BATCH and fits(2 * low):
-        low *= 2
-    if low >= MAX_MICRO_BATCH:
-        return MAX_MICRO_BATCH
-    high = 2 * low
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -146,5 +211,7 @@ def max_micro_batch(
 
 def _share(parts: Components, devices: int) -> Components:
     """What one of the devices holds that share the layers; the head with its logits sits on one of them."""
+    if devices == 1:
+        return parts
     divided = ("weights", "gradients", "optimizer", "activations")
     return replace(parts, **{name: -(-getattr(parts, name) // devices) for name in divided})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,12 @@ class MemoryJob:
     trainable_params: int
     adapter: bool
     engine: str
-    """ddp | deepspeed"""
+    """ddp | fsdp | deepspeed"""
     zero_stage: int
     offload_optimizer: str
+    """none | cpu | nvme"""
     offload_param: str
+    """none | cpu | nvme"""
     optim: str
     checkpointing: bool
     attention: str
@@ -35,6 +40,7 @@ class MemoryJob:
     allgather_bucket_size: int
     overlap_comm: bool
     eval_batch: int
+    """Samples of an evaluation batch on one device; 0: the job does not evaluate."""
     accumulation: int | None = None
     """Micro-batches per step; at 1 no gradient outlives a step. None: gradients are assumed to."""
     adapter_dropout: float = 0.0
@@ -48,6 +54,24 @@ class MemoryJob:
     """Devices over which one process spreads its layers (device_map)."""
     one_row: bool = False
     """The sequences of a micro-batch lie side by side in one row."""
+    liger: bool = False
+    """Liger's kernels: no logits of the whole vocabulary, leaner norms and feed-forward blocks."""
+    padded: bool = False
+    """A batch carries a mask of its padding."""
+    tensor_parallel: int = 1
+    """Devices that share one copy's matrices; `data_parallel` counts copies."""
+    adapted: tuple[str, ...] | None = None
+    """Paths of the modules that have an adapter (`ModelSpec.adapted_paths`); None: all linears."""
+    extra_frozen: int = 0
+    """Bytes of embedding copies that adapters over added tokens hold; ZeRO-3 trains them (`whole_copies`)."""
+    optim_args: str = ""
+    """trainer.optim_args, which gives SGD and RMSprop a momentum."""
+
+    @property
+    def whole_copies(self) -> int:
+        """Values of the copies that are trained whole: peft cannot train single rows of sharded weights."""
+        sharded = self.engine == "deepspeed" and self.zero_stage == 3
+        return self.extra_frozen // WIDTHS[self.dtype] if sharded else 0
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -73,4 +97,5 @@ class Components:
 
     @property
     def total(self) -> int:
-        return sum(asdict(self).values())
+        resident = self.weights + self.gradients + self.optimizer + self.buffers + self.context
+        return resident + self.activations + self.logits + self.temporary

@@ -2,128 +2,226 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.activations import Dtypes, activation_bytes, logits_bytes, working_bytes
-from launcher.memory.engine import engine_buffers, sharded_states
+from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
+from launcher.memory.engine import engine_buffers, keeps_gradients, sharded_states
+from launcher.memory.flow import Block, Dtypes
+from launcher.memory.held import Held, engine_held
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.states import WIDTHS, States
+from launcher.memory.layers import LayerCost, layer_cost
+from launcher.memory.loss import HeadCost, head_cost
+from launcher.memory.states import MIXED, WIDTHS, adapter_width
+from launcher.memory.steps import step_bytes
+from launcher.memory.tape import Peak
 
 CUDA_CONTEXT = 1343 * MIB
 """Context of a V100 by NVML before any tensor, from Hugging Face's perf_train_gpu_one page. Newer
 devices were not measured here; the figure serves them as an upper value."""
+BATCH_BYTES = 24
+"""Of one token: its id, its mask and its label, 8 bytes each as collators make them."""
 
 
 def flow_dtypes(job: MemoryJob, hardware: Hardware) -> Dtypes:
     base = 4 if job.quantization != "none" else WIDTHS[job.dtype]
     if job.engine == "deepspeed":
-        # The engine casts the whole module, adapters included.
         width = 4 if job.precision == "fp32" else 2
-        adapter = width if job.adapter else None
+        adapter = adapter_width(job.precision, job.zero_stage) if job.adapter else None
         residual = base if job.quantization != "none" else width
-        return Dtypes(width, residual, False, adapter, hardware.is_cpu)
+        # Stage 3 replaces torch's linear by a function that keeps its input always (runtime/zero/linear.py).
+        frozen_inputs = job.zero_stage == 3 and job.quantization == "none"
+        return Dtypes(width, residual, False, adapter, hardware.is_cpu, frozen_inputs)
+    if job.engine == "fsdp" and job.precision in MIXED:
+        # Layers are gathered in 16 bits, adapters included, and FSDP2 casts what flows between them.
+        return Dtypes(2, 2, True, 2 if job.adapter else None, hardware.is_cpu)
     adapter = 4 if job.adapter else None
-    if job.precision in ("bf16", "fp16"):
+    if job.precision in MIXED:
         return Dtypes(2, base, True, adapter, hardware.is_cpu)
     return Dtypes(base, base, False, adapter, hardware.is_cpu)
 
 
-def _lora_rank(spec: ModelSpec, job: MemoryJob) -> int:
-    """Mean rank over all linears that gives this number of trainable parameters."""
-    if not job.adapter:
-        return 0
-    widths = sum((x.in_features + x.out_features) * x.count for x in spec.linears)
-    adapter = job.trainable_params - (spec.head.own_params if spec.head.saved else 0)
-    return max(1, adapter // max(widths, 1))
+@dataclass(slots=True)
+class _Pass:
+    """One backward pass through the stacks: what is kept while each layer runs."""
+
+    costs: list[tuple[Stack, LayerCost, LayerCost]]
+    """Stack, cost of its layers, cost of its first."""
+    head: HeadCost
+    shared: int
+    masks: int
+    """Read by all layers: checkpoints keep them, else they go when the forward pass ends."""
+    checkpointing: bool
+    gradient_width: float
+    """Of a trained parameter behind the layer that runs; 0 where all gradients exist already."""
+
+    def layer_saved(self, cost: LayerCost, stack: Stack) -> tuple[int, int]:
+        """Activations and copies of weights that a layer keeps until its turn comes."""
+        if self.checkpointing:
+            x = stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
+            return x + cost.held, 0
+        return cost.saved, cost.weights
+
+    def below(self, index: int, layer: int) -> tuple[int, int]:
+        """Kept by all layers before `layer` (0: the first) of stack `index`."""
+        saved = weights = 0
+        for i, (stack, cost, first) in enumerate(self.costs[: index + 1]):
+            count = stack.layers if i < index else layer
+            for one, n in ((first, min(count, 1)), (cost, max(0, count - 1))):
+                kept, copies = self.layer_saved(one, stack)
+                saved, weights = saved + n * kept, weights + n * copies
+        return saved, weights
+
+    def above(self, index: int, layer: int) -> int:
+        """Bytes of gradients of head and layers behind `layer` of stack `index`."""
+        params = self.head.params
+        for i, (stack, cost, _) in enumerate(self.costs):
+            count = stack.layers if i > index else stack.layers - 1 - layer if i == index else 0
+            params += count * cost.params
+        return int(params * self.gradient_width)
+
+    def held_above(self, index: int, layer: int) -> int:
+        """What functions' contexts hold in the layers that ran already."""
+        return sum(
+            cost.held * (stack.layers if i > index else stack.layers - 1 - layer if i == index else 0)
+            for i, (stack, cost, _) in enumerate(self.costs)
+        )
+
+    def at(self, index: int, layer: int) -> Components:
+        """The worst moment while one layer's backward pass runs."""
+        stack, cost, first = self.costs[index]
+        cost = cost if layer else first
+        saved, weights = self.below(index, layer)
+        if self.checkpointing:
+            saved += self.layer_saved(cost, stack)[0] - cost.held
+        saved += self.shared + self.held_above(index, layer)
+        if index + 1 < len(self.costs) or stack.block.layout.crossed:
+            # The gradient of what the decoder read of the encoder.
+            saved += stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
+        return self._parts(cost.peak, saved, weights, self.above(index, layer))
+
+    def _parts(self, peak: Peak, saved: int, weights: int, gradients: int) -> Components:
+        flow = peak.total - peak.saved - peak.gradients
+        return Components(
+            gradients=gradients + peak.gradients, activations=saved + peak.saved, temporary=weights + flow
+        )
+
+    def at_head(self) -> Components:
+        """The worst moment of loss and head."""
+        saved, weights = self.below(len(self.costs) - 1, self.costs[-1][0].layers)
+        peak = self.head.peak
+        kept = min(peak.saved, self.head.saved)
+        flow = peak.total - kept - peak.gradients
+        logits = min(flow, self.head.backward)
+        return Components(
+            gradients=peak.gradients,
+            activations=saved + self.shared + kept,
+            logits=logits,
+            temporary=weights + flow - logits,
+        )
+
+    def forward(self) -> Components:
+        """The end of the forward pass; autocast's cache still holds its copies of trained weights."""
+        saved, weights = self.below(len(self.costs) - 1, self.costs[-1][0].layers)
+        if self.checkpointing and self.costs[-1][0].block.full:
+            weights = sum(stack.layers * cost.weights for stack, cost, _ in self.costs)
+        weights += self.head.weights
+        return Components(
+            activations=saved + self.shared + self.head.saved,
+            logits=self.head.forward,
+            temporary=weights + (0 if self.checkpointing else self.masks),
+        )
+
+    def at_embedding(self, spec: ModelSpec, job: MemoryJob) -> Components:
+        """Last of all, the dense gradient of the embedding; a tied head's exists and is added to it."""
+        stack = self.costs[0][0]
+        x = stack.block.tokens * stack.block.hidden * stack.block.dtypes.residual
+        if job.adapter:
+            return Components(gradients=self.above(0, -1), activations=self.shared, temporary=x)
+        fresh = spec.embedding_params * stack.block.dtypes.weight
+        tied = self.above(0, -1) + (0 if spec.head.tied else int(spec.embedding_params * self.gradient_width))
+        more = fresh if spec.head.tied or not self.gradient_width else 0
+        return Components(gradients=tied, activations=self.shared, temporary=x + more)
 
 
-def _forward_temporary(spec: ModelSpec, job: MemoryJob, dtypes: Dtypes) -> int:
-    """Weights in another dtype that live beside the stored ones."""
-    largest = max(linear.weights for linear in spec.linears)
-    head = spec.head.in_features * spec.head.out_features
-    if job.quantization != "none":
-        return 2 * max(largest, head if dtypes.autocast else 0)
-    if not (dtypes.autocast and WIDTHS[job.dtype] == 4):
-        return 0
-    if job.adapter and job.checkpointing:
-        return 2 * (spec.linear_weights // spec.num_layers + head)
-    return 2 * (spec.linear_weights + spec.num_layers * spec.layout.experts + head)
+def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
+    """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held."""
+    stacks = make_stacks(part, job, d)
+    accumulated = keeps_gradients(job)
+    running = max(gradient_width, unsharded)
+
+    def cost(block: Block) -> LayerCost:
+        return layer_cost(block, running, accumulated=accumulated, checkpointed=job.checkpointing)
+
+    costs = [(stack, cost(stack.block), cost(stack.first)) for stack in stacks]
+    head = head_cost(stacks[-1].block, part.head, part.task, running, accumulated)
+    masks = max(mask_bytes(stack, documents=job.document_mask) for stack in stacks)
+    # The Trainer fetches all micro-batches of a step before it computes the first (get_batch_samples).
+    batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
+    shared = sum(shared_bytes(stack) for stack in stacks) + batches
+    shared += masks if job.checkpointing else 0
+    width = 0.0 if accumulated else gradient_width
+    return _Pass(costs, head, shared, masks, job.checkpointing, width)
 
 
-def _step_temporary(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
-    """What the optimizer step allocates and frees."""
-    if job.offload_optimizer != "none":
-        return 0
-    shards = job.data_parallel if job.engine == "deepspeed" and job.zero_stage else 1
-    updated = -(-job.trainable_params // shards)
-    temporary = 0
-    if job.engine == "deepspeed" and (job.zero_stage or job.precision != "fp32"):
-        temporary += 4 * updated  # gradients in float32, beside the master copy
-    if job.optim == "adamw_torch":
-        # On CUDA all tensors at once; on a CPU one after another.
-        at_once = updated
-        if hardware.is_cpu:
-            largest = max(spec.vocab_size * spec.layout.embed_width, spec.linears[0].weights)
-            at_once = min(updated, largest)
-        temporary += 4 * at_once
-    return temporary
-
-
-def _early_gradients(spec: ModelSpec, job: MemoryJob, states: States) -> int:
-    """Gradients that the head and the first layer computed again have by then."""
-    if job.adapter or not job.checkpointing:
-        return 0
-    last = spec.layout.stacks[-1]
-    layer = sum(linear.weights for linear in last.linears) // last.layers
-    head = spec.head.in_features * spec.head.out_features
-    return states.gradients * (head + layer) // spec.params
+def _batch_bytes(block: Block) -> int:
+    if block.layout.picture:
+        return 4 * block.rows * block.layout.picture
+    return BATCH_BYTES * block.tokens
 
 
 def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Components]:
-    states, dtypes = sharded_states(spec, job), flow_dtypes(job, hardware)
-    rows, length = job.rows
-    activations = activation_bytes(
-        spec,
-        dtypes,
-        micro_batch=rows,
-        sequence=length,
-        attention=job.attention,
-        checkpointing=job.checkpointing,
-        rank=_lora_rank(spec, job),
-        adapter_dropout=job.adapter_dropout > 0,
-        masked=job.document_mask,
-    )
-    working = working_bytes(spec, dtypes, rows * length)
+    """Components at each moment of a step that may be its peak."""
+    states, held = sharded_states(spec, job), engine_held(spec, job)
     resident = Components(
         weights=states.weights,
-        gradients=states.gradients,
         optimizer=states.optimizer,
         buffers=engine_buffers(spec, job),
         context=0 if hardware.is_cpu else CUDA_CONTEXT,
     )
-    backward = replace(
-        resident,
-        gradients=0 if job.accumulation == 1 else states.gradients,
-        activations=activations.start,
-        logits=max(logits_bytes(spec, dtypes, rows, length), working),
-        temporary=_forward_temporary(spec, job, dtypes),
-    )
-    # The first layer's activations are freed before its own gradients and the embedding's exist.
-    still_missing = 0
-    if not job.adapter and states.gradients and job.zero_stage < 2:
-        later = spec.embedding_params + spec.linear_weights // spec.num_layers
-        still_missing = later * states.gradients // max(spec.params, 1)
-    left = max(0, activations.last_layer + working - still_missing)
+    gradient_width = states.gradients / max(job.trainable_params, 1)
+    if keeps_gradients(job):
+        resident = replace(resident, gradients=states.gradients)
+    run = _pass(spec, job, flow_dtypes(job, hardware), gradient_width, held.unsharded)
+    moments = _moments(run, held, spec, job)
+    found = {name: _sum(resident, parts) for name, parts in moments.items()}
+    full = replace(resident, gradients=states.gradients)
+    found["step"] = replace(full, temporary=step_bytes(spec, job, hardware))
+    return found
+
+
+def _moments(run: _Pass, held: Held, spec: ModelSpec, job: MemoryJob) -> dict[str, Components]:
+    """The moments before the step, each with what the engine holds then."""
+
+    def with_held(parts: Components, buffers: int) -> Components:
+        return replace(parts, buffers=buffers)
+
+    last = len(run.costs) - 1
+    top = [with_held(run.at(i, stack.layers - 1), held.layers) for i, (stack, _, _) in enumerate(run.costs)]
+    bottom = [with_held(run.at(i, 0), held.layers if i else held.bottom) for i in range(len(run.costs))]
+    bottom.append(with_held(run.at_embedding(spec, job), held.embedding))
+    head = with_held(run.at_head(), held.head)
     return {
-        "backward": backward,
-        "recompute": replace(
-            backward,
-            activations=activations.recompute,
-            logits=working,
-            gradients=max(backward.gradients, _early_gradients(spec, job, states)),
-        ),
-        "gradients": replace(resident, activations=left),
-        "step": replace(resident, temporary=_step_temporary(spec, job, hardware)),
+        "forward": with_held(run.forward(), held.forward),
+        "backward": head if job.checkpointing else _most([head, top[last]]),
+        "recompute": _most(top),
+        "gradients": _most(bottom + top[:last]),
     }
+
+
+def _most(moments: list[Components]) -> Components:
+    return max(moments, key=lambda parts: parts.total)
+
+
+def _sum(first: Components, second: Components) -> Components:
+    return Components(
+        first.weights + second.weights,
+        first.gradients + second.gradients,
+        first.optimizer + second.optimizer,
+        first.activations + second.activations,
+        first.logits + second.logits,
+        first.buffers + second.buffers,
+        first.temporary + second.temporary,
+        first.context + second.context,
+    )

@@ -1,7 +1,8 @@
 """Bytes of weights, gradients and optimizer states on one device. Pure arithmetic.
 
-Rules as read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero), torch 2.13 (an optimizer keeps
-its states in the parameter's dtype) and peft 0.21 (adapters of a 16-bit base are in float32).
+Rules as read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero), torch 2.13 (FSDP2; an optimizer keeps
+its states in the parameter's dtype), accelerate 1.15 (utils/fsdp_utils.py) and peft 0.21 (adapters of a
+16-bit base are in float32). What others publish instead stands in published.py.
 """
 
 from __future__ import annotations
@@ -9,33 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.facts.model import ModelSpec
+from launcher.memory.job import WIDTHS
+from launcher.memory.optimizers import optimizer_of
 
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one value."""
+__all__ = ["WIDTHS", "StateWidths", "States", "base_weight_bytes", "shard_states", "state_widths"]
 
-_SCALE_BLOCK = 256
-# Bytes per parameter of optimizer states, parameters in float32. 8-bit states carry one
-# float32 scale per block of 256 values each.
-_ADAM_8BIT = 2 + 2 * 4 / _SCALE_BLOCK
-_OPTIMIZER_BYTES = {
-    "adamw_8bit": _ADAM_8BIT,
-    "adamw_bnb_8bit": _ADAM_8BIT,
-    "paged_adamw_8bit": _ADAM_8BIT,
-    "lion_8bit": _ADAM_8BIT / 2,
-    "paged_lion_8bit": _ADAM_8BIT / 2,
-    "lion_32bit": 4.0,
-    "paged_lion_32bit": 4.0,
-    "rmsprop": 4.0,
-    "adagrad": 4.0,
-    "sgd": 0.0,
-    # Row and column sums only; 1/64 covers matrices of width 512 and up.
-    "adafactor": 4 / 64,
-}
-
-
-def optimizer_state_bytes(optim: str) -> float:
-    """Bytes of states per float32 parameter for a `TrainingArguments.optim` name; AdamW 8."""
-    return _OPTIMIZER_BYTES.get(optim, 8.0)
+MIXED = ("bf16", "fp16")
+"""Precisions that compute in 16 bits beside float32 weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,41 +26,75 @@ class StateWidths:
     weight: float
     gradient: float
     optimizer: float
-    """Optimizer states and, where the engine keeps one, the float32 master copy."""
+    """Optimizer states of a large tensor and, where the engine keeps one, the float32 master copy."""
 
     @property
     def total(self) -> float:
         return self.weight + self.gradient + self.optimizer
 
 
+def engine_width(precision: str) -> int:
+    """Bytes of a value in DeepSpeed's module, which it casts as a whole."""
+    return 4 if precision == "fp32" else 2
+
+
+def master_width(precision: str, zero_stage: int) -> int:
+    """Bytes per parameter of DeepSpeed's master copy.
+
+    ZeRO clones its partition even where the parameters are float32 already: stage 3 means to spare that,
+    but compares a device with its name, which are never equal.
+    """
+    return 4 if zero_stage or precision != "fp32" else 0
+
+
+def trained_width(engine: str, precision: str, dtype: str, adapter: bool) -> int:
+    """Bytes of a trained value outside DeepSpeed."""
+    if engine == "fsdp" and precision in MIXED:
+        # accelerate casts trained parameters up to float32 before it shards them.
+        return 4
+    return 4 if adapter else WIDTHS[dtype]
+
+
+def adapter_width(precision: str, zero_stage: int) -> int:
+    """Bytes of an adapter's value under DeepSpeed.
+
+    The engine casts the whole module, but not one whose weights were sharded while they were made: stage 3
+    leaves adapters in peft's float32, and each of their products casts its input up.
+    """
+    return 4 if zero_stage == 3 else engine_width(precision)
+
+
 def state_widths(
     engine: str, precision: str, dtype: str, zero_stage: int, optim: str, adapter: bool
 ) -> StateWidths:
-    """Widths for an engine: DDP keeps parameters as loaded, DeepSpeed casts the module.
+    """Widths for an engine: DDP keeps parameters as loaded, FSDP2 in float32, DeepSpeed casts the module.
 
     `precision` is fp32 | bf16 | fp16 | bf16-true | fp16-true; `dtype` that of the loaded weights.
     """
-    states = optimizer_state_bytes(optim)
+    optimizer = optimizer_of(optim)
     if engine == "deepspeed":
-        if precision == "fp32":
-            # ZeRO clones its partition as the master copy even where the parameters are float32.
-            master = 4 if zero_stage else 0
-            return StateWidths(4, 4, master + states)
-        return StateWidths(2, 2, 4 + states)
-    width = 4 if adapter else WIDTHS[dtype]
-    # torch keeps states like the parameter; block-wise 8-bit states do not depend on it.
-    scale = 1.0 if "8bit" in optim else width / 4
-    return StateWidths(width, width, states * scale)
+        width = engine_width(precision)
+        weight = adapter_width(precision, zero_stage) if adapter else width
+        return StateWidths(weight, width, master_width(precision, zero_stage) + optimizer.per_value(4))
+    width = trained_width(engine, precision, dtype, adapter)
+    return StateWidths(width, width, optimizer.per_value(width))
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes on one device, and in the host memory of one node."""
+    """Bytes on one device, and what one rank keeps elsewhere."""
 
     weights: int
     gradients: int
     optimizer: int
     host: int = 0
+    """States that were offloaded to host memory, most of it page-locked."""
+    staging: int = 0
+    """Page-locked buffers through which offloaded states travel."""
+    pageable: int = 0
+    """Paged optimizer states: in host memory as soon as the device is full."""
+    nvme: int = 0
+    """Files of offloaded states."""
 
     @property
     def total(self) -> int:
@@ -93,31 +108,22 @@ def shard_states(
     *,
     zero_stage: int,
     data_parallel: int,
-    devices_per_node: int = 1,
-    offload_optimizer: bool = False,
-    offload_param: bool = False,
+    optimizer_bytes: int | None = None,
 ) -> States:
-    """Spread states over the ranks: stage 1 the optimizer, 2 also gradients, 3 also weights."""
-    weights = int(trainable * widths.weight) + frozen_bytes
-    gradients = int(trainable * widths.gradient)
-    optimizer = int(trainable * widths.optimizer)
-    if zero_stage >= 1:
-        optimizer = -(-optimizer // data_parallel)
-    if zero_stage >= 2:
-        gradients = -(-gradients // data_parallel)
-    if zero_stage >= 3:
-        weights = -(-weights // data_parallel)
-    host = 0
-    local = min(devices_per_node, data_parallel)
-    if offload_optimizer:
-        # The gradient partition is copied to the host in float32 for the update there.
-        host += local * (optimizer + -(-4 * trainable // data_parallel))
-        optimizer = 0
-        gradients = 0 if zero_stage >= 2 else gradients
-    if offload_param:
-        host += local * weights
-        weights = 0
-    return States(weights, gradients, optimizer, host)
+    """Spread states over the ranks: stage 1 the optimizer, 2 also gradients, 3 also weights.
+
+    `optimizer_bytes`: counted tensor by tensor, in place of the width of large tensors.
+    """
+
+    def spread(size: int, stage: int) -> int:
+        return -(-size // data_parallel) if zero_stage >= stage else size
+
+    optimizer = int(trainable * widths.optimizer) if optimizer_bytes is None else optimizer_bytes
+    return States(
+        weights=spread(int(trainable * widths.weight) + frozen_bytes, 3),
+        gradients=spread(int(trainable * widths.gradient), 2),
+        optimizer=spread(optimizer, 1),
+    )
 
 
 def base_weight_bytes(
@@ -154,11 +160,3 @@ def int8_footprint(spec: ModelSpec) -> int:
     """
     weights = base_weight_bytes(spec, "float16", "int8", scales=False)
     return weights + spec.layout.mask_buffer
-
-
-def overlap_comm_upper_bound(bucket_elements: int) -> int:
-    """Hugging Face's documented rule for `overlap_comm`: 4.5 buckets, twice, in 16 bits.
-
-    The installed code allocates two buckets, which is the estimate; this is the end of the range.
-    """
-    return int(4.5 * bucket_elements * 2 * 2)

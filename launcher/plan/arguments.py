@@ -156,7 +156,8 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
             "true",
             "else accelerate starts independent processes on a CPU",
         )
-    if not hardware.is_cpu:
+    # torch reads the older name only where the newer one is not set.
+    if not hardware.is_cpu and "PYTORCH_CUDA_ALLOC_CONF" not in env:
         values["PYTORCH_ALLOC_CONF"] = ("expandable_segments:True", "less fragmentation")
     for name, (value, reason) in values.items():
         draft.put(f"launch.env.{name}", value, reason)

@@ -41,16 +41,27 @@ def _dot(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
+def processes_of(recipe: Recipe, hardware: Hardware) -> int:
+    """A device_map spreads one process over all devices."""
+    return 1 if recipe.model.device_map else hardware.num_devices
+
+
+def _wants_zero(recipe: Recipe) -> bool:
+    """Whether the recipe names something that only ZeRO has."""
+    sharding = recipe.sharding
+    offloads = {sharding.offload_optimizer, sharding.offload_param} - {"none", "auto"}
+    return sharding.zero_stage != "auto" or sharding.config is not None or bool(offloads)
+
+
+def engine_is_open(recipe: Recipe, hardware: Hardware) -> bool:
+    """Whether both engines could train this: several processes, and nothing that only one of them has."""
+    several = processes_of(recipe, hardware) > 1
+    return recipe.sharding.engine == "auto" and several and not _wants_zero(recipe)
+
+
 def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Which algorithm shards weights, gradients and optimizer states."""
-    sharding = recipe.sharding
-    wants_zero = (
-        sharding.zero_stage != "auto"
-        or sharding.offload_optimizer != "none"
-        or sharding.offload_param != "none"
-        or sharding.config is not None
-    )
-    processes = 1 if recipe.model.device_map else hardware.num_devices
+    sharding, wants_zero = recipe.sharding, _wants_zero(recipe)
     if recipe.model.device_map:
         draft.warnings.append(
             "model.device_map is naive model parallelism: one process, its layers spread over the devices, "
@@ -59,11 +70,9 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     if sharding.engine != "auto":
         draft.put_recipe("sharding.engine", sharding.engine, "")
     elif wants_zero:
-        draft.put("sharding.engine", "deepspeed", "the recipe names ZeRO, offload or a profile")
-    elif processes == 1:
+        draft.put("sharding.engine", "deepspeed", "only DeepSpeed has ZeRO stages, offload and profiles")
+    else:  # several processes leave it open, and then a variant says it
         draft.put("sharding.engine", "ddp", "one process: nothing to shard")
-    else:
-        draft.put("sharding.engine", "deepspeed", f"{processes} processes: ZeRO can shard states")
     engine = draft.get("sharding.engine")
     if engine == "ddp" and wants_zero:
         raise refuse(
@@ -86,7 +95,7 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
 def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Who spawns the processes."""
     launcher, engine = recipe.launch.launcher, draft.get("sharding.engine")
-    processes = 1 if recipe.model.device_map else hardware.num_devices
+    processes = processes_of(recipe, hardware)
     if launcher != "auto":
         draft.put_recipe("launch.launcher", launcher, "")
         if launcher == "python" and processes > 1:
@@ -116,7 +125,9 @@ def _quantization(recipe: Recipe) -> Quantization | None:
     asked = recipe.model.quantization
     if isinstance(asked, Quantization):
         return asked
-    return None if asked == "none" else Quantization(type=asked)
+    if asked == "none" or asked == "auto":  # `auto` is filled in before anything is decided
+        return None
+    return Quantization(type=asked)
 
 
 def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:

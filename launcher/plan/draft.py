@@ -19,6 +19,12 @@ class Draft:
         self.warnings: list[str] = []
         self._origins = origins
 
+    def copy(self) -> Draft:
+        """A draft of its own with the same settings and warnings."""
+        twin = Draft(self._origins)
+        twin.settings, twin.warnings = dict(self.settings), list(self.warnings)
+        return twin
+
     def put(self, dotted: str, value: Any, reason: str, *, source: Source = "default", by: str = "") -> None:
         self.settings[dotted] = Setting(value, source, by or source, reason)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.estimate import MemoryEstimate, MemoryJob
+from launcher.plan.speed import StepTime
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
 
@@ -48,6 +49,15 @@ class Batch:
     def global_size(self) -> int:
         return self.micro * self.accumulation * self.data_parallel
 
+    def to_json(self) -> dict[str, int]:
+        """The `batch` object of `plan --json`."""
+        return {
+            "micro": self.micro,
+            "accumulation": self.accumulation,
+            "data_parallel": self.data_parallel,
+            "global": self.global_size,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -74,6 +84,8 @@ class Plan:
     settings: Mapping[str, Setting]
     fixes: tuple[AppliedFix, ...]
     memory: MemoryEstimate
+    time: StepTime
+    """Predicted, never measured."""
     job: MemoryJob
     """What `memory` was computed from."""
     python: str

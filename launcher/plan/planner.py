@@ -2,130 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from launcher.errors import DoesNotFit, Problem, RecipeError
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
-from launcher.plan import decide
-from launcher.plan.arguments import decide_runtime, decide_trainer
+from launcher.errors import DoesNotFit, Problem
 from launcher.plan.draft import Draft
-from launcher.plan.fixes import apply_fixes, check_disabled
-from launcher.plan.fixes.fix import Situation
+from launcher.plan.fixes import apply_fixes
+from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
-from launcher.plan.profile import record_profile
-from launcher.plan.record import record_recipe
-from launcher.plan.sizing import Size, choose_size
+from launcher.plan.search import Search, search, situation_of
+from launcher.plan.settling import record_size
+from launcher.plan.strategy import Candidate
+from launcher.plan.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
 
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What was gathered before planning."""
-
-    hardware: Hardware
-    model: ModelSpec
-    versions: Mapping[str, str]
-    """Installed versions by distribution name."""
-    profile: Mapping[str, Any] | None = None
-    """Content of the recipe's `sharding.config`."""
-    cpu_cores: int = 1
-    python: str = "python"
-    """The interpreter that will start the workers."""
-    hooks: tuple[str, ...] = ()
-    """Names of the functions in the recipe's `python` file."""
-    warnings: tuple[str, ...] = field(default=())
-    tiny: bool = False
-    """Rehearsal: two narrow layers, generated rows, four steps."""
+if TYPE_CHECKING:
+    from launcher.plan.alternatives import Alternative
 
 
 def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
     """Decide everything; RecipeError (2) for what cannot run, DoesNotFit (3) for what does not fit.
 
-    DoesNotFit carries the plan of the nearest miss.
+    DoesNotFit carries the plan of the nearest miss, and what would fit.
     """
-    recipe = loaded.recipe
-    problems = check_disabled(recipe.fixes.disable)
-    if problems:
-        raise RecipeError(problems)
-    draft = Draft(loaded.origins)
-    record_recipe(draft, recipe, facts.model.config, facts.hooks)
-    decide.decide_precision(draft, recipe, facts.hardware)
-    decide.decide_engine(draft, recipe, facts.hardware)
-    decide.decide_launcher(draft, recipe, facts.hardware)
-    decide.decide_weights(draft, recipe, facts.hardware)
-    decide_trainer(draft, recipe, facts.hardware)
-    decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
-    record_profile(draft, facts.profile)
-    draft.put("tiny", facts.tiny, "asked for by --tiny" if facts.tiny else "not asked for")
-    situation = Situation(draft, facts.model, facts.hardware, facts.versions)
-    early = apply_fixes(situation, recipe.fixes.disable, early=True)
-    miss: DoesNotFit | None = None
-    try:
-        size = choose_size(draft, recipe, facts.model, facts.hardware)
-    except DoesNotFit as error:
-        miss, size = error, error.nearest_miss
-    _record_size(draft, size)
-    late = apply_fixes(situation, recipe.fixes.disable, early=False)
-    plan = _assemble(loaded, facts, draft, size, [*early, *late])
-    if miss is not None:
-        raise DoesNotFit(miss.problems, plan)
+    return plan_first(loaded, facts, search(loaded, facts))
+
+
+def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
+    """The plan of what the search ranks first; DoesNotFit as `make_plan`."""
+    chosen = found.first
+    draft = found.of(chosen).draft.copy()
+    record_size(draft, chosen, reasons(found))
+    late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
+    plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
+    if not chosen.fits:
+        from launcher.plan.alternatives import would_fit  # it searches again: only a miss pays for it
+
+        others = would_fit(loaded, facts)
+        raise DoesNotFit(_miss(chosen, facts, others), plan, others)
     return plan
 
 
-def _record_size(draft: Draft, size: Size) -> None:
-    batch = size.batch
-    memory = f"estimate {size.memory.total / 2**30:.2f} GiB on each device"
-    if size.zero_stage is None:
-        draft.put("sharding.zero_stage", None, "engine ddp does not shard")
-    elif not draft.explicit("sharding.zero_stage"):
-        draft.put(
-            "sharding.zero_stage",
-            size.zero_stage,
-            f"lowest stage that fits: {memory}",
-            source="search",
-        )
-    chosen: dict[str, tuple[Any, str]] = {
-        "trainer.per_device_train_batch_size": (
-            batch.micro,
-            f"largest micro-batch that fits at this global batch: {memory}",
-        ),
-        "trainer.gradient_accumulation_steps": (
-            batch.accumulation,
-            f"{batch.global_size} samples a step / {batch.data_parallel} ranks / micro-batch {batch.micro}",
-        ),
-        "trainer.per_device_eval_batch_size": (
-            batch.micro,
-            "the micro-batch of training is known to fit",
-        ),
-        "trainer.activation_checkpointing": (
-            size.checkpointing,
-            "without it nothing fits" if size.checkpointing else "fits without recomputation",
-        ),
-    }
-    for dotted, (value, reason) in chosen.items():
-        if draft.get(dotted) is None:
-            draft.put(dotted, value, reason, source="search")
-    buckets = {
-        "deepspeed.reduce_bucket_size": size.job.reduce_bucket_size,
-        "deepspeed.allgather_bucket_size": size.job.allgather_bucket_size,
-        "deepspeed.overlap_comm": size.job.overlap_comm,
-    }
-    if size.zero_stage is not None:
-        for dotted, bucket in buckets.items():
-            draft.put(dotted, bucket, "as counted by the memory estimate")
-    draft.put_recipe("global_batch_size", batch.global_size, "micro x accumulation x ranks")
-    draft.put("model.enable_input_require_grads", False, "only adapters with checkpointing need it")
-    draft.put("model.prepare_for_kbit", False, "only a quantised base needs it")
-    draft.put("model.pad_token", "keep", "the tokenizer's own")
-    draft.put("runtime.autocast", None, "the Trainer's own autocast suffices")
-    draft.put("runtime.training_arguments_first", False, "the order matters under ZeRO-3 only")
-
-
-def _assemble(loaded: LoadedRecipe, facts: Facts, draft: Draft, size: Size, fixes: list[AppliedFix]) -> Plan:
-    batch = size.batch
+def _assemble(
+    loaded: LoadedRecipe, facts: Facts, draft: Draft, chosen: Candidate, fixes: list[AppliedFix]
+) -> Plan:
+    batch = chosen.batch
     steps = draft.get("trainer.max_steps")
     steps = steps if isinstance(steps, int) and steps > 0 else None
     schedule = Schedule(
@@ -143,12 +64,21 @@ def _assemble(loaded: LoadedRecipe, facts: Facts, draft: Draft, size: Size, fixe
         schedule=schedule,
         settings=dict(draft.settings),
         fixes=tuple(fixes),
-        memory=size.memory,
-        job=size.job,
+        memory=chosen.memory,
+        time=chosen.time,
+        job=chosen.job,
         python=facts.python,
         versions=dict(facts.versions),
-        warnings=(*facts.warnings, *draft.warnings),
+        warnings=(*facts.warnings, *draft.warnings, *_host_warnings(chosen, facts)),
     )
+
+
+def _host_warnings(chosen: Candidate, facts: Facts) -> tuple[str, ...]:
+    """Host memory that may run short; what is offloaded has to fit and is a matter of the search."""
+    needed, held = chosen.memory.host_bytes, facts.host_bytes
+    if held is None or needed <= held or chosen.host_bytes is not None:
+        return ()
+    return (f"the run needs about {needed / 2**30:.1f} GiB of this machine's {held / 2**30:.1f} GiB memory",)
 
 
 def _warmup(value: float, steps: int | None) -> int | None:
@@ -156,6 +86,23 @@ def _warmup(value: float, steps: int | None) -> int | None:
     if value >= 1 or value == 0:
         return int(value)
     return None if steps is None else -(-int(value * steps * 1_000_000) // 1_000_000)
+
+
+def _miss(nearest: Candidate, facts: Facts, others: Sequence[Alternative]) -> Problem:
+    memory, hardware = nearest.memory, facts.hardware
+    stage = "" if nearest.zero_stage is None else f" at ZeRO-{nearest.zero_stage}"
+    needed, held, where = memory.needed + memory.margin, hardware.device_bytes or 0, "on each device"
+    if memory.fits is not False:
+        needed, held, where = memory.host_bytes, nearest.host_bytes or 0, "in the host's memory"
+    return Problem(
+        "does-not-fit",
+        f"nothing fits {hardware.label}: the nearest{stage} with micro-batch {nearest.batch.micro}"
+        f"{' and activation checkpointing' if nearest.job.checkpointing else ''} needs about "
+        f"{needed / 2**30:.1f} GiB of {held / 2**30:.1f} GiB {where}",
+        hint="it would fit " + "; ".join(other.said for other in others)
+        if others
+        else "nothing that was tried would make it fit",
+    )
 
 
 def missing_data(loaded: LoadedRecipe, exists: Mapping[str, bool]) -> list[Problem]:

@@ -74,6 +74,11 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
     draft.put_recipe("deepspeed.profile", extras, "from the base profile")
 
 
+def profile_value(profile: Mapping[str, Any], dotted: str) -> Any:
+    """What a profile says for a dotted key, None where it says nothing."""
+    return _flatten(profile).get(dotted)
+
+
 def _kept(key: str, value: Any) -> bool:
     """ "auto" means: whatever the plan decides; only optimizer params have to be looked up."""
     return value != "auto" or key.startswith("optimizer.params.")

@@ -57,8 +57,9 @@ class ModelSection(Section):
     """File name of a GGUF checkpoint inside name_or_path; it is dequantised once and cached."""
     tokenizer: str | None = None
     """Hub id, folder or package: path of the tokenizer; absent: the model's own."""
-    quantization: Literal["none", "int8", "nf4", "fp4"] | Quantization = "none"
-    """none | int8 | nf4 | fp4, or {type: nf4, double_quant: true, compute_dtype: bfloat16}."""
+    quantization: Literal["none", "auto", "int8", "nf4", "fp4"] | Quantization = "none"
+    """none | int8 | nf4 | fp4, or {type: nf4, double_quant: true, compute_dtype: bfloat16}; auto: with an
+    adapter the fastest of none, int8 and nf4 that fits."""
     dtype: DtypeName | None = None
     """Dtype of the weights in memory; absent: derived from precision; auto: the checkpoint's."""
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = None
@@ -134,7 +135,7 @@ class DataSection(Section):
     """{split: 0.02}, or sources as in train."""
     metrics: list[str] = []
     """What is measured on the evaluation rows besides the loss; which names there are depends on the task."""
-    max_length: Annotated[int, Field(ge=8)] = 2048
+    max_length: Annotated[int, Field(ge=8, le=1_000_000_000)] = 2048
     """Longest sample in tokens; `overlong` says what happens to longer ones, and their number is reported."""
     overlong: Literal["truncate", "split", "drop"] | None = None
     """What happens to a row that is longer than max_length; absent: split into several samples for text
@@ -169,13 +170,14 @@ class ShardingSection(Section):
     """How weights, gradients and optimizer states are spread over the processes."""
 
     engine: Literal["auto", "deepspeed", "ddp"] = "auto"
-    """deepspeed (ZeRO) | ddp; auto: ddp for one process, else deepspeed."""
+    """deepspeed (ZeRO) | ddp; auto: ddp for one process that offloads nothing, else the fastest that fits."""
     zero_stage: Stage = "auto"
-    """ZeRO stage, DeepSpeed only; auto: the lowest whose estimate fits."""
-    offload_optimizer: Literal["none", "cpu"] = "none"
-    """Where optimizer states live; cpu needs ZeRO and an AdamW optimizer."""
-    offload_param: Literal["none", "cpu"] = "none"
-    """Where parameters live between uses; ZeRO-3 only."""
+    """ZeRO stage, DeepSpeed only; auto: of the fastest configuration that fits."""
+    offload_optimizer: Literal["none", "auto", "cpu"] = "none"
+    """Where optimizer states live; cpu needs ZeRO and an AdamW optimizer; auto: cpu where it is faster than
+    what fits without."""
+    offload_param: Literal["none", "auto", "cpu"] = "none"
+    """Where parameters live between uses; cpu with ZeRO-3 only; auto as for optimizer states."""
     config: str | None = None
     """Base DeepSpeed profile (a file, or the name of a shipped one such as zero2)."""
 
@@ -183,9 +185,9 @@ class ShardingSection(Section):
 class HardwareSection(Section):
     """The hardware that the recipe is written for; absent: what is found here."""
 
-    num_nodes: Annotated[int, Field(ge=1)] = 1
+    num_nodes: Annotated[int, Field(ge=1, le=999_999)] = 1
     """Machines."""
-    devices_per_node: Annotated[int, Field(ge=1)] = 1
+    devices_per_node: Annotated[int, Field(ge=1, le=999_999)] = 1
     """Devices per machine; with device cpu: processes."""
     device: str
     """Catalogue name such as A100-80GB, NNGB for an unnamed one, or cpu."""
@@ -223,7 +225,7 @@ class Recipe(Section):
     """auto | fp32 | bf16 | fp16 (mixed) | bf16-true | fp16-true (weights and states in 16 bit)."""
     sharding: ShardingSection = ShardingSection()
     """How states are spread over processes."""
-    global_batch_size: Annotated[int, Field(ge=1)] | None = None
+    global_batch_size: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """Samples per optimizer step: micro-batch x accumulation x data-parallel ranks."""
     trainer: dict[str, Any] = {}
     """TrainingArguments fields, checked by name and type against the installed transformers; with task

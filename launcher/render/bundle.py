@@ -64,7 +64,7 @@ def plan_json(
     plan: Plan, ds_config: dict[str, Any] | None, command: list[str], env: Mapping[str, str]
 ) -> dict[str, Any]:
     """The plan's JSON object: what `plan --json` prints (less the envelope) and the worker reads."""
-    hardware, batch, schedule = plan.hardware, plan.batch, plan.schedule
+    hardware, schedule = plan.hardware, plan.schedule
     capability = hardware.compute_capability
     return {
         "recipe": plan.recipe_file,
@@ -76,12 +76,7 @@ def plan_json(
             "device_bytes": hardware.device_bytes,
             "compute_capability": None if capability is None else float(f"{capability[0]}.{capability[1]}"),
         },
-        "batch": {
-            "micro": batch.micro,
-            "accumulation": batch.accumulation,
-            "data_parallel": batch.data_parallel,
-            "global": batch.global_size,
-        },
+        "batch": plan.batch.to_json(),
         "schedule": {
             "steps": schedule.steps,
             "epochs": schedule.epochs,
@@ -103,6 +98,7 @@ def plan_json(
             for f in plan.fixes
         ],
         "memory": plan.memory.to_json(),
+        "time": plan.time.to_json(schedule.steps),
         "ds_config": ds_config,
         "command": command,
         "env": dict(env),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
+
+WIDTH = 100
 
 
 def gib(size: float | None) -> str:
@@ -10,6 +13,18 @@ def gib(size: float | None) -> str:
     if size is None:
         return "unknown"
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
+    """A sentence over lines of at most WIDTH columns; what follows its first line stands further in."""
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

@@ -1,4 +1,4 @@
-"""Plans and results as plain text, at most 100 columns wide. Pure."""
+"""Plans and results as plain text. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from launcher.plan.plan import Plan, Setting
 from launcher.render.bundle import Bundle
+from launcher.report.measured_text import measured_lines
 from launcher.report.memory_text import memory_lines
-from launcher.report.tables import gib, table
+from launcher.report.search_text import time_line
+from launcher.report.tables import table, wrapped
 
-WIDTH = 100
 # What the first page shows; `--explain` shows any of the others.
 SHOWN = (
     "precision",
@@ -41,9 +42,11 @@ def plan_text(bundle: Bundle) -> str:
         f"  length    {_length(plan)}",
         "",
         "decisions",
-        *table([(key, _value(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]),
+        *table([(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]),
         "",
         *memory_lines(plan),
+        "",
+        *wrapped(time_line(plan.time.to_json(plan.schedule.steps)), ""),
         "",
         f"known fixes applied: {len(plan.fixes)}",
         *table([(fix.id, _changed(fix.changed)) for fix in plan.fixes]),
@@ -52,7 +55,7 @@ def plan_text(bundle: Bundle) -> str:
         "  " + " ".join(_word(word) for word in bundle.command),
     ]
     if plan.warnings:
-        lines += ["", "warnings", *(f"  {warning}" for warning in plan.warnings)]
+        lines += ["", "warnings", *(line for warning in plan.warnings for line in wrapped(warning))]
     return "\n".join(lines) + "\n"
 
 
@@ -79,6 +82,11 @@ def _value(value: Any) -> str:
     return str(value)
 
 
+def _brief(value: Any) -> str:
+    """A value of the first page: of a mapping with a type (a quantisation) only that."""
+    return _value(value["type"] if isinstance(value, Mapping) and "type" in value else value)
+
+
 def _changed(changed: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {_value(value)}" for key, value in changed.items()) or "warning"
 
@@ -99,13 +107,12 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
     loss, memory, rows = result["loss"], result["memory"], result["rows"]
     first, last = loss["first"], loss["last"]
     word = "fell" if last < first else "did not fall"
-    measured = memory["measured"]
     lines = [
         "done",
         f"  loss      {first:.4f} at the first step, {last:.4f} at the last: it {word}",
         f"  steps     {result['steps']} in {result['seconds']:.0f} s",
         f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
-        f"  memory    predicted {gib(memory['predicted'])}, measured {gib(measured)} ({memory['method']})",
+        *measured_lines(memory),
         f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "
         f"{rows['split']:,} split, {rows['dropped']:,} dropped{_reasons(rows)}",
         f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.probe import cache_root
 
 
 def converted(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
@@ -33,12 +33,6 @@ def converted(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return target
-
-
-def cache_root() -> Path:
-    """Where converted models are kept: $EFFILAUNCH_CACHE, else ~/.cache/effilaunch."""
-    given = os.environ.get("EFFILAUNCH_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "effilaunch"
 
 
 def _locate(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:

@@ -1,51 +1,149 @@
-"""Peak memory of a block of code: CUDA's own statistics, or live tensor storages on CPU."""
+"""Peaks of a process's device memory by phase: CUDA's own statistics, or live tensor storages on CPU."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-@dataclass(slots=True)
-class Peak:
-    """Filled when the measured block ends."""
+class Held(NamedTuple):
+    """Peak bytes of one device; on CPU both are those of live tensor storages."""
 
-    method: str
-    """cuda-reserved | cpu-tensor-storages"""
-    bytes: int = 0
-    """Peak of this process's device or, on CPU, of its tensors."""
-    allocated: int | None = None
-    """CUDA only: peak of what tensors held inside the reserved bytes."""
+    allocated: int = 0
+    """What tensors held."""
+    reserved: int = 0
+    """What the caching allocator had taken from the device."""
 
 
-@contextlib.contextmanager
-def measure_peak(model: torch.nn.Module, *, on_cuda: bool) -> Iterator[Peak]:
-    """Measure what training `model` takes within the block, weights included, for this process."""
-    if on_cuda:
-        peak = Peak("cuda-reserved")
-        torch.cuda.reset_peak_memory_stats()
+class Meter:
+    """Peaks of named phases, on every device of this process.
+
+    A phase within another one counts for itself alone: an evaluation in the middle of training is not
+    training. What lives through a phase counts in it.
+    """
+
+    def __init__(self, *, on_cuda: bool) -> None:
+        self._gauge: _CudaGauge | _CpuGauge = _CudaGauge() if on_cuda else _CpuGauge()
+        self._open: list[str] = []
+        self._peaks: dict[str, dict[int, Held]] = {}
+
+    @property
+    def method(self) -> str:
+        """How the peaks are taken; figures of one method are not those of the other."""
+        return self._gauge.method
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure the block as a part of the phase `name`, which may come several times."""
+        self._note()
+        watching = contextlib.nullcontext() if self._open else self._gauge.watching()
+        self._open.append(name)
+        self._gauge.restart()
         try:
-            yield peak
+            with watching:
+                yield
         finally:
-            peak.bytes = torch.cuda.max_memory_reserved()
-            peak.allocated = torch.cuda.max_memory_allocated()
-        return
-    peak = Peak("cpu-tensor-storages")
-    meter = _StorageMeter()
-    for tensor in (*model.parameters(), *model.buffers()):
-        meter.add(tensor)
-    try:
-        with meter:
-            yield peak
-    finally:
-        peak.bytes = meter.peak
+            self._note()
+            self._open.pop()
+            self._gauge.restart()
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that were not made inside a phase, or by another thread (CUDA counts them anyway)."""
+        self._gauge.watch(tensors)
+
+    def peak(self, name: str) -> Held | None:
+        """The phase's peak on its fullest device, None for a phase that never was."""
+        if name not in self._peaks:
+            return None
+        return self._peaks[name][self.fullest(name)]
+
+    def fullest(self, name: str) -> int:
+        """The device that held most in a phase; 0 for the CPU."""
+        peaks = self._peaks[name]
+        return max(peaks, key=lambda device: peaks[device].reserved)
+
+    def context(self, device: int) -> int:
+        """Bytes that the device has lost beside the allocator's: context, kernels, NCCL, other processes."""
+        return self._gauge.context(device)
+
+    def device_bytes(self, device: int) -> int | None:
+        """Bytes that CUDA shows of the device, None for the CPU."""
+        return self._gauge.device_bytes(device)
+
+    def _note(self) -> None:
+        """Keep what the innermost phase has reached so far."""
+        if not self._open:
+            return
+        before = self._peaks.setdefault(self._open[-1], {})
+        for device, now in self._gauge.read().items():
+            old = before.get(device, Held())
+            before[device] = Held(max(old.allocated, now.allocated), max(old.reserved, now.reserved))
+
+
+class _CudaGauge:
+    """The caching allocator's peaks on every visible device: a device map spreads over several."""
+
+    method = "cuda-reserved+context"
+
+    def __init__(self) -> None:
+        torch.cuda.init()
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Nothing to do: the allocator knows every tensor."""
+
+    def restart(self) -> None:
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def read(self) -> dict[int, Held]:
+        return {
+            device: Held(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+            for device in range(torch.cuda.device_count())
+        }
+
+    def context(self, device: int) -> int:
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free - torch.cuda.memory_reserved(device))
+
+    def device_bytes(self, device: int) -> int:
+        return int(torch.cuda.mem_get_info(device)[1])
+
+
+class _CpuGauge:
+    """Live tensor storages, as one device."""
+
+    method = "cpu-tensor-storages"
+
+    def __init__(self) -> None:
+        self._storages = _StorageMeter()
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        return self._storages
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        for tensor in tensors:
+            self._storages.add(tensor)
+
+    def restart(self) -> None:
+        self._storages.peak = self._storages.live
+
+    def read(self) -> dict[int, Held]:
+        return {0: Held(self._storages.peak, self._storages.peak)}
+
+    def context(self, device: int) -> int:
+        return 0
+
+    def device_bytes(self, device: int) -> None:
+        return None
 
 
 class _StorageMeter(TorchDispatchMode):
@@ -65,6 +163,8 @@ class _StorageMeter(TorchDispatchMode):
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
             return  # a tensor without a storage of its own, e.g. sparse or fake
+        if storage.device.type == "meta":
+            return
         key = storage._cdata
         if key in self._sizes:
             return

@@ -68,8 +68,11 @@ def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
     write_json(run_dir / "logs" / name, found)
 
 
-def save_outcome(job: Job, trainer: Any, processing: Any, data: Any, measured: Any, started: float) -> None:
+def save_outcome(
+    job: Job, trainer: Any, processing: Any, data: Any, measured: Any, meter: Any, started: float
+) -> None:
     """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
+    from launcher.train.memory_record import memory_record
     from launcher.train.training import final_metrics
 
     kind = "adapter" if job.has_adapter else "model"
@@ -78,15 +81,17 @@ def save_outcome(job: Job, trainer: Any, processing: Any, data: Any, measured: A
     base = trainer.model.get_base_model() if job.has_adapter else trainer.model
     if hasattr(base.config, "use_cache"):
         base.config.use_cache = True  # the Trainer turned it off, and the saved configuration would keep that
-    trainer.save_model(str(folder))
+    with meter.phase("save"):
+        trainer.save_model(str(folder))
     if rank() == 0:
         processing.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()
     rows = _rows(job, data)
+    memory = memory_record(job, meter, measured)
     if rank() != 0:
         return
     result = _result(job, trainer, data, measured, evaluated, kind, started)
-    write_json(job.run_dir / "result.json", {**result, "rows": rows})
+    write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
     (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
 
 
@@ -108,15 +113,14 @@ def _result(
     losses = [row["loss"] for row in rows if "loss" in row]
     tokens = trainer.state.num_input_tokens_seen
     speed = (tokens - measured.tokens_before) / measured.seconds if measured.seconds else None
-    predicted = (job.plan.get("memory") or {}).get("total")
     return {
         "schema_version": 1,
         "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
         "eval": evaluated,
         "steps": trainer.state.global_step,
+        "train_seconds": round(measured.seconds, 3),
         "tokens": tokens,
         "tokens_per_second": speed,
-        "memory": {"predicted": predicted, "measured": measured.peak, "method": measured.method},
         "memory_footprint": measured.footprint,
         "labels": None if data.labels is None else list(data.labels),
         "trainable_params": measured.trainable_params,

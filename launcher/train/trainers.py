@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, Trainer
+
+from launcher.train.memory_meter import Meter
 
 
 class PlannedTrainer(Trainer):
@@ -17,6 +20,11 @@ class PlannedTrainer(Trainer):
     """Whether the training rows are an endless stream, of which each process reads a share of its own."""
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
+
+    meter: Meter | None = None
+    """Measures evaluations apart from training."""
+    largest_batch = 0
+    """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
 
     def get_train_dataloader(self) -> Any:
         """A stream goes past accelerate, which would deal each process's share out once more."""
@@ -32,8 +40,17 @@ class PlannedTrainer(Trainer):
             pin_memory=self.args.dataloader_pin_memory,
         )
 
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if "input_ids" in inputs:
+            tokens = inputs["input_ids"].numel()
+            if getattr(self.model.config, "is_encoder_decoder", False):
+                tokens = -(-(tokens + inputs["labels"].numel()) // 2)
+            self.largest_batch = max(self.largest_batch, tokens)
+        return super().training_step(model, inputs, *args, **kwargs)
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        output = super().evaluation_loop(*args, **kwargs)
+        with contextlib.nullcontext() if self.meter is None else self.meter.phase("eval"):
+            output = super().evaluation_loop(*args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
         loss = output.metrics.get(f"{prefix}_loss")
         if self.reports_perplexity and loss is not None:

@@ -21,7 +21,15 @@ from launcher.train.callbacks import AlreadyTrained, Metrics, numbers
 from launcher.train.data.build import Data
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
-from launcher.train.memory_meter import measure_peak
+from launcher.train.memory_meter import Meter
+from launcher.train.memory_states import (
+    CPU,
+    GradientBytes,
+    bytes_by_device,
+    held_tensors,
+    optimizer_tensors,
+    weight_tensors,
+)
 from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
@@ -38,9 +46,12 @@ class Measured:
     """Wall time of training alone."""
     tokens_before: int
     """Tokens counted by the run that was resumed."""
-    peak: int
-    """Peak bytes, the largest over the processes."""
-    method: str
+    steps: int
+    """Steps since then."""
+    components: dict[str, int]
+    """Bytes of weights, gradients and optimizer states on this process's fullest device, and its context."""
+    largest_batch: int
+    """Tokens of the largest micro-batch, padding included; 0 for pictures."""
     footprint: int
     """Bytes of the model's parameters and buffers before training."""
     trainable_params: int
@@ -131,30 +142,50 @@ def check_engine(job: Job, trainer: Trainer) -> None:
         )
 
 
-def fit(job: Job, trainer: Trainer) -> Measured:
-    """Train from the start or from the checkpoint that the environment asks for."""
+def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
+    """Train from the start or from the checkpoint that the environment asks for.
+
+    trainer: one of trainers.py; its evaluations are measured apart.
+    """
     checkpoint = find_checkpoint(job)
-    model: Any = trainer.model
+    before = _counts_at(checkpoint)
+    model = trainer.model
     footprint = _footprint(model)
     trainable, total = _count_parameters(model)
-    on_cuda = trainer.args.device.type == "cuda"
-    reference = getattr(trainer, "ref_model", None)
-    held = model if reference is None else torch.nn.ModuleList([model, reference])
+    gradients = GradientBytes(deepspeed=job.ds_config is not None)
+    trainer.add_callback(gradients)
+    trainer.meter = meter
+    meter.watch(held_tensors(trainer))
     started = time.monotonic()
-    with measure_peak(held, on_cuda=on_cuda) as peak, _autocast(job, trainer):
+    with meter.phase("train"), _autocast(job, trainer):
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         except AlreadyTrained:
             print(f"the checkpoint {checkpoint} has reached the last step; nothing left to train")
     return Measured(
         seconds=time.monotonic() - started,
-        tokens_before=_tokens_at(checkpoint),
-        peak=_largest(peak.bytes),
-        method=peak.method,
+        tokens_before=before["num_input_tokens_seen"],
+        steps=trainer.state.global_step - before["global_step"],
+        components=_components(trainer, meter, gradients),
+        largest_batch=trainer.largest_batch,
         footprint=footprint,
         trainable_params=trainable,
         total_params=total,
     )
+
+
+def _components(trainer: Any, meter: Meter, gradients: GradientBytes) -> dict[str, int]:
+    """Exact bytes on the device that held most while training."""
+    device = meter.fullest("train")
+    place = device if trainer.args.device.type == "cuda" else CPU
+    weights = bytes_by_device(weight_tensors(trainer.model))
+    states = bytes_by_device(optimizer_tensors(trainer.model, trainer.optimizer))
+    return {
+        "weights": weights.get(place, 0),
+        "gradients": gradients.found.get(place, 0),
+        "optimizer": states.get(place, 0),
+        "context": meter.context(device),
+    }
 
 
 def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
@@ -210,11 +241,12 @@ def find_checkpoint(job: Job) -> Path | None:
     return found
 
 
-def _tokens_at(checkpoint: Path | None) -> int:
-    if checkpoint is None:
-        return 0
-    state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    return int(state.get("num_input_tokens_seen", 0))
+def _counts_at(checkpoint: Path | None) -> dict[str, int]:
+    """Steps and tokens that a checkpoint has behind it."""
+    state = {}
+    if checkpoint is not None:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    return {name: int(state.get(name, 0)) for name in ("global_step", "num_input_tokens_seen")}
 
 
 def _count_parameters(model: Any) -> tuple[int, int]:
@@ -239,13 +271,3 @@ def _footprint(model: Any) -> int:
     sharded = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_numel")]
     hidden = sum((item.ds_numel - item.numel()) * item.element_size() for item in sharded)
     return int(model.get_memory_footprint() + hidden)
-
-
-def _largest(value: int) -> int:
-    """The largest value over all processes; every process must call it."""
-    if not torch.distributed.is_initialized():
-        return value
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor([value], dtype=torch.int64, device=device)
-    torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
-    return int(tensor.item())

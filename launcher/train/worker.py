@@ -47,6 +47,8 @@ def train(job: Job) -> None:
     from launcher.train.adapters import attach_adapter
     from launcher.train.data.build import build_data
     from launcher.train.data.gate import check_first_batch
+    from launcher.train.memory_meter import Meter
+    from launcher.train.memory_states import held_tensors
     from launcher.train.metrics import check_metrics
     from launcher.train.models import load_model
     from launcher.train.outcome import save_outcome
@@ -62,15 +64,18 @@ def train(job: Job) -> None:
     data = build_data(job, processing)
     check_first_batch(job, processing, data, args.per_device_train_batch_size)
     set_seed(args.seed)  # alike on every rank, so that random weights and adapters agree
-    model = load_model(job, processing, data.labels)
-    set_seed(args.seed)
-    model = attach_adapter(job, model, processing)
-    trainer = make_trainer(job, args, model, processing, data)
-    measured = fit(job, trainer)
+    meter = Meter(on_cuda=args.device.type == "cuda")
+    with meter.phase("load"):
+        model = load_model(job, processing, data.labels)
+        set_seed(args.seed)
+        model = attach_adapter(job, model, processing)
+        trainer = make_trainer(job, args, model, processing, data)  # moves the model to its device
+        meter.watch(held_tensors(trainer))
+    measured = fit(job, trainer, meter)
     if trainer.state.global_step == 0:
         hint = "fewer samples than one batch with dataloader_drop_last? lower the batch size"
         raise RunFailed(Problem("no-steps", "not one step was trained", path="trainer", hint=hint))
-    save_outcome(job, trainer, processing, data, measured, started)
+    save_outcome(job, trainer, processing, data, measured, meter, started)
 
 
 def stand_in_for_launcher(job: Job) -> None:

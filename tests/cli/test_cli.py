@@ -237,7 +237,7 @@ def test_our_own_bug_is_exit_70_with_a_log(capsys, file, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("seven")
 
-    monkeypatch.setattr(planning, "make_plan", broken)
+    monkeypatch.setattr(planning, "search", broken)
     code, _, err = called(capsys, "plan", file, "--on", "1xA100-80GB")
     assert code == 70
     log = Path(next(word for word in err.split() if ".log" in word).rstrip(":"))

@@ -17,6 +17,7 @@ pytest.importorskip("trl")
 
 import torch
 
+from launcher.train.memory_meter import Meter
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,7 +60,7 @@ def run(folder: Path, changes: dict, model):
     args = make_arguments(work)
     data = Rows(prepared(folder), prepared(folder, 8))
     trainer = make_trainer(work, args, model, tokenizer(), data)
-    return trainer, fit(work, trainer)
+    return trainer, fit(work, trainer, Meter(on_cuda=False))
 
 
 # --- arguments
@@ -177,9 +178,10 @@ def test_preferences_are_learnt(tmp_path, adapter):
 
 
 def test_the_reference_is_counted_in_the_memory(tmp_path):
-    _, with_reference = run(tmp_path / "a", {}, llama())
-    _, without = run(tmp_path / "b", {"trainer.precompute_ref_log_probs": True}, llama())
-    assert with_reference.peak - without.peak == pytest.approx(with_reference.footprint, rel=0.01)
+    with_reference, measured = run(tmp_path / "a", {}, llama())
+    without, _ = run(tmp_path / "b", {"trainer.precompute_ref_log_probs": True}, llama())
+    peaks = [trainer.meter.peak("train").allocated for trainer in (with_reference, without)]
+    assert peaks[0] - peaks[1] == pytest.approx(measured.footprint, rel=0.01)
 
 
 def test_a_continued_adapter_is_compared_with_itself(tmp_path):
@@ -227,7 +229,7 @@ ZERO_3 = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_dpo import Rows, fit, make_arguments, make_trainer, prepared, tokenizer
+from test_dpo import Meter, Rows, fit, make_arguments, make_trainer, prepared, tokenizer
 from transformers import set_seed
 from launcher.train.job import read_job
 from launcher.train.models import load_model
@@ -238,7 +240,8 @@ rows = Rows(prepared(work.run_dir))
 args = make_arguments(work)
 join_processes(work)
 set_seed(args.seed)
-fit(work, make_trainer(work, args, load_model(work, tokenizer()), tokenizer(), rows))
+trainer = make_trainer(work, args, load_model(work, tokenizer()), tokenizer(), rows)
+fit(work, trainer, Meter(on_cuda=False))
 """
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from launcher.errors import RecipeError, RunFailed
 from launcher.train.data.collate import make_collator
 from launcher.train.job import rank, world_size
+from launcher.train.memory_meter import Meter
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,7 +45,7 @@ def trained(folder: Path, changes: dict, model, rows: Rows, processing=None):
     work = job(folder, changes)
     args = make_arguments(work)
     trainer = make_trainer(work, args, model, processing or tokenizer(), rows)
-    return trainer, fit(work, trainer)
+    return trainer, fit(work, trainer, Meter(on_cuda=False))
 
 
 def losses(folder: Path) -> list[float]:
@@ -219,10 +220,10 @@ def test_device_maps_train_and_are_measured(tmp_path):
 
     llama().save_pretrained(tmp_path / "base")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", device_map={"": "cpu"})
-    _, measured = trained(tmp_path / "run", {}, model, text_rows())
+    trainer, measured = trained(tmp_path / "run", {}, model, text_rows())
     count = sum(parameter.numel() for parameter in model.parameters())
     assert (measured.trainable_params, measured.total_params) == (count, count)
-    assert measured.peak > measured.footprint >= 4 * count
+    assert trainer.meter.peak("train").allocated > measured.footprint >= 4 * count
 
 
 # --- tokens
@@ -338,13 +339,15 @@ STREAM_SCRIPT = """
 import json, os, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from test_training import GENERATES, Rows, fit, job, llama, make_arguments, make_collator, make_trainer
+from test_training import GENERATES, Meter, Rows, fit, job, llama, make_arguments, make_collator
+from test_training import make_trainer
 from test_training import stream_rows, t5, tokenizer, translation
 from launcher.train.job import read_job
 
 folder = Path(sys.argv[1])
 work = read_job(folder)
-fit(work, make_trainer(work, make_arguments(work), llama(), tokenizer(), stream_rows()))
+trainer = make_trainer(work, make_arguments(work), llama(), tokenizer(), stream_rows())
+fit(work, trainer, Meter(on_cuda=False))
 
 changes = {{"task": "seq2seq-lm", "data.metrics": ["chrf"], **GENERATES}}
 work = job(folder / f"scored-{{os.getpid()}}", changes)

@@ -132,6 +132,7 @@ def test_resuming_a_finished_run_trains_no_further_step(tmp_path, monkeypatch, c
         again = run(tmp_path / "run", saving)
     assert "nothing left to train" in capsys.readouterr().out
     assert again["steps"] == 8
+    assert (first["memory"]["steps"], again["memory"]["steps"]) == (8, 0)
     assert again["loss"] == first["loss"]
     assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").read_bytes() == before
 

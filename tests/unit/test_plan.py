@@ -48,7 +48,7 @@ def test_bf16_on_an_unnamed_device_is_taken_with_a_warning(tmp_path):
 
 def test_zero_stage_auto_is_the_lowest_that_fits(tmp_path):
     roomy = plan(tmp_path, "8xA100-80GB", FULL, global_batch_size=8)
-    tight = plan(tmp_path, "8xV100-32GB", FULL, global_batch_size=8)
+    tight = plan(tmp_path, "8xRTX3090-24GB", FULL, global_batch_size=8)
     assert roomy.value("sharding.zero_stage") == 1, "26 GB of states per GPU need stage 1"
     assert tight.value("sharding.zero_stage") > roomy.value("sharding.zero_stage")
     for below in range(roomy.value("sharding.zero_stage")):
@@ -124,7 +124,7 @@ def test_engine_and_launcher_follow_the_number_of_processes(tmp_path):
     ("overrides", "code"),
     [
         ({"sharding__engine": "ddp", "sharding__zero_stage": 2}, "engine-conflict"),
-        ({"precision": "bf16-true"}, "precision-conflict"),
+        ({"precision": "bf16-true", "sharding__engine": "deepspeed"}, "precision-conflict"),
         ({"launch__launcher": "python"}, "launcher-conflict"),
         ({"sharding__engine": "ddp", "launch__launcher": "deepspeed"}, "launcher-conflict"),
         ({"fixes__disable": "[no-such-fix]"}, "unknown-fix"),

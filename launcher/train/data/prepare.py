@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.facts.probe import cache_root
 from launcher.train.data.counts import Counts
 from launcher.train.data.encode import encode_rows, encoder_for
 from launcher.train.data.encoded import EncodedBatch, Encoder
@@ -22,7 +23,6 @@ from launcher.train.data.progress import Progress
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
 from launcher.train.data.store import RECORD, SampleWriter, content_key, tokenizer_digest
-from launcher.train.gguf import cache_root
 from launcher.train.heads import label_order
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job

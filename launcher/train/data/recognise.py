@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.facts.probe import cache_root
 from launcher.train.data.counts import Counts
 from launcher.train.data.formats import Detected, canonical, detect
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
-from launcher.train.gguf import cache_root
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.outcome import write_json

@@ -1,0 +1,224 @@
+"""Predicted peaks beside measured and published ones.
+
+    python benchmarks/memory_accuracy.py                  the closed form (T0) on every recorded row
+    python benchmarks/memory_accuracy.py --half tuning    only the rows that formulas may be tuned on
+    python benchmarks/memory_accuracy.py --trace          also the trace (T1), a process for each row
+    python benchmarks/memory_accuracy.py --check          exit 1 when a target is missed
+    python benchmarks/memory_accuracy.py --html FILE      the tables and plots as one page
+
+Measured figures come from records/memory_cpu.json and memory_published.py, predictions are computed here.
+Errors are predicted / measured - 1; summaries are of their sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from memory_grid import HALVES, row
+from memory_measure import RECORD, read_record
+from memory_page import mib, percent, write_page
+from memory_published import published_rows
+from memory_rows import host_share, job_of, plan_of
+from memory_traces import trace_of
+
+from launcher.facts.trace import Trace
+from launcher.memory.estimate import estimate_memory
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One row: bytes measured and predicted."""
+
+    name: str
+    half: str
+    """tuning | held-out | published"""
+    measured: int
+    t0: int
+    low: int
+    high: int
+    components: dict[str, int]
+    """Of T0."""
+    t1: int | None = None
+
+    def error(self, tier: str) -> float | None:
+        predicted = getattr(self, tier)
+        return None if predicted is None else predicted / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Sizes of errors, as shares of what was measured."""
+
+    count: int
+    median: float
+    p95: float
+    """The nearest rank's."""
+    maximum: float
+    worst: str
+    low_share: float
+    """Share of the rows whose prediction is below the measurement."""
+
+
+TARGETS = {"t0": (0.05, 0.12), "t1": (0.03, 0.08)}
+"""Median and maximum that measured rows shall keep to."""
+PUBLISHED_TARGET = (0.05, 0.15)
+TIERS = {"t0": "closed form (T0)", "t1": "trace (T1)"}
+
+
+def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]:
+    """The recorded rows of a half (or `all`), predicted now."""
+    for entry in read_record(record)["rows"]:
+        if "measured_bytes" not in entry or half not in ("all", entry["half"]):
+            continue
+        one = row(entry["name"])
+        plan = plan_of(one)
+        plan = replace(plan, job=job_of(one, plan))
+        extra = host_share(plan.model, plan.job)
+        found = trace_of(one.name, plan) if trace else None
+        yield _compared(one.name, one.half, entry["measured_bytes"], plan, extra, found)
+
+
+def compare_published(trace: bool) -> Iterator[Compared]:
+    for one in published_rows():
+        plan = one.plan()
+        context = estimate_memory(plan.model, plan.job, plan.hardware).components.context
+        found = trace_of(one.name, plan) if trace else None
+        unseen = 0 if one.with_context else -context
+        yield _compared(one.name, "published", one.measured_bytes, plan, unseen, found)
+
+
+def _compared(name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None) -> Compared:
+    """`extra`: bytes that the measurement sees beside the device's, or does not see of them (negative)."""
+    estimate = estimate_memory(plan.model, plan.job, plan.hardware)
+    traced = estimate_memory(plan.model, plan.job, plan.hardware, trace=trace)
+    parts = asdict(estimate.components)
+    if extra < 0:
+        parts["context"] += extra
+    elif extra:
+        parts["host"] = extra
+    return Compared(
+        name=name,
+        half=half,
+        measured=measured,
+        t0=estimate.total + extra,
+        low=estimate.low + extra,
+        high=estimate.high + extra,
+        components=parts,
+        t1=traced.total + extra if traced.method == "trace" else None,
+    )
+
+
+def summarise(rows: Sequence[Compared], tier: str) -> Summary | None:
+    """None without a row that this tier predicts."""
+    known = [(abs(error), error, one.name) for one in rows if (error := one.error(tier)) is not None]
+    if not known:
+        return None
+    sizes = sorted(size for size, _, _ in known)
+    worst = max(known)
+    return Summary(
+        count=len(known),
+        median=statistics.median(sizes),
+        p95=sizes[math.ceil(0.95 * len(sizes)) - 1],
+        maximum=worst[0],
+        worst=worst[2],
+        low_share=sum(error < 0 for _, error, _ in known) / len(known),
+    )
+
+
+def coverage(rows: Sequence[Compared]) -> float:
+    """Share of the rows measured within `low` to `high`."""
+    return sum(one.low <= one.measured <= one.high for one in rows) / len(rows)
+
+
+HEAD = ("row", "half", "measured", "T0", "error", "T1", "error", "  MiB")
+WIDTHS = (-40, -10, 12, 12, 8, 12, 8, 0)
+
+
+def line_of(cells: Sequence[str]) -> str:
+    """Cells in columns, to the left where the width is negative."""
+    pairs = zip(cells, WIDTHS, strict=False)
+    return "".join(cell.ljust(-w) if w < 0 else cell.rjust(w) for cell, w in pairs).rstrip()
+
+
+def cells_of(one: Compared) -> tuple[str, ...]:
+    t0, t1 = (percent(one.error(tier)) for tier in TIERS)
+    return (one.name, one.half, mib(one.measured), mib(one.t0), t0, mib(one.t1), t1)
+
+
+def groups(rows: Sequence[Compared]) -> dict[str, list[Compared]]:
+    """Rows by half, in the order of HALVES and then published."""
+    return {half: found for half in (*HALVES, "published") if (found := [r for r in rows if r.half == half])}
+
+
+def summaries(rows: Sequence[Compared]) -> list[str]:
+    """A sentence for each group of rows and tier, and one for its range."""
+    found = []
+    for half, members in groups(rows).items():
+        for tier, name in TIERS.items():
+            total = summarise(members, tier)
+            if total is not None:
+                found.append(
+                    f"{half}, {name}: {total.count} rows, median {total.median:.1%}, p95 {total.p95:.1%}, "
+                    f"max {total.maximum:.1%} ({total.worst}), {total.low_share:.0%} low"
+                )
+                uncovered = [one.name for one in members if one.error(tier) is None]
+                if uncovered:
+                    found.append(f"{half}, {name}: not covered: {', '.join(uncovered)}")
+        found.append(f"{half}: low to high holds {coverage(members):.0%} of {len(members)} rows")
+    return found
+
+
+def missed_targets(rows: Sequence[Compared]) -> list[str]:
+    """A sentence for each target that a group of rows misses."""
+    missed = []
+    for half, found in groups(rows).items():
+        for tier, (median, maximum) in TARGETS.items():
+            total = summarise(found, tier)
+            if half == "published":
+                median, maximum = PUBLISHED_TARGET
+            if total is None:
+                continue
+            if total.median > median:
+                missed.append(f"{half}, {TIERS[tier]}: median {total.median:.1%} > {median:.0%}")
+            if total.maximum > maximum:
+                missed.append(
+                    f"{half}, {TIERS[tier]}: max {total.maximum:.1%} > {maximum:.0%} ({total.worst})"
+                )
+    return missed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--half", choices=[*HALVES, "all"], default="all")
+    parser.add_argument("--trace", action="store_true", help="predict with the trace of the real model too")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write tables and plots as one page")
+    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE")
+    options = parser.parse_args()
+    rows = []
+    print(line_of(HEAD))
+    measured = compare_measured(options.half, options.trace, options.record)
+    for one in itertools.chain(measured, compare_published(options.trace)):
+        rows.append(one)
+        print(line_of(cells_of(one)), flush=True)
+    sentences = summaries(rows)
+    print("", *sentences, sep="\n")
+    missed = missed_targets(rows)
+    for sentence in missed:
+        print(f"missed: {sentence}", file=sys.stderr)
+    if options.html is not None:
+        named = ", ".join(f"{k} {v}" for k, v in read_record(options.record)["versions"].items())
+        write_page(options.html, rows, sentences, named)
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

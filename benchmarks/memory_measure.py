@@ -1,0 +1,369 @@
+"""Peak memory of every row of the grid, measured on a CPU apart from our tracer and formulas.
+
+    python benchmarks/memory_measure.py                 the whole grid, written to records/memory_cpu.json
+    python benchmarks/memory_measure.py --only NAME …   these rows alone; the others stay as recorded
+    python benchmarks/memory_measure.py --repeat        measure again and compare with the record
+
+Each row is a process (two, where it says so) with one thread. Its plan decides the settings; the worker's
+own functions build model, adapter and Trainer; two optimizer steps run on random tokens under
+torch.profiler. The peak is the bytes of all tensors that live before training, plus the largest running sum
+of the allocations and frees that the profiler saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # some CPU kernels allocate a buffer for each thread
+
+from memory_grid import HALVES, ROWS, Row, row
+from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
+
+from launcher.execute.build_locks import remove_stale_locks
+from launcher.plan.plan import Plan
+from launcher.render.bundle import dump_json, plan_json
+from launcher.render.command import render_env
+
+RECORD = Path(__file__).parent / "records" / "memory_cpu.json"
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
+METHOD = "torch.profiler allocations"
+SAME_SHARE = 0.005
+"""How far a second measurement with other versions may be from the record."""
+TIMEOUT_S = 600
+NATIVE = "MEMORY_MEASURE_NATIVE"
+"""Set, this environment variable keeps torch's own products in bfloat16 (fast_products.py)."""
+
+
+@dataclass
+class RandomData:
+    """What `make_trainer` reads of the data."""
+
+    train: Any
+    collate: Any
+    eval: None = None
+    streaming: bool = False
+    labels: tuple[str, ...] | None = None
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
+class Pictures:
+    """Random pictures, made when they are asked for: they shall not count as held by the training."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import torch
+
+        return {"pixel_values": torch.randn(3, self.size, self.size), "labels": index % 2}
+
+
+def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
+    """Rows of full length; of a padded grid row, every second one ends an eighth earlier.
+
+    One more batch than steps: while a step runs, the next batch is there already.
+    """
+    import torch
+
+    from launcher.train.data.collate import make_collator
+
+    count = (STEPS + 1) * row.accumulation * row.micro_batch * row.processes
+    task = plan.value("task")
+    if task == "image-classification":
+        from launcher.train.data.images import stack_pictures
+
+        return RandomData(Pictures(count, plan.model.config["image_size"]), stack_pictures)
+    made = torch.Generator().manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for index in range(count):
+        length = row.length - (row.length // 8 if row.padded and index % 2 else 0)
+        ids = torch.randint(4, plan.model.vocab_size, (length,), generator=made).tolist()
+        sample: dict[str, Any] = {"input_ids": ids}
+        sample["labels"] = index % 2 if task == "sequence-classification" else list(ids)
+        if row.packing:
+            sample["position_ids"] = [*range(row.length // DOCUMENTS)] * DOCUMENTS
+        rows.append(sample)
+    return RandomData(rows, make_collator("packed" if row.packing else "pad", processing))
+
+
+def tokenizer() -> Any:
+    """A few words; the rows are made of ids, and only its special tokens are read."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def write_run(row: Row, plan: Plan, folder: Path) -> None:
+    """A run directory as the launcher writes it."""
+    ds_config = ds_config_of(row, plan)
+    (folder / "plan.json").write_text(dump_json(plan_json(plan, ds_config, [], {})), encoding="utf-8")
+    if ds_config is not None:
+        (folder / "ds_config.json").write_text(dump_json(ds_config), encoding="utf-8")
+
+
+def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
+    """The worker's steps up to training, with random rows in place of prepared ones."""
+    from transformers import set_seed
+
+    from launcher.train.adapters import attach_adapter
+    from launcher.train.job import read_job
+    from launcher.train.models import load_model
+    from launcher.train.training import make_arguments, make_trainer
+    from launcher.train.worker import join_processes
+
+    job = read_job(run_dir)
+    args = make_arguments(job)
+    if row.engine == "fsdp":
+        args = fsdp_arguments(args)
+    join_processes(job)
+    processing = None if plan.value("task") == "image-classification" else tokenizer()
+    data = random_data(row, plan, processing)
+    set_seed(args.seed)
+    model = load_model(job, processing)
+    set_seed(args.seed)
+    model = attach_adapter(job, model, processing)
+    return make_trainer(job, args, model, processing, data)
+
+
+def fsdp_arguments(args: Any) -> Any:
+    """FSDP2 around each layer. accelerate leaves it out on a CPU, hence the patched attribute (1.15)."""
+    import dataclasses
+
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    fsdp = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    args = dataclasses.replace(args, fsdp=True, fsdp_config=fsdp)
+    _ = args.device
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    return args
+
+
+def peak_of(row: Row, trainer: Any) -> int:
+    """Bytes at the peak of training."""
+    from fast_products import install_fast_products
+    from profiled import peak_bytes
+
+    if row.precision != "fp32" and not os.environ.get(NATIVE):
+        install_fast_products()
+    peak = peak_bytes(trainer.train)
+    assert trainer.state.global_step == STEPS, "all steps were trained"
+    return peak
+
+
+def measure_rank(row: Row, plan: Plan, run_dir: Path, rank: int, port: int) -> None:
+    """One process of a row; leaves its figure or its error in the run directory."""
+    if row.processes > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(row.processes),
+                          LOCAL_WORLD_SIZE=str(row.processes), MASTER_ADDR="127.0.0.1",
+                          MASTER_PORT=str(port))  # fmt: skip
+    os.environ.update({k: v for k, v in render_env(plan).items() if k != "OMP_NUM_THREADS"})
+    if row.engine == "fsdp":
+        del os.environ["ACCELERATE_USE_CPU"]
+    warnings.simplefilter("ignore")
+    from profiled import count_all_threads
+
+    with (run_dir / f"rank-{rank}.log").open("w", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            count_all_threads()
+            found = {"bytes": peak_of(row, build_trainer(row, plan, run_dir))}
+        except Exception as error:
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+        sys.stdout.flush()
+    (run_dir / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    os._exit(0)  # process groups would wait for each other
+
+
+class Running:
+    """A row that is being measured: its processes, forked from here, and its run directory."""
+
+    def __init__(self, row: Row) -> None:
+        plan = plan_of(row)
+        if row.engine == "deepspeed":
+            remove_stale_locks(os.environ)  # else a killed build would be waited for
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.row, self.started = row, time.monotonic()
+        self.folder = tempfile.TemporaryDirectory()
+        run_dir = Path(self.folder.name)
+        write_run(row, plan, run_dir)
+        self.answers = [run_dir / f"rank-{rank}.json" for rank in range(row.processes)]
+        fork = multiprocessing.get_context("fork")
+        self.ranks = [
+            fork.Process(target=measure_rank, args=(row, plan, run_dir, rank, port))
+            for rank in range(row.processes)
+        ]
+        for process in self.ranks:
+            process.start()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def is_alive(self) -> bool:
+        """Whether a process still runs; one that takes too long, or whose peer gave up, is ended."""
+        alive = [process for process in self.ranks if process.is_alive()]
+        if alive and (self.seconds > TIMEOUT_S or any(self._failed())):
+            for process in alive:
+                process.kill()
+        return bool(alive)
+
+    def _failed(self) -> Iterator[str]:
+        for answer in self.answers:
+            if answer.is_file() and "error" in (found := json.loads(answer.read_text() or "{}")):
+                yield found["error"]
+
+    def result(self) -> dict[str, Any]:
+        """{bytes: the fullest rank's} or {error}; the run directory is gone then."""
+        error = next(self._failed(), None)
+        if error is None and not all(answer.is_file() for answer in self.answers):
+            error = f"no answer after {self.seconds:.0f} s"
+        if error is not None:
+            log = self.answers[0].with_suffix(".log")
+            print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
+            found: dict[str, Any] = {"error": error}
+        else:
+            found = {"bytes": max(json.loads(answer.read_text())["bytes"] for answer in self.answers)}
+        self.folder.cleanup()
+        return found
+
+
+def measure_all(rows: Sequence[Row], jobs: int) -> Iterator[tuple[Row, dict[str, Any], float]]:
+    """(row, result, seconds) as they come; at most `jobs` processes at a time, or one row of several."""
+    waiting, running = list(rows), list[Running]()
+    while waiting or running:
+        busy = sum(one.row.processes for one in running)
+        if waiting and (not running or busy + waiting[0].processes <= jobs):
+            running.append(Running(waiting.pop(0)))
+            continue
+        time.sleep(0.1)
+        for one in [one for one in running if not one.is_alive()]:
+            running.remove(one)
+            yield one.row, one.result(), one.seconds
+
+
+def import_stack(rows: Sequence[Row]) -> None:
+    """What every row needs, imported once: the rows are forked from here."""
+    import bitsandbytes  # noqa: F401
+    import peft  # noqa: F401
+
+    import launcher.train.adapters
+    import launcher.train.data.collate
+    import launcher.train.models
+    import launcher.train.training  # noqa: F401
+
+    if any(one.engine == "deepspeed" for one in rows):
+        import deepspeed  # noqa: F401
+
+
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def read_record(path: Path = RECORD) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def measured_before(path: Path = RECORD) -> dict[str, int]:
+    """Recorded bytes by name."""
+    if not path.is_file():
+        return {}
+    return {
+        one["name"]: one["measured_bytes"] for one in read_record(path)["rows"] if "measured_bytes" in one
+    }
+
+
+def differs(measured: int, recorded: int, same_versions: bool) -> bool:
+    """Whether a second figure is another one: by a byte with the same versions, by SAME_SHARE with others."""
+    return abs(measured - recorded) > (0 if same_versions else SAME_SHARE * recorded)
+
+
+def write_record(measured: Mapping[str, int], path: Path = RECORD) -> None:
+    """The rows in the grid's order, each with the settings that are not a row's defaults."""
+    defaults = {one.name: one.default for one in dataclasses.fields(Row)}
+    rows = []
+    for one in ROWS:
+        given = {k: v for k, v in dataclasses.asdict(one).items() if v and v != defaults[k]}
+        entry = {"name": one.name, "half": one.half, "settings": given}
+        del given["name"]
+        if one.impossible is not None:
+            rows.append({**entry, "impossible": given.pop("impossible")})
+        elif one.name in measured:
+            rows.append({**entry, "measured_bytes": measured[one.name], "method": METHOD})
+    record = {
+        "about": "Peak bytes of small training jobs on a CPU; made by benchmarks/memory_measure.py",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": versions(),
+        "rows": rows,
+    }
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these rows")
+    parser.add_argument("--repeat", action="store_true", help="compare with the record, write nothing")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
+    parser.add_argument("--record", type=Path, default=RECORD, metavar="FILE")
+    options = parser.parse_args()
+    unknown = set(options.only or ()) - {one.name for one in ROWS}
+    if unknown:
+        parser.error(f"not in the grid: {', '.join(sorted(unknown))}")
+    wanted = [row(name) for name in options.only] if options.only else list(ROWS)
+    wanted = [one for one in wanted if one.impossible is None]
+    # Rows of several processes come last: they want the machine to themselves.
+    wanted.sort(key=lambda one: (one.processes, HALVES.index(one.half)))
+    known = measured_before(options.record)
+    same_versions = bool(known) and read_record(options.record)["versions"] == versions()
+    if options.repeat and (missing := [one.name for one in wanted if one.name not in known]):
+        parser.error(f"not in the record: {', '.join(missing)}")
+    import_stack(wanted)
+    failed = 0
+    # A record holds the figures of one set of versions.
+    measured = dict(known) if same_versions else {}
+    for one, found, seconds in measure_all(wanted, options.jobs):
+        note = found.get("error", "")
+        if "bytes" in found and options.repeat:
+            differing = differs(found["bytes"], known[one.name], same_versions)
+            note = f"recorded: {known[one.name]:,}" if differing else "same"
+            failed += differing
+        elif "bytes" in found:
+            measured[one.name] = found["bytes"]
+            write_record(measured, options.record)
+        failed += "error" in found
+        print(f"{one.name:<38}{found.get('bytes', 0):>12,} B{seconds:>7.1f} s  {note}".rstrip(), flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""A row of the grid as a recipe, its plan, and the job that the estimate is asked about; without torch."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memory_grid import MODELS, Row
+
+from launcher.errors import DoesNotFit
+from launcher.facts.hardware import Hardware, parse_hardware
+from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.memory.engine import sharded_states
+from launcher.memory.estimate import MemoryJob
+from launcher.plan.inputs import Facts
+from launcher.plan.plan import Plan
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import load_recipe
+from launcher.render.ds_config import render_ds_config
+
+STEPS = 2
+"""Of the optimizer: from the second on, every step holds the same (three were tried: equal to the byte)."""
+RANK = 8
+DOCUMENTS = 4
+"""In each packed row."""
+_FORMATS = {"sequence-classification": "classification", "image-classification": "image"}
+
+
+def hardware_of(row: Row) -> Hardware:
+    return parse_hardware(f"{row.processes}xcpu")
+
+
+def spec_of(row: Row) -> ModelSpec:
+    model = MODELS[row.model]
+    return read_model_spec(row.model, {**model.config, **row.config}, "the grid", model.task)
+
+
+def recipe_of(row: Row) -> dict[str, Any]:
+    """The recipe of a row. Engine fsdp is planned as ddp, which decides the same settings."""
+    model = MODELS[row.model]
+    recipe: dict[str, Any] = {
+        "task": model.task,
+        "model": {
+            "config": {**model.config, **row.config},
+            "quantization": row.quantization,
+            "attn_implementation": row.attention,
+        },
+        "data": {
+            "train": [{"path": "random", "format": _FORMATS.get(model.task, "prompt-completion")}],
+            **({} if model.task == "image-classification" else {"max_length": row.length}),
+            "packing": row.packing,
+        },
+        "precision": row.precision,
+        "sharding": {"engine": "deepspeed" if row.engine == "deepspeed" else "ddp"},
+        "trainer": {
+            "max_steps": STEPS,
+            "per_device_train_batch_size": row.micro_batch,
+            "gradient_accumulation_steps": row.accumulation,
+            "activation_checkpointing": row.checkpointing,
+            "optim": row.optim,
+            "save_strategy": "no",
+        },
+        "hardware": {"device": "cpu", "devices_per_node": row.processes},
+    }
+    if row.adapter is not None:
+        targets = "all-linear" if row.adapter == "all-linear" else list(model.attention)
+        recipe["adapter"] = {"r": RANK, "target_modules": targets, "lora_dropout": row.adapter_dropout}
+    if row.engine == "deepspeed":
+        recipe["sharding"] |= {"zero_stage": row.zero_stage, "offload_optimizer": row.offload_optimizer}
+    return recipe
+
+
+def plan_of(row: Row) -> Plan:
+    return make(recipe_of(row), spec_of(row), hardware_of(row))
+
+
+def make(recipe: dict[str, Any], spec: ModelSpec, hardware: Hardware) -> Plan:
+    """The plan of a recipe, also where it does not fit."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"  # JSON is YAML
+        path.write_text(json.dumps(recipe), encoding="utf-8")
+        loaded = load_recipe(path)
+    try:
+        return make_plan(loaded, Facts(hardware=hardware, model=spec, versions={}))
+    except DoesNotFit as miss:
+        plan: Plan = miss.nearest_miss
+        return plan
+
+
+def job_of(row: Row, plan: Plan) -> MemoryJob:
+    """The plan's job with what the recipe does not say: FSDP, small buckets, and whether rows are padded."""
+    return replace(
+        plan.job,
+        engine=row.engine,
+        reduce_bucket_size=row.bucket,
+        allgather_bucket_size=row.bucket,
+        padded=row.padded,
+    )
+
+
+def ds_config_of(row: Row, plan: Plan) -> dict[str, Any] | None:
+    """The plan's DeepSpeed configuration with the row's buckets."""
+    config = render_ds_config(plan)
+    if config is None:
+        return None
+    buckets = {name: row.bucket for name in ("reduce_bucket_size", "allgather_bucket_size")}
+    zero = config["zero_optimization"]
+    return {**config, "zero_optimization": zero | {k: v for k, v in buckets.items() if k in zero}}
+
+
+def host_share(spec: ModelSpec, job: MemoryJob) -> int:
+    """Bytes of offloaded states of one process, and of the buffers through which they travel: on a CPU they
+    lie in the same memory as the rest."""
+    states = sharded_states(spec, job)
+    return states.host + states.staging

@@ -1,0 +1,62 @@
+"""Traces (T1) of many plans: the tracing process's own function, forked for each plan after one import."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.commands import tracing
+from launcher.facts.trace import Trace, Untraceable
+from launcher.plan.plan import Plan
+
+TIMEOUT_S = 300
+
+
+def trace_of(name: str, plan: Plan) -> Trace | None:
+    """The trace of the plan's job; None where it cannot be traced, with a line that says why."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import peft  # noqa: F401  # once for all that are forked from here
+
+    import launcher.train.adapters
+    import launcher.train.trace  # noqa: F401
+
+    tracing.ask_child = ask_forked
+    try:
+        step, versions = tracing.trace_plan(plan)
+    except Untraceable as error:
+        print(f"{name}: no trace: {error}", file=sys.stderr)
+        return None
+    return Trace().with_step(step, versions)
+
+
+def ask_forked(request: Mapping[str, Any], python: str) -> dict[str, Any]:
+    """In place of launcher.facts.trace.ask_child, which starts an interpreter for every question."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(there, request))
+    process.start()
+    there.close()
+    try:
+        answer = here.recv() if here.poll(TIMEOUT_S) else {"error": f"no answer in {TIMEOUT_S} s"}
+    except EOFError:
+        answer = {"error": "the tracing process ended without an answer"}
+    process.kill()
+    process.join()
+    if "error" in answer:
+        raise Untraceable(answer["error"])
+    return dict(answer)
+
+
+def _answer(answers: Any, request: Mapping[str, Any]) -> None:
+    from launcher.train.trace import ANSWERS
+
+    warnings.simplefilter("ignore")
+    try:
+        answers.send(ANSWERS[request["ask"]](request))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        answers.send({"error": f"{type(error).__name__}: {lines[0]}"})

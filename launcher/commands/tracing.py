@@ -1,0 +1,117 @@
+"""Traces the real model for a plan, in a child process; what cannot be traced is a warning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from launcher.errors import DoesNotFit
+from launcher.facts.software import require_modules
+from launcher.facts.trace import Line, Trace, TracedStep, Untraceable, ask_child, read_step
+from launcher.memory.allocator import has_expandable_segments, reserved_beyond_allocated
+from launcher.memory.estimate import estimate_memory
+from launcher.memory.traced import choices_of, why_not
+from launcher.plan.inputs import Facts
+from launcher.plan.plan import Plan
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import LoadedRecipe
+from launcher.render.bundle import render
+
+ROUNDS = 4
+"""Plans that are traced at most: the traced memory can change the plan, whose job is traced in turn."""
+ALLOCATOR_OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables of the environment; the second counts where the first is not set."""
+
+
+def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
+    """The facts with a trace of the job that the plan ends with.
+
+    MachineError when the training packages are missing. A model that cannot be traced is a warning.
+    """
+    require_modules(["torch", "transformers", "peft"])
+    for count in range(ROUNDS + 1):
+        plan = _plan(loaded, facts)
+        choices = choices_of(plan.job, plan.hardware)
+        known = facts.trace or Trace()
+        if known.step_for(choices) is not None:
+            return facts
+        reason = why_not(plan.job, facts.model.task)
+        if "adapter.path" in plan.settings:
+            reason = "the adapter that it goes on with lies in files"
+        elif count == ROUNDS:
+            reason = f"each of {ROUNDS} traces led to another plan"
+        try:
+            if reason is not None:
+                raise Untraceable(reason)
+            step, versions = trace_plan(plan)
+        except Untraceable as error:
+            warning = f"the model could not be traced, so its memory is the closed form's: {error}"
+            return replace(facts, warnings=(*facts.warnings, warning))
+        facts = replace(facts, trace=known.with_step(step, versions))
+    raise AssertionError("the last round ends with a warning")
+
+
+def trace_rows(plan: Plan, facts: Facts) -> dict[str, Any] | None:
+    """The key `trace` of `plan --trace`: both estimates of the job; None where it is not traced."""
+    if facts.trace is None or facts.trace.step_for(choices_of(plan.job, plan.hardware)) is None:
+        return None
+    closed = estimate_memory(plan.model, plan.job, plan.hardware)
+    traced = estimate_memory(plan.model, plan.job, plan.hardware, trace=facts.trace)
+    both = {"closed_form": closed, "traced": traced}
+    parts = {
+        name: {"components": asdict(one.components), "total": one.total, "phase": one.phase}
+        for name, one in both.items()
+    }
+    return {**parts, "versions": dict(facts.trace.versions or {})}
+
+
+def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
+    try:
+        return make_plan(loaded, facts)
+    except DoesNotFit as error:
+        plan: Plan = error.nearest_miss
+        return plan
+
+
+def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
+    """One step of the plan's model, and the versions it was traced with. Untraceable, MachineError."""
+    answer = ask_child(trace_request(plan), plan.python)
+    fragmentation = _fragmentation(answer, expandable=_expandable(plan))
+    step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
+    return step, answer["versions"]
+
+
+def trace_request(plan: Plan) -> dict[str, Any]:
+    """What the child reads."""
+    capability, micro = plan.hardware.compute_capability, plan.job.micro_batch
+    return {
+        "ask": "trace",
+        "plan": json.loads(render(plan).files["plan.json"]),
+        "memory": asdict(plan.job),
+        "config": dict(plan.model.config),
+        "labels": None if plan.model.head.per_token else plan.model.head.out_features,
+        "on_cpu": plan.hardware.is_cpu,
+        "capability": None if capability is None else list(capability),
+        "batches": [micro // 2 or 1, micro if micro > 1 else 2],
+    }
+
+
+def _expandable(plan: Plan) -> bool:
+    """Whether the workers' environment lets the allocator's segments grow."""
+    found = (plan.settings.get(f"launch.env.{name}") for name in ALLOCATOR_OPTIONS)
+    return has_expandable_segments(next((str(one.value) for one in found if one is not None), ""))
+
+
+def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> Line:
+    """What the allocator reserves beyond the peak of what is allocated."""
+    lost = {
+        replay["batch"]: reserved_beyond_allocated(replay["sizes"], replay["events"], expandable=expandable)
+        for replay in answer["replays"]
+    }
+    if not lost:
+        return Line(0.0, 0.0)
+    low, high = min(lost), max(lost)
+    slope = (lost[high] - lost[low]) / (high - low) if high > low else 0.0
+    return Line(lost[low] - slope * low, slope)

@@ -1,0 +1,72 @@
+"""What a finished run measured, kept for later plans: one line of the calibration file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.facts import probe
+from launcher.facts.calibration import Run
+from launcher.memory.calibration import job_kind
+from launcher.plan.as_run import predict_as_run
+from launcher.plan.inputs import Facts
+from launcher.plan.plan import Plan
+
+
+def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | None:
+    """Append a finished run to the calibration file; a word to the user where that cannot be done.
+
+    result: its result.json; facts: those that were planned with. A rehearsal (`--tiny`) is not kept: its
+    two narrow layers are of no real model.
+    """
+    if plan.value("tiny"):
+        return None
+    path = probe.calibration_file()
+    try:
+        append_line(path, finished_run(plan, result, facts).to_line())
+    except OSError as error:
+        return f"what this run measured is not kept for later plans: cannot write {path}: {error.strerror}"
+    return None
+
+
+def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
+    """The record of a run: what it took, beside the estimate for the longest batch that it met."""
+    memory = result["memory"]
+    # Without calibration: a correction would be taken for a better estimate, and be corrected again.
+    predicted = predict_as_run(plan, replace(facts, calibration=None), memory["tokens"]["largest"])
+    is_cpu = plan.hardware.is_cpu
+    return Run(
+        # The device at hand, since a plan may be for another one.
+        device="cpu" if is_cpu else probe.probe_hardware().device,
+        method=memory["method"],
+        torch=plan.versions.get("torch", ""),
+        transformers=plan.versions.get("transformers", ""),
+        kind=job_kind(plan.model, plan.job),
+        processes=result["processes"],
+        params=plan.model.params,
+        steps=memory["steps"],
+        predicted_by=predicted.method,
+        predicted=predicted.total,
+        components=asdict(predicted.components),
+        measured=memory["measured"],
+        allocated=memory["allocated"],
+        context=memory["components"]["context"]["measured"],
+        device_bytes=memory["device_bytes"],
+    )
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line, whole, however many processes do so; an unfinished line before it is ended."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        end = stream.seek(0, os.SEEK_END)
+        torn = False
+        if end:
+            stream.seek(end - 1)
+            torn = stream.read(1) != b"\n"
+        stream.write((b"\n" if torn else b"") + line.encode("utf-8"))

@@ -1,0 +1,95 @@
+"""What one node's host memory holds at the moments of a run. Pure arithmetic.
+
+Data sets are left out: they are read through memory maps, whose pages the system takes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.engine import sharded_states
+from launcher.memory.job import MemoryJob
+from launcher.memory.states import WIDTHS, base_weight_bytes, engine_width, trained_width
+from launcher.memory.tensor_parallel import on_rank
+
+PROCESS_BYTES = 1 << 30
+"""Host memory of one worker beside tensors: interpreter and libraries, rounded up."""
+SAVED_FILE_BYTES = 50 * 10**9
+"""transformers' default max_shard_size: what it copies to the host at a time to write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of one node."""
+
+    workers: int
+    """Interpreters and libraries of its ranks."""
+    tensors: int
+    """On a CPU: what the ranks hold in place of a device's memory."""
+    offloaded: int
+    """Offloaded weights, gradients and optimizer states."""
+    staging: int
+    """Page-locked buffers through which they travel."""
+    pageable: int
+    """Paged optimizer states."""
+    loading: int
+    """Weights that ranks read before they move to the devices."""
+    saving: int
+    """The model, or shards of the optimizer, gathered to be written."""
+    nvme: int
+    """Files beside host memory, not part of `peak`."""
+
+    @property
+    def peak(self) -> int:
+        """The most at any moment: while loading, or in training with a save."""
+        running = self.tensors + self.offloaded + self.staging + self.pageable + self.saving
+        return self.workers + max(self.loading, running)
+
+
+def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int) -> HostMemory:
+    """Host memory by its parts; `total`: the training peak of one device."""
+    states = sharded_states(*on_rank(spec, job))
+    local = min(job.devices_per_node, job.data_parallel * job.tensor_parallel)
+    return HostMemory(
+        workers=local * PROCESS_BYTES,
+        tensors=local * total if hardware.is_cpu else 0,
+        offloaded=local * states.host,
+        staging=local * states.staging,
+        # A CPU has no paged memory: bitsandbytes falls back to plain tensors, which are part of `tensors`.
+        pageable=0 if hardware.is_cpu else local * states.pageable,
+        loading=0 if hardware.is_cpu else _loading(spec, job, local),
+        saving=_saving(spec, job, hardware, local),
+        nvme=local * states.nvme,
+    )
+
+
+def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
+    """Below stage 3 each rank reads the whole model; at stage 3 and under FSDP2 one rank does."""
+    if job.quantization != "none" or job.spread > 1:
+        return 0  # straight to the devices, through memory maps
+    one = base_weight_bytes(spec, job.dtype) * (2 if job.reference_model else 1)
+    sharded = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage == 3)
+    return one if sharded else local * one
+
+
+def _saving(spec: ModelSpec, job: MemoryJob, hardware: Hardware, local: int) -> int:
+    model = job.trainable_params if job.adapter else spec.loaded_params
+    if job.engine == "deepspeed":
+        width = engine_width(job.precision)
+        owned = -(-job.trainable_params // job.data_parallel)
+        optimizer = local * 4 * owned if job.zero_stage and not hardware.is_cpu else 0
+        if job.zero_stage == 3:
+            return max(width * model, optimizer)
+        # accelerate clones the whole state dict on every rank, frozen weights included.
+        base = base_weight_bytes(spec, _cast(job), job.quantization, double_quant=job.double_quant)
+        return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
+    width = trained_width(job.engine, job.precision, job.dtype, job.adapter)
+    if job.engine == "fsdp":
+        return model * width if not job.adapter else model * width + spec.loaded_params * WIDTHS[job.dtype]
+    return 0 if hardware.is_cpu else min(model * width, SAVED_FILE_BYTES)
+
+
+def _cast(job: MemoryJob) -> str:
+    return "float32" if job.precision == "fp32" else "bfloat16"

@@ -1,0 +1,132 @@
+"""The last norm, the head and the loss as autograd keeps them; evaluation. Pure arithmetic.
+
+As read in transformers 5.23 (loss/loss_utils.py, trainer.py), trl 1.16 and liger-kernel 0.8
+(ops/fused_linear_cross_entropy.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from launcher.facts.heads import Head
+from launcher.memory.flow import Block
+from launcher.memory.norms import norm
+from launcher.memory.products import cast, dropout, matrix, product
+from launcher.memory.tape import Peak, Storage, Tape, Value
+
+TILE_TOKENS, TILE_WORDS = 4096, 32768
+"""trl 1.16's tiles of logits; each is allocated at its full width, whatever the vocabulary."""
+CPU_TILE_COPIES = 7
+"""Live float32 copies of a tile in trl's formula without Triton."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCost:
+    """Bytes of what follows the last layer."""
+
+    forward: int
+    """Logits and their copies when the loss is there."""
+    backward: int
+    """Logarithms of shares and two gradients of their size: the most that the loss itself takes later."""
+    saved: int
+    """Kept for the backward pass, the logits left out."""
+    weights: int
+    """Copies of weights that autocast made."""
+    params: int
+    peak: Peak
+    """The worst moment of the backward pass through loss, head and norm."""
+
+
+@functools.lru_cache(maxsize=1024)
+def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumulated: bool) -> HeadCost:
+    """What the end of the model takes; `block` is a layer of its last stack."""
+    tape = Tape()
+    x = tape.source(block.tokens * block.hidden, block.dtypes.residual)
+    if not block.layout.post_norm:
+        x = norm(tape, block, x, block.hidden)
+    if block.layout.position_bias:
+        x = dropout(tape, x, block.layout.dropout > 0, block.dtypes.on_cpu)
+    if task == "dpo":
+        return _tiled(tape, x, block, head)
+    if block.liger and head.per_token and task == "causal-lm":
+        return _fused(tape, x, block, head)
+    if not head.per_token:
+        # The first token alone is read; its gradient is written into zeros.
+        x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
+    before, _ = tape.saved()
+    logits = _logits(tape, x, block, head)
+    forward = logits.size
+    # T5 leaves its logits as they are, others cast them up; autocast does so for all.
+    if task != "seq2seq-lm" or block.dtypes.autocast:
+        wide = cast(tape, logits, 4)
+        forward += wide.size if wide is not logits else 0
+        logits = wide
+    log_shares = tape.step([logits], logits.elements, logits.width, save_out=True)
+    forward += log_shares.size
+    loss = tape.step([log_shares], 1, 4, saves=[log_shares.storage])
+    _, weights = tape.saved()
+    params = sum(node.params for node in tape.nodes)
+    peak = tape.backward(loss, gradient_width, accumulated=accumulated)
+    return HeadCost(forward, 3 * log_shares.size, before, weights, params, peak)
+
+
+def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
+    entries = head.in_features * head.out_features
+    trained = block.full or head.saved
+    around = (one for one in block.layout.linears if one.name == "project_out")
+    for one in around:  # OPT's embedding may be narrower than its layers
+        x = product(tape, block, x, one)
+    bias = head.out_features if head.bias else 0
+    logits = matrix(tape, block, x, head.out_features, entries, params=entries + bias if trained else 0)
+    if block.layout.logit_cap:
+        logits = tape.step([logits], logits.elements, logits.width)
+        logits = tape.step([logits], logits.elements, logits.width, save_out=True)
+        logits = tape.step([logits], logits.elements, logits.width)
+    return logits
+
+
+def _tiled(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
+    """trl's log-probabilities of preference pairs, tile by tile.
+
+    One tile of logits, the float32 copies that the formula without Triton makes of it, and float32 gradients
+    of what it read and of the head.
+    """
+    d, (saved, weights) = block.dtypes, tape.saved()
+    tile = min(block.tokens, TILE_TOKENS)
+    copies = 4 * CPU_TILE_COPIES * min(head.out_features, TILE_WORDS) if d.on_cpu else 0
+    trained = head.in_features * head.out_features if block.full else 0
+    logits = tile * (d.compute * TILE_WORDS + copies) + 4 * block.tokens * block.hidden + 4 * trained
+    peak = Peak(saved + logits, saved)
+    return HeadCost(logits, logits, saved, weights, trained, peak)
+
+
+def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
+    """Liger's head and loss in one: logits by chunks, gradients made in the forward pass already."""
+    d, tokens = block.dtypes, block.tokens
+    chunks = -(-head.out_features // head.in_features)
+    chunk = 1 << (-(-tokens // chunks) - 1).bit_length()
+    entries = head.in_features * head.out_features
+    trained = entries if block.full else 0
+    made = Storage(x.size + d.weight * trained)
+    loss = tape.step([x], 1, 4, saves=[made], params=trained)
+    saved, weights = tape.saved()
+    logits = min(chunk, tokens) * head.out_features * d.compute
+    peak = Peak(saved + logits, saved)
+    del loss
+    return HeadCost(logits, logits, saved, weights, trained, peak)
+
+
+def evaluation_bytes(block: Block, head: Head) -> int:
+    """Bytes of an evaluation step: nothing is kept, so the widest layer step or the loss rules.
+
+    Where metrics read predictions, a token's best word is all that outlives the step.
+    """
+    d, layout, tokens = block.dtypes, block.layout, block.tokens
+    rows = tokens if head.per_token else block.rows
+    # The logits, their float32 copy, and the logarithms of their shares.
+    logits = rows * head.out_features * (8 if d.compute == 4 else d.compute + 8)
+    widest = d.compute * (3 * layout.active_inner + 2 * block.hidden) * tokens
+    if block.attention == "eager":
+        widest = max(widest, block.heads * tokens * block.length * (4 + d.compute))
+    return tokens * d.residual * block.hidden + max(logits, widest)

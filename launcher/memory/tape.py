@@ -1,0 +1,220 @@
+"""What autograd keeps and allocates: a training step replayed on sizes alone. Pure arithmetic.
+
+A `Tape` records the operations of one block as torch's autograd does: each `Node` keeps the storages that
+its derivative reads. `backward` runs them in reverse and follows every gradient from where it is allocated
+to where it is freed, by the rules of torch 2.13's engine: a node's saved tensors are freed when it has
+run, gradients of one value are added in place where nobody else holds the first, and views pass on the
+gradient that they got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class Storage:
+    """Bytes in memory; `weight`: a copy of a weight in another dtype, no activation."""
+
+    __slots__ = ("holders", "size", "weight")
+
+    def __init__(self, size: int, *, weight: bool = False) -> None:
+        self.size, self.weight, self.holders = size, weight, 0
+
+
+class Node:
+    """One step of the backward pass."""
+
+    __slots__ = ("fresh", "joined", "params", "pending", "routes", "saved", "temporary")
+
+    def __init__(self) -> None:
+        self.routes: list[tuple[Node, int]] = []
+        """Where gradients go, with their bytes; 0 hands the incoming gradient on."""
+        self.saved: list[Storage] = []
+        self.temporary = 0
+        """Bytes that the derivative allocates and frees."""
+        self.params = 0
+        """Parameters whose gradients come to be here."""
+        self.fresh = 0
+        """Bytes of these gradients in the dtype that the product gave."""
+        self.joined = False
+        """Gradients of the parts lie side by side until all are there."""
+        self.pending: list[list[int]] = []
+        """Gradients that arrived: bytes, and how many still read them."""
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor: elements, bytes of each, where they lie, and what made it (None: needs no gradient)."""
+
+    elements: int
+    width: int
+    storage: Storage
+    node: Node | None
+
+    @property
+    def size(self) -> int:
+        return self.elements * self.width
+
+
+@dataclass(slots=True)
+class Peak:
+    """The worst moment of a backward pass, in bytes."""
+
+    total: int = 0
+    saved: int = 0
+    """Of `total`, activations that are still kept."""
+    weights: int = 0
+    """Of `total`, copies of weights that are still kept."""
+    gradients: int = 0
+    """Of `total`, gradients of parameters."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """Operations of one block in the order of the forward pass."""
+
+    nodes: list[Node] = field(default_factory=list)
+    held: list[Storage] = field(default_factory=list)
+    """Kept until the whole graph goes: attributes of an autograd function's context."""
+
+    def source(self, elements: int, width: int, *, grad: bool = True, counted: bool = True) -> Value:
+        """The block's input; not `counted` where something outside keeps it."""
+        node = Node() if grad else None
+        if node is not None:
+            self.nodes.append(node)
+        return Value(elements, width, Storage(elements * width if counted else 0), node)
+
+    def step(
+        self,
+        inputs: Sequence[Value],
+        elements: int,
+        width: int,
+        *,
+        saves: Sequence[Storage] = (),
+        save_out: bool = False,
+        passes: bool = False,
+        view: Storage | None = None,
+        temporary: int = 0,
+        params: int = 0,
+        fresh: int = 0,
+    ) -> Value:
+        """One operation; `passes`: its inputs get the gradient of its output itself.
+
+        `params`: trainable parameters that it reads, whose gradients come as `fresh` bytes each.
+        """
+        storage = view if view is not None else Storage(elements * width)
+        asking = [value for value in inputs if value.node is not None]
+        if not asking and not params:
+            return Value(elements, width, storage, None)
+        node = Node()
+        for value in asking:
+            assert value.node is not None
+            alias = passes and value.width == width
+            node.routes.append((value.node, 0 if alias else value.size))
+            if not passes and value.width < width:
+                # Computed in the wider dtype, then cast to that of the input.
+                temporary += value.elements * width
+        node.saved = [*saves, storage] if save_out else list(saves)
+        node.temporary, node.params, node.fresh = temporary, params, fresh
+        for kept in node.saved:
+            kept.holders += 1
+        self.nodes.append(node)
+        return Value(elements, width, storage, node)
+
+    def hold(self, storage: Storage) -> None:
+        """Keep `storage` until the whole graph goes."""
+        storage.holders += 1
+        self.held.append(storage)
+
+    def saved(self) -> tuple[int, int]:
+        """Bytes of activations and of copies of weights that are kept after the forward pass."""
+        sizes: dict[int, Storage] = {id(kept): kept for node in self.nodes for kept in node.saved}
+        sizes |= {id(kept): kept for kept in self.held}
+        activations = sum(kept.size for kept in sizes.values() if not kept.weight)
+        return activations, sum(kept.size for kept in sizes.values() if kept.weight)
+
+    def backward(self, output: Value, gradient_width: float, *, accumulated: bool) -> Peak:
+        """The worst moment of running all nodes in reverse; storages of the tape are used up.
+
+        `gradient_width`: bytes that each trained parameter's gradient keeps. `accumulated`: all of them
+        exist already, so a fresh one lives only until it is added.
+        """
+        assert output.node is not None
+        return _Replay(self, gradient_width, accumulated).run(output)
+
+
+class _Replay:
+    """The state of one backward pass."""
+
+    def __init__(self, tape: Tape, gradient_width: float, accumulated: bool) -> None:
+        self.tape, self.gradient_width, self.accumulated = tape, gradient_width, accumulated
+        self.saved, self.weights = tape.saved()
+        self.gradients = 0
+        self.flow = 0
+        self.peak = Peak()
+
+    def run(self, output: Value) -> Peak:
+        assert output.node is not None
+        output.node.pending.append([output.size, 1])
+        self.flow = output.size
+        self._note(0)
+        for node in reversed(self.tape.nodes):
+            if node.pending:
+                self._step(node)
+            for kept in node.saved:
+                self._release(kept)
+        return self.peak
+
+    def _note(self, more: int) -> None:
+        total = self.saved + self.weights + self.gradients + self.flow + more
+        if total > self.peak.total:
+            self.peak = Peak(total, self.saved, self.weights, self.gradients)
+
+    def _step(self, node: Node) -> None:
+        incoming = node.pending
+        made: list[tuple[Node, list[int]]] = []
+        for target, size in node.routes:
+            gradient = [size, 0] if size else incoming[0]
+            if size:
+                self.flow += size
+            made.append((target, gradient))
+        self._note(node.temporary + node.fresh)
+        if node.params:
+            kept = int(node.params * self.gradient_width)
+            if not self.accumulated:
+                if kept and kept != node.fresh:  # cast or copied
+                    self._note(node.fresh + kept)
+                self.gradients += kept
+        for target, gradient in made:
+            self._arrive(target, gradient)
+        for gradient in incoming:
+            gradient[1] -= 1
+            if gradient[1] == 0:
+                self.flow -= gradient[0]
+        node.pending = []
+
+    def _arrive(self, target: Node, gradient: list[int]) -> None:
+        gradient[1] += 1
+        if target.joined or not target.pending:
+            target.pending.append(gradient)
+            return
+        first = target.pending[0]
+        if first[1] > 1:
+            # Somebody else reads the first gradient, so the sum gets a place of its own.
+            total = [max(first[0], gradient[0]), 1]
+            self.flow += total[0]
+            self._note(0)
+            target.pending[0] = total
+            first[1] -= 1
+        gradient[1] -= 1
+        if gradient[1] == 0:
+            self.flow -= gradient[0]
+
+    def _release(self, kept: Storage) -> None:
+        kept.holders -= 1
+        if kept.holders == 0:
+            if kept.weight:
+                self.weights -= kept.size
+            else:
+                self.saved -= kept.size

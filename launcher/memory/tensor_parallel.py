@@ -1,0 +1,117 @@
+"""What one of the devices holds that share a model's matrices. Pure.
+
+As transformers' plans (`base_model_tp_plan`) and DeepSpeed's AutoTP cut a layer: products that read the
+stream between layers by columns, those that return to it by rows, attention by whole heads. AutoTP also cuts
+the token embedding, which transformers copies to each rank; a head that is tied to it goes with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.architectures import Layout, Linear
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.divisors import divisors
+from launcher.memory.job import MemoryJob
+from launcher.memory.optimizers import model_shapes
+
+_BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
+"""What the products read that are cut by rows: each rank has its part of the input."""
+
+
+def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
+    """RecipeError `bad-tensor-parallel` where `ranks` cannot share this model on these devices."""
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    fewer, more = min(kv_heads, ranks), max(kv_heads, ranks)
+    if ranks < 1:
+        message, hint = f"{ranks} tensor-parallel ranks: expected at least 1", None
+    elif ranks > heads:
+        message = f"{ranks} tensor-parallel ranks are more than the {heads} attention heads of {spec.name}"
+        hint = f"each rank needs a whole head: at most {heads}"
+    elif heads % ranks:
+        message = f"the {heads} attention heads of {spec.name} do not divide among {ranks} ranks"
+        hint = f"use {_divisors(heads)}"
+    elif kv_heads < heads and more % fewer:
+        message = f"the {kv_heads} key-value heads of {spec.name} do not divide among {ranks} ranks"
+        hint = "use a divisor of them, or a multiple (each is then copied)"
+    elif hardware.num_devices % ranks:
+        message = f"{hardware.num_devices} devices of {hardware.label} do not divide into groups of {ranks}"
+        hint = f"use {_divisors(hardware.num_devices)}"
+    elif hardware.devices_per_node % ranks and ranks % hardware.devices_per_node:
+        message = f"groups of {ranks} do not fit nodes of {hardware.devices_per_node} devices"
+        hint = f"use {_divisors(hardware.devices_per_node)}"
+    else:
+        return
+    raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(map(str, divisors(number)))
+
+
+def rank_spec(spec: ModelSpec, ranks: int, engine: str) -> ModelSpec:
+    """The model as one of `ranks` tensor-parallel ranks of `engine` holds it."""
+    layout = _rank_layout(spec, spec.layout, ranks)
+    cut_embedding = engine == "deepspeed"
+    head = spec.head
+    if not head.tied or cut_embedding:
+        head = replace(head, out_features=-(-head.out_features // ranks))
+    part = replace(
+        spec,
+        num_heads=spec.num_heads // ranks,
+        num_kv_heads=max(1, spec.num_kv_heads // ranks),
+        intermediate_size=-(-spec.intermediate_size // ranks),
+        vocab_size=-(-spec.vocab_size // ranks) if cut_embedding else spec.vocab_size,
+        layout=layout,
+        head=head,
+        linears=tuple(linear for stack in layout.stacks for linear in stack.linears),
+    )
+    held = sum(shape.values * shape.count for shape in model_shapes(part))
+    return replace(part, params=held - (part.loaded_params - part.params))
+
+
+def _rank_layout(spec: ModelSpec, layout: Layout, ranks: int) -> Layout:
+    experts = -(-layout.experts // ranks)
+    return replace(
+        layout,
+        linears=tuple(_rank_linear(spec, linear, ranks) for linear in layout.linears),
+        layer_extra=layout.layer_extra - layout.experts + experts,
+        experts=experts,
+        active_inner=-(-layout.active_inner // ranks),
+        decoder=None if layout.decoder is None else _rank_layout(spec, layout.decoder, ranks),
+    )
+
+
+def _rank_linear(spec: ModelSpec, linear: Linear, ranks: int) -> Linear:
+    if linear.reads in _BACK_TO_THE_STREAM:
+        return replace(linear, in_features=-(-linear.in_features // ranks))
+    if linear.reads == "":
+        # A pooler or a projection around the layers: each rank holds it whole.
+        return linear
+    out, query = linear.out_features, spec.num_heads * spec.head_dim
+    keys = spec.num_kv_heads * spec.head_dim
+    rank_keys = max(1, spec.num_kv_heads // ranks) * spec.head_dim
+    if spec.num_kv_heads < spec.num_heads and linear.reads == "norm1":
+        if out == keys:
+            return replace(linear, out_features=rank_keys)
+        if out == query + 2 * keys:
+            return replace(linear, out_features=query // ranks + 2 * rank_keys)
+    return replace(linear, out_features=-(-out // ranks))
+
+
+def on_rank(spec: ModelSpec, job: MemoryJob) -> tuple[ModelSpec, MemoryJob]:
+    """Model and job as one tensor-parallel rank has them; as they are where no matrix is shared."""
+    if job.tensor_parallel == 1:
+        return spec, job
+    part = rank_spec(spec, job.tensor_parallel, job.engine)
+    if job.adapter:
+        widths = [
+            sum((linear.in_features + linear.out_features) * linear.count for linear in one.linears)
+            for one in (part, spec)
+        ]
+        trained = job.trainable_params * widths[0] // widths[1]
+    else:
+        trained = job.trainable_params * part.loaded_params // spec.loaded_params
+    return part, replace(job, tensor_parallel=1, trainable_params=trained)

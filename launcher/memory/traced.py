@@ -1,0 +1,122 @@
+"""The moments of a step from a trace: the engine's states, and what the real model keeps beside them. Pure.
+
+A trace knows one device that shards nothing. Weights, optimizer states and buffers are the engine's
+(engine.py), gradients are sharded as the engine shards them; activations, logits and temporaries are traced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.facts.trace import Trace, TracedStep
+from launcher.memory.engine import engine_buffers, keeps_gradients, sharded_states
+from launcher.memory.held import Held, engine_held
+from launcher.memory.job import Components, MemoryJob
+from launcher.memory.phases import CUDA_CONTEXT
+from launcher.memory.states import MIXED
+from launcher.memory.steps import step_bytes
+
+# What of a job changes its activations, besides the micro-batch.
+_CHOICES = (
+    "sequence_length", "precision", "dtype", "quantization", "trainable_params", "adapter",
+    "adapted", "adapter_dropout", "checkpointing", "attention", "optim", "document_mask", "one_row", "padded",
+)  # fmt: skip
+_FLASH = (8, 0)
+"""Compute capability from which torch has a flash kernel."""
+
+
+def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
+    """What a trace of this job depends on: a trace holds for the jobs that choose alike."""
+    capability = hardware.compute_capability
+    return {
+        **{name: getattr(job, name) for name in _CHOICES},
+        "cast_by": job.engine if _casts(job) else None,
+        "keeps_gradients": job.accumulation != 1,
+        "on_cpu": hardware.is_cpu,
+        "flash": capability is not None and capability >= _FLASH,
+    }
+
+
+def _casts(job: MemoryJob) -> bool:
+    """Whether the engine casts the weights: DeepSpeed all of them, FSDP2 those that it gathers."""
+    return job.engine == "deepspeed" or (job.engine == "fsdp" and job.precision in MIXED)
+
+
+def why_not(job: MemoryJob, task: str) -> str | None:
+    """Why a job cannot be traced; None when it can be."""
+    if task == "dpo":
+        return "DPO's loss works on tiles of logits that trl cuts, which a trace without trl does not see"
+    if job.engine == "deepspeed" and job.zero_stage == 3 and job.adapter:
+        return "ZeRO-3 puts a function of its own in place of frozen products"
+    if job.engine == "fsdp" and _casts(job) and job.quantization != "none":
+        return "FSDP2 casts what is not quantised when it gathers it"
+    if job.liger:
+        return "Liger's kernels are compiled on the device"
+    if job.tensor_parallel > 1:
+        return "tensor parallelism splits the layers"
+    if job.spread > 1:
+        return "model.device_map spreads the layers over devices"
+    return None
+
+
+def traced_phases(
+    trace: Trace | None, spec: ModelSpec, job: MemoryJob, hardware: Hardware
+) -> dict[str, Components] | None:
+    """Components at each moment that may hold the peak; None where the trace does not cover the job."""
+    if trace is None or why_not(job, spec.task) is not None:
+        return None
+    step = trace.step_for(choices_of(job, hardware))
+    if step is None:
+        return None
+    states = sharded_states(spec, job)
+    resident = Components(
+        weights=states.weights,
+        optimizer=states.optimizer,
+        # The mask over documents is an activation of the trace.
+        buffers=engine_buffers(spec, replace(job, document_mask=False)),
+        context=0 if hardware.is_cpu else CUDA_CONTEXT,
+    )
+    gradients = states.gradients
+    if job.accumulation == 1 and keeps_gradients(job):
+        # Their partition is there from the start.
+        resident, gradients = replace(resident, gradients=gradients), 0
+    phases = _fullest(step, resident, job.micro_batch, gradients, engine_held(spec, job))
+    if job.engine != "ddp" or "step" not in phases:
+        # The engine steps on its own shards; other optimizers than torch's are not traced.
+        temporary = step_bytes(spec, job, hardware)
+        phases["step"] = replace(resident, gradients=states.gradients, temporary=temporary)
+    lost = step.fragmentation.at(job.micro_batch)
+    return {name: replace(parts, temporary=parts.temporary + lost) for name, parts in phases.items()}
+
+
+def _fullest(
+    step: TracedStep, resident: Components, micro_batch: int, gradients: int, held: Held
+) -> dict[str, Components]:
+    """The fullest moment of each phase; `gradients`: bytes of all of them as the engine keeps them."""
+    share = gradients / step.gradients if step.gradients else 0.0
+    phases: dict[str, Components] = {}
+    for moment in step.moments:
+        logits = moment.logits.at(micro_batch)
+        parts = replace(
+            resident,
+            gradients=resident.gradients + round(share * moment.gradients.at(micro_batch)),
+            activations=moment.activations.at(micro_batch),
+            logits=logits,
+            buffers=resident.buffers + _held_at(moment.phase, logits, held),
+            temporary=moment.temporary.at(micro_batch),
+        )
+        if moment.phase not in phases or parts.total > phases[moment.phase].total:
+            phases[moment.phase] = parts
+    return phases
+
+
+def _held_at(phase: str, logits: int, held: Held) -> int:
+    """What the engine holds at a traced moment; the loss is told from the layers by its logits."""
+    if phase == "forward":
+        return held.forward
+    if phase != "backward":
+        return 0
+    return held.head if logits else held.layers

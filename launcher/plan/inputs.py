@@ -1,0 +1,38 @@
+"""What was gathered before planning, as one frozen value. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.facts.calibration import Calibration
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.facts.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was gathered before planning."""
+
+    hardware: Hardware
+    model: ModelSpec
+    versions: Mapping[str, str]
+    """Installed versions by distribution name."""
+    profile: Mapping[str, Any] | None = None
+    """Content of the recipe's `sharding.config`."""
+    cpu_cores: int = 1
+    python: str = "python"
+    """The interpreter that will start the workers."""
+    hooks: tuple[str, ...] = ()
+    """Names of the functions in the recipe's `python` file."""
+    warnings: tuple[str, ...] = field(default=())
+    tiny: bool = False
+    """Rehearsal: two narrow layers, generated rows, four steps."""
+    host_bytes: int | None = None
+    """Host memory, where the plan is for this very machine."""
+    trace: Trace | None = None
+    """What a trace of the real model found."""
+    calibration: Calibration | None = None
+    """What earlier runs measured on such a device."""

@@ -1,0 +1,88 @@
+"""What of a draft decides memory: the job that is estimated, before sizes are chosen. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.job import MemoryJob
+from launcher.memory.states import WIDTHS
+from launcher.plan.draft import Draft
+
+SMALL_DEVICE_BYTES = 25 * 10**9
+"""Devices up to this size get smaller buckets to reduce and gather in."""
+
+
+def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) -> MemoryJob:
+    """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
+    quantization = draft.get("model.quantization")
+    has_adapter = draft.get("adapter.type") is not None
+    rank, targets = draft.get("adapter.r", 16), draft.get("adapter.target_modules", "all-linear")
+    small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
+    bucket = 50_000_000 if small else 200_000_000
+    dpo, one_row = draft.get("task") == "dpo", bool(draft.get("data.padding_free"))
+    return MemoryJob(
+        micro_batch=1,
+        sequence_length=spec.tokens_per_sample or draft.get("data.max_length"),
+        # A chosen and a rejected answer.
+        sequences_per_sample=2 if dpo else 1,
+        # An adapter is switched off to have the reference; a full model needs a frozen copy.
+        reference_model=dpo and not has_adapter and not draft.get("trainer.precompute_ref_log_probs"),
+        spread=_devices_of_map(draft.get("model.device_map"), hardware),
+        document_mask=one_row or bool(draft.get("data.packing")),
+        one_row=one_row,
+        data_parallel=processes,
+        devices_per_node=hardware.devices_per_node,
+        precision=draft.get("precision"),
+        dtype=_loaded_dtype(draft, spec),
+        quantization=quantization["type"] if isinstance(quantization, dict) else "none",
+        double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
+        trainable_params=spec.lora_params(rank, targets) if has_adapter else spec.loaded_params,
+        adapter=has_adapter,
+        adapted=spec.adapted_paths(targets) if has_adapter else None,
+        adapter_dropout=draft.get("adapter.lora_dropout", 0.0),
+        engine=draft.get("sharding.engine"),
+        zero_stage=0,
+        offload_optimizer=draft.get("sharding.offload_optimizer"),
+        offload_param=draft.get("sharding.offload_param"),
+        optim=draft.get("trainer.optim"),
+        optim_args=draft.get("trainer.optim_args") or "",
+        checkpointing=False,
+        attention=draft.get("model.attn_implementation"),
+        reduce_bucket_size=bucket,
+        allgather_bucket_size=bucket,
+        overlap_comm=False,
+        eval_batch=1,
+        liger=bool(draft.get("trainer.use_liger_kernel")),
+        padded=spec.tokens_per_sample is None and not one_row and not draft.get("data.packing"),
+        extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
+    )
+
+
+def _token_rows(draft: Draft, spec: ModelSpec) -> int:
+    """Bytes of the copies that peft makes of embedding and head to train the rows of added tokens."""
+    if not draft.get("model.add_tokens"):
+        return 0
+    rows = spec.vocab_size * spec.layout.embed_width * (1 if spec.head.tied else 2)
+    return rows * WIDTHS[_loaded_dtype(draft, spec)]
+
+
+def _devices_of_map(device_map: Any, hardware: Hardware) -> int:
+    """Devices that a device_map of from_pretrained uses: all of the machine, or those that it names."""
+    if isinstance(device_map, Mapping):
+        return max(1, len({str(device) for device in device_map.values()} - {"cpu", "disk"}))
+    return hardware.devices_per_node if device_map else 1
+
+
+def _loaded_dtype(draft: Draft, spec: ModelSpec) -> str:
+    dtype: str = draft.get("model.dtype")
+    dtype = dtype if dtype != "auto" else spec.pretrained_dtype or "float32"
+    if dtype not in WIDTHS:
+        message = f"dtype auto is that of the checkpoint, {dtype}, which nothing here trains"
+        hint = f"name one of {', '.join(WIDTHS)}"
+        file, line = draft.place("model.dtype")
+        raise RecipeError(Problem("checkpoint-dtype", message, file, line, "model.dtype", hint))
+    return dtype

@@ -1,0 +1,249 @@
+"""Seconds of one optimizer step, predicted from what it computes and moves. Pure arithmetic.
+
+A ranking of configurations is what this is for. Nobody measured these shares of the published peaks
+here: each is an assumption with a pessimistic, a likely and an optimistic end, and what is shown is
+the range between the ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from launcher.facts.devices import Figures, figures_of
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.engine import sharded_states
+from launcher.memory.job import MemoryJob
+from launcher.memory.states import WIDTHS
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A figure that was not measured: its ends, and what the ranking takes."""
+
+    worst: float
+    likely: float
+    best: float
+
+
+MATMUL_SHARE = Assumption(0.25, 0.45, 0.65)
+"""Assumption: share of the tensor cores' dense peak that matrix products reach in a Hugging Face model."""
+SINGLE_SHARE = Assumption(0.5, 0.75, 0.95)
+"""Assumption: the same for fp32 without tensor cores, whose peak is easier to reach."""
+MEMORY_SHARE = Assumption(0.4, 0.65, 0.9)
+"""Assumption: share of the memory's bandwidth that elementwise operations and updates reach."""
+LINK_SHARE = Assumption(0.2, 0.5, 0.8)
+"""Assumption: share of the link's bandwidth that collectives reach."""
+EXPOSED_SHARE = Assumption(1.0, 0.5, 0.0)
+"""Assumption: share of the communication that no computation hides."""
+NETWORK_BYTES = Assumption(3e9, 25e9, 400e9)
+"""Assumption: bytes a second and direction between nodes, which no recipe says: from 25 Gbit/s Ethernet
+to eight adapters of 400 Gbit/s."""
+HOST_SHARE = Assumption(0.3, 0.6, 0.9)
+"""Assumption: share of the PCIe bandwidth that copies to and from the host reach."""
+HOST_MEMORY_BYTES = Assumption(30e9, 100e9, 250e9)
+"""Assumption: bytes a second of the host's memory, which rules the optimizer on the CPU."""
+LAUNCH_SECONDS = Assumption(20e-6, 10e-6, 3e-6)
+"""Assumption: seconds for which Python and the driver keep the device from one kernel."""
+
+KERNELS_PER_LAYER = 30
+"""Assumption: kernels of one layer's forward pass as transformers writes it; a backward pass has twice
+as many, an adapter doubles both."""
+FORWARD_PASSES, BACKWARD_PASSES = 2, 3
+"""Assumption: how often a pass moves the activations that it keeps through the device's memory: written
+and read once, and as much again for gradients on the way back."""
+UPDATE_PASSES = 3
+"""Assumption: how often an update moves gradients and optimizer states: norm, read, write. Counted as if
+nothing were sharded, so that a ZeRO stage is chosen for its memory and never for its update."""
+DEQUANTIZED_BYTES = 4
+"""Of a weight that is unpacked to 16 bits before each product: written once, read once."""
+INT8_SLOWDOWN = 1.5
+"""Assumption: products of LLM.int8() against those of 16 bits. Its outliers are computed apart."""
+GATHERS_PER_LAYER = 4
+"""Assumption: further kernels of a ZeRO-3 layer that gather and release weights, in each direction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one device does in one optimizer step."""
+
+    flops: float
+    traffic: float
+    """Bytes through the device's own memory."""
+    sent: float
+    """Bytes to other devices."""
+    hosted: float
+    """Bytes over PCIe to and from the host."""
+    host_traffic: float
+    """Bytes through the host's memory."""
+    launches: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Predicted seconds of one optimizer step."""
+
+    low: float
+    likely: float
+    high: float
+    figures_known: bool
+    """False: computed from a stand-in's figures, so that only ratios say something."""
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """The range, None where the device's figures are not known."""
+        return (self.low, self.high) if self.figures_known else None
+
+    def to_json(self, steps: int | None) -> dict[str, list[float] | None]:
+        """The `time` object of `plan --json`: of a step, and of a run of so many steps without its
+        start, evaluations and checkpoints."""
+        if self.seconds is None:
+            return {"seconds_per_step": None, "total": None}
+        per_step = [float(f"{end:.3g}") for end in self.seconds]
+        total = None if steps is None else [float(f"{steps * end:.3g}") for end in self.seconds]
+        return {"seconds_per_step": per_step, "total": total}
+
+
+def predict_step(
+    spec: ModelSpec, job: MemoryJob, hardware: Hardware, *, kept: int, tf32: bool = False
+) -> StepTime:
+    """Seconds of one step of `job`.
+
+    `kept`: bytes of activations that one sample keeps where nothing is recomputed. `tf32`: the recipe
+    lets fp32 products use the tensor cores.
+    """
+    figures, known = figures_of(hardware)
+    work = step_work(spec, job, kept)
+    nodes = hardware.num_nodes if job.data_parallel > 1 else 1
+    low, likely, high = (
+        _seconds(work, figures, job.precision, nodes, tf32, end) for end in ("best", "likely", "worst")
+    )
+    return StepTime(low, likely, high, known)
+
+
+def _seconds(work: Work, figures: Figures, precision: str, nodes: int, tf32: bool, end: str) -> float:
+    def at(assumption: Assumption) -> float:
+        value: float = getattr(assumption, end)
+        return value
+
+    if precision != "fp32":
+        peak = figures.half * at(MATMUL_SHARE)
+    elif tf32:
+        peak = figures.tf32 * at(MATMUL_SHARE)
+    else:
+        peak = figures.single * at(SINGLE_SHARE)
+    link = figures.link * at(LINK_SHARE)
+    if nodes > 1:
+        link = min(link, at(NETWORK_BYTES))
+    return (
+        work.flops / peak
+        + work.traffic / (figures.memory * at(MEMORY_SHARE))
+        + at(EXPOSED_SHARE) * work.sent / link
+        + work.hosted / (figures.host * at(HOST_SHARE))
+        + work.host_traffic / at(HOST_MEMORY_BYTES)
+        + work.launches * at(LAUNCH_SECONDS)
+    )
+
+
+def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
+    """The work of one device; `kept` as in `predict_step`."""
+    micro_steps = job.accumulation or 1
+    recomputed = 1 if job.checkpointing else 0
+    passes = FORWARD_PASSES * (1 + recomputed) + BACKWARD_PASSES
+    samples = job.micro_batch * micro_steps
+    whole = replace(job, zero_stage=0, offload_optimizer="none", offload_param="none")
+    states = sharded_states(spec, whole)
+    update = UPDATE_PASSES * (states.gradients + states.optimizer)
+    streamed = (2 + recomputed) * _weight_traffic(spec, job) + 2 * states.gradients
+    offloads = job.offload_optimizer != "none"
+    sent, hosted = _moved(job, states.gradients, _stored_weights(spec, job))
+    layers = sum(stack.layers for stack in spec.layout.stacks)
+    kernels = KERNELS_PER_LAYER * (2 if job.adapter else 1)
+    gathers = GATHERS_PER_LAYER if job.engine == "deepspeed" and job.zero_stage == 3 else 0
+    return Work(
+        flops=micro_steps * _flops(spec, job),
+        traffic=samples * passes * kept + micro_steps * streamed + (0 if offloads else update),
+        sent=sent,
+        hosted=hosted,
+        host_traffic=update if offloads else 0,
+        launches=micro_steps * layers * (kernels + gathers) * (3 + recomputed),
+    )
+
+
+def _flops(spec: ModelSpec, job: MemoryJob) -> float:
+    """Operations of one micro-step: forward, backward, recomputation, the reference model of DPO."""
+    rows, length = job.rows
+    tokens = rows * length
+    attended = job.sequence_length if job.attention == "flash_attention_2" else length
+    linears = 2.0 * tokens * (spec.linear_weights + _active_experts(spec))
+    if job.quantization == "int8":
+        linears *= INT8_SLOWDOWN
+    attentions = sum(stack.layers * (2 if stack.crossed else 1) for stack in spec.layout.stacks)
+    # Two products of every pair of positions; kernels that skip what causality masks are not credited.
+    attention = 4.0 * tokens * attended * attentions * spec.num_heads * spec.head_dim
+    head = 2.0 * (tokens if spec.head.per_token else rows) * spec.head.in_features * spec.head.out_features
+    adapter = 2.0 * tokens * job.trainable_params if job.adapter else 0.0
+    forward = linears + attention + adapter
+    # Backward: gradients of what came in, those of the weights where they are trained; attention has both.
+    backward = (1 if job.adapter else 2) * (linears + head) + 2 * attention + 2 * adapter
+    again = forward if job.checkpointing else 0.0
+    reference = linears + attention + head if spec.task == "dpo" else 0.0
+    return forward + head + backward + again + reference
+
+
+def _active_experts(spec: ModelSpec) -> int:
+    """Weights of all layers' experts that one token passes through."""
+    return sum(
+        3 * spec.hidden_size * stack.active_inner * stack.layers
+        for stack in spec.layout.stacks
+        if stack.experts
+    )
+
+
+def _held_weights(spec: ModelSpec) -> int:
+    """Entries of all matrices that a forward pass reads, the head's included."""
+    experts = sum(stack.experts * stack.layers for stack in spec.layout.stacks)
+    return spec.linear_weights + experts + spec.head.in_features * spec.head.out_features
+
+
+def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
+    """Bytes of device memory for one reading of all weights, unpacked or cast where they have to be."""
+    weights = _held_weights(spec)
+    if job.quantization != "none":
+        packed = 1.0 if job.quantization == "int8" else 0.5
+        return weights * 2 + spec.linear_weights * (packed + DEQUANTIZED_BYTES - 2)
+    computed = 4 if job.precision == "fp32" else 2
+    if job.engine == "deepspeed":
+        return float(weights * computed)
+    stored = WIDTHS[job.dtype]
+    # Autocast reads the stored weight, writes its 16-bit copy, and reads that.
+    return float(weights * (stored if stored == computed else stored + 2 * computed))
+
+
+def _stored_weights(spec: ModelSpec, job: MemoryJob) -> float:
+    """Bytes of the weights that ZeRO-3 gathers."""
+    width = 4.0 if job.precision == "fp32" else 2.0
+    if job.quantization != "none":
+        packed = 1.0 if job.quantization == "int8" else 0.5
+        return spec.params * width + spec.linear_weights * (packed - width)
+    return spec.params * width
+
+
+def _moved(job: MemoryJob, gradients: int, weights: float) -> tuple[float, float]:
+    """Bytes that a device sends to others, and over PCIe to and from the host, in one step.
+
+    All-reduce: reduce-scatter and all-gather. ZeRO-2 and 3 reduce after every micro-step, ZeRO-3 gathers
+    the weights twice in each.
+    """
+    ranks, micro_steps = job.data_parallel, job.accumulation or 1
+    stage = job.zero_stage if job.engine == "deepspeed" else 0
+    reductions = micro_steps if stage >= 2 else 1
+    sent = float(gradients * reductions)
+    sent += 2 * weights * micro_steps if stage == 3 else gradients
+    hosted = 0.0
+    if job.offload_optimizer != "none":
+        # Gradients go out as they are reduced, the updated weights come back: as many bytes.
+        hosted += gradients * (reductions + 1) / ranks
+    if job.offload_param != "none":
+        hosted += 2 * weights * micro_steps / ranks
+    return sent * (ranks - 1) / ranks, hosted

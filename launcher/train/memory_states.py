@@ -1,0 +1,133 @@
+"""Exact bytes of a live model's weights, gradients and optimizer states, by device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+CPU = -1
+"""The CPU among device indices."""
+
+# Where DeepSpeed's optimizers (runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py,
+# fp16/*.py) keep the float32 copies that they update.
+_MASTERS = (
+    "single_partition_of_fp32_groups",
+    "fp32_partitioned_groups_flat",
+    "fp32_groups_flat_partition",
+    "fp32_groups_flat",
+    "fp32_groups",
+)
+
+
+def bytes_by_device(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """Bytes of the distinct storages behind tensors: device index -> bytes, the CPU's under `CPU`."""
+    seen: set[int] = set()
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage._cdata in seen or storage.device.type == "meta":
+            continue
+        seen.add(storage._cdata)
+        device = storage.device.index if storage.device.type == "cuda" else CPU
+        found[device] = found.get(device, 0) + storage.nbytes()
+    return found
+
+
+def held_tensors(trainer: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of the model that is trained, and of the reference it is compared with."""
+    for model in (trainer.model, getattr(trainer, "ref_model", None)):
+        if model is not None:
+            yield from weight_tensors(model)
+            yield from model.buffers()
+
+
+def weight_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters with the constants of quantised ones; under ZeRO-3 the shards of this process."""
+    for parameter in model.parameters():
+        yield parameter.data
+        if (shard := getattr(parameter, "ds_tensor", None)) is not None:
+            yield shard
+        if (scales := getattr(parameter, "SCB", None)) is not None:
+            yield scales
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            yield from _tensors(vars(state))
+            state = getattr(state, "state2", None)
+    for module in model.modules():  # bitsandbytes moves int8 scales there in the first forward
+        scales = getattr(getattr(module, "state", None), "SCB", None)
+        if isinstance(scales, torch.Tensor):
+            yield scales
+
+
+def gradient_tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    """Gradients before an optimizer step: the parameters' own, and the partitions that ZeRO keeps."""
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad
+    for level in _levels(optimizer):
+        yield from _tensors(getattr(level, "averaged_gradients", {}))
+
+
+def optimizer_tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    """States of the optimizer and the float32 copies of an engine, without the model's own parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    for level in _levels(optimizer):
+        copies = [getattr(level, name, ()) for name in _MASTERS]
+        copies.append([group["params"] for group in getattr(level, "param_groups", ())])
+        yield from (t for t in _tensors(copies) if t.untyped_storage()._cdata not in own)
+        yield from _tensors(list(getattr(level, "state", {}).values()))
+
+
+def _levels(optimizer: Any) -> Iterator[Any]:
+    """An optimizer and those that it wraps: accelerate's, DeepSpeed's, torch's."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "optimizer", None)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists and mappings."""
+    if isinstance(value, torch.Tensor):
+        yield value.data
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+class GradientBytes(TrainerCallback):
+    """Takes the gradients' bytes once, just before the first optimizer step."""
+
+    def __init__(self, *, deepspeed: bool) -> None:
+        self._deepspeed = deepspeed
+        self.found: dict[int, int] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """DeepSpeed's engine steps inside backward, where no callback reaches."""
+        if self._deepspeed:
+            engine = given["optimizer"].optimizer
+            _call_before_step(engine, lambda: self._take(given["model"], engine))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if not self._deepspeed:
+            self._take(given["model"], given["optimizer"])
+
+    def _take(self, model: torch.nn.Module, optimizer: Any) -> None:
+        if not self.found:
+            self.found = bytes_by_device(gradient_tensors(model, optimizer))
+
+
+def _call_before_step(optimizer: Any, action: Callable[[], None]) -> None:
+    """Call `action` before the next step; later steps are the optimizer's own again."""
+    step = optimizer.step
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        action()
+        optimizer.step = step
+        return step(*args, **kwargs)
+
+    optimizer.step = first

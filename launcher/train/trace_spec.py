@@ -1,0 +1,112 @@
+"""What planning must know of a model whose family it does not know: read from its class on "meta"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from launcher.train.heads import CLASSIFICATION, head_modules
+from launcher.train.models import auto_class
+from launcher.train.trace_step import stacks
+
+_NORM = re.compile(r"norm", re.IGNORECASE)
+
+
+def describe(config: Any, task: str) -> dict[str, Any]:
+    """Sizes, linears, embeddings and head of the model of this configuration; counts are exact."""
+    with torch.device("meta"):
+        model = auto_class(task).from_config(config)
+    layers = [list(stack) for stack in stacks(model)]
+    head = _head(model, task)
+    linears = list(_linears(model, head["name"]))
+    embedding = model.get_input_embeddings()
+    rows, width = embedding.weight.shape if isinstance(embedding, torch.nn.Embedding) else (0, 0)
+    first = [module for name, module in layers[0][0].named_modules() if name]
+    norms = [module for module in first if _NORM.search(type(module).__name__)]
+    params = sum(p.numel() for p in model.parameters())
+    inside = sum(p.numel() for stack in layers for layer in stack for p in layer.parameters())
+    depth = sum(len(stack) for stack in layers)
+    in_layers = sum(x["weights"] for x in linears if "{}" in x["path"])
+    outside = sum(x["weights"] for x in linears if "{}" not in x["path"])
+    return {
+        "sizes": _sizes(config, linears),
+        "params": params,
+        "linears": linears,
+        "layer_extra": (inside - in_layers) // depth,
+        "model_extra": params - inside - outside - rows * width - head["own"],
+        "embedding": {"path": _path_of(model, embedding), "rows": rows, "width": width},
+        "head": head,
+        "norms": len(norms),
+        "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
+        "vision": task == "image-classification",
+    }
+
+
+def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    inner = next(
+        (
+            getattr(config, name)
+            for name in ("intermediate_size", "ffn_dim", "n_inner")
+            if getattr(config, name, 0)
+        ),
+        max((x["out"] for x in linears if "{}" in x["path"]), default=4 * hidden),
+    )
+    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+    return {
+        "hidden": hidden,
+        "inner": int(inner),
+        "layers": int(config.num_hidden_layers),
+        "heads": heads,
+        "kv_heads": int(kv_heads),
+        "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
+        "vocab": int(getattr(config, "vocab_size", 0) or 0),
+        "positions": int(getattr(config, "max_position_embeddings", 0) or 0),
+    }
+
+
+def _head(model: Any, task: str) -> dict[str, Any]:
+    """The output layer, and the parameters that it alone holds."""
+    if task in CLASSIFICATION:
+        names = head_modules(model)
+        parts = [model.get_submodule(name) for name in names]
+        products = [m for part in parts for m in part.modules() if isinstance(m, torch.nn.Linear)]
+        last = products[-1]
+        own = sum(p.numel() for part in parts for p in part.parameters())
+        tied, name = False, names[-1]
+    else:
+        last = model.get_output_embeddings()
+        tied = last.weight is model.get_input_embeddings().weight
+        own = 0 if tied else sum(p.numel() for p in last.parameters())
+        name = _path_of(model, last)
+    return {
+        "name": name,
+        "in": last.in_features,
+        "out": last.out_features,
+        "bias": last.bias is not None,
+        "tied": tied,
+        "own": own,
+    }
+
+
+def _linears(model: Any, head: str) -> Iterator[dict[str, Any]]:
+    """Linears outside the head, alike ones of all layers as one; `weights` counts their parameters."""
+    found: dict[tuple[str, int, int, bool], int] = {}
+    for name, module in model.named_modules():
+        if name == head or name.startswith(head + ".") or not isinstance(module, (torch.nn.Linear, Conv1D)):
+            continue
+        wide, deep = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
+        key = (re.sub(r"\.\d+\.", ".{}.", name, count=1), wide, deep, module.bias is not None)
+        found[key] = found.get(key, 0) + 1
+    for (path, wide, deep, bias), count in found.items():
+        weights = count * (wide * deep + (deep if bias else 0))
+        yield {"path": path, "in": wide, "out": deep, "bias": bias, "count": count, "weights": weights}
+
+
+def _path_of(model: Any, wanted: Any) -> str:
+    name: str = next(name for name, module in model.named_modules() if module is wanted)
+    return name

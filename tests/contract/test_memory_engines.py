@@ -1,0 +1,119 @@
+"""States per engine against the tensors that the installed DeepSpeed and torch keep alive on two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.facts.model import read_model_spec
+from launcher.memory.engine import largest_tensor, sharded_states
+from launcher.memory.job import MemoryJob
+from launcher.memory.optimizers import model_shapes
+
+pytest.importorskip("deepspeed")
+
+SPEC = read_model_spec(
+    "small",
+    {
+        "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "vocab_size": 1000, "tie_word_embeddings": False,
+    },
+    "test",
+)  # fmt: skip
+RANKS, BUCKET = 2, 150_000
+JOB = MemoryJob(
+    micro_batch=1, sequence_length=8, data_parallel=RANKS, devices_per_node=RANKS, precision="bf16",
+    dtype="float32", quantization="none", double_quant=False, trainable_params=SPEC.params, adapter=False,
+    engine="deepspeed", zero_stage=0, offload_optimizer="none", offload_param="none", optim="adamw_torch",
+    checkpointing=False, attention="sdpa", reduce_bucket_size=BUCKET, allgather_bucket_size=BUCKET,
+    overlap_comm=False, eval_batch=1, accumulation=1,
+)  # fmt: skip
+FSDP, DDP = replace(JOB, engine="fsdp"), replace(JOB, engine="ddp", precision="fp32")
+JOBS = {
+    **{f"ZeRO-{stage}": replace(JOB, zero_stage=stage) for stage in range(4)},
+    "ZeRO-1 between micro-batches": replace(JOB, zero_stage=1, accumulation=2),
+    "ZeRO-2 between micro-batches": replace(JOB, zero_stage=2, accumulation=2),
+    **{f"ZeRO-{stage} fp32": replace(JOB, zero_stage=stage, precision="fp32") for stage in (0, 1, 3)},
+    **{f"ZeRO-{n} offload": replace(JOB, zero_stage=n, offload_optimizer="cpu") for n in (1, 2, 3)},
+    "ZeRO-2 offload, accumulating": replace(JOB, zero_stage=2, offload_optimizer="cpu", accumulation=2),
+    "FSDP2": FSDP,
+    "FSDP2 between micro-batches": replace(FSDP, accumulation=2),
+    "FSDP2 fp32": replace(FSDP, precision="fp32"),
+    "FSDP2 fp32 between micro-batches": replace(FSDP, precision="fp32", accumulation=2),
+    "DDP": DDP,
+}
+
+
+def case(job: MemoryJob) -> dict[str, Any]:
+    """What the ranks run: measured after the last backward pass of a step, or after its first."""
+    steps = job.accumulation or 1
+    offloads = job.offload_optimizer != "none"
+    if job.engine != "deepspeed":
+        return {"engine": job.engine, "mixed": job.precision == "bf16", "micro_batches": steps}
+    zero: dict[str, Any] = {"stage": job.zero_stage}
+    if job.zero_stage:
+        zero |= {"reduce_bucket_size": BUCKET, "contiguous_gradients": True, "overlap_comm": False}
+    if job.zero_stage == 3:
+        zero |= {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+    if offloads:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": steps,
+        "zero_optimization": zero, "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    if job.precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    return {"engine": "deepspeed", "config": config, "micro_batches": steps if offloads else 1}
+
+
+def predicted(job: MemoryJob) -> int:
+    """States in both memories (both are a CPU's here), and the engine's buffers that are alive by then.
+
+    DDP's buckets belong to its C++ reducer, where Python does not see them.
+    """
+    states, width = sharded_states(SPEC, job), 4 if job.precision == "fp32" else 2
+    total = states.total + states.host + states.staging
+    # Stage 1 reduces nothing before the last micro-batch, so its bucket stays.
+    filling = job.zero_stage == 1 and job.accumulation == 2
+    if job.zero_stage == 3 or filling:
+        total += width * BUCKET
+    elif job.offload_optimizer != "none":
+        total += width * largest_tensor(SPEC)
+    return total
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    out = tmp_path_factory.mktemp("engines") / "held.json"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shapes = [[s.rows, s.columns * s.stacks] for s in model_shapes(SPEC) for _ in range(s.count)]
+    cases = {name: case(job) for name, job in JOBS.items()}
+    script = str(Path(__file__).with_name("engine_states.py"))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(RANKS), port, json.dumps(shapes), json.dumps(cases), out],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    logs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), logs[0][-3000:]
+    found: dict[str, int] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_states_are_what_the_engine_keeps(held: dict[str, int], name: str) -> None:
+    assert held[name] == pytest.approx(predicted(JOBS[name]), rel=0.01)

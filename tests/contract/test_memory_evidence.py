@@ -1,0 +1,184 @@
+"""The evidence for memory predictions: the grid and its halves, the record, and the tools that make them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import memory_accuracy  # noqa: E402  (benchmarks is no package)
+import memory_grid  # noqa: E402
+import memory_measure  # noqa: E402
+import memory_page  # noqa: E402
+from memory_rows import ds_config_of, job_of, plan_of  # noqa: E402
+
+from launcher.facts.heads import FAMILY_TASKS  # noqa: E402
+
+RECORD = memory_measure.read_record()
+AGAIN = ("llama-fp32-eager", "qwen2-lora-attention-fp32", "llama-bf16-accumulation2", "bert-lora-bf16")
+"""Measured once more by the tests: quick ones of both halves and of three precisions."""
+
+
+def benchmark(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        capture_output=True, text=True, timeout=500, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_the_halves_follow_from_the_names_alone() -> None:
+    names = [row.name for row in memory_grid.ROWS]
+    assert len(set(names)) == len(names) >= 56
+    for row in memory_grid.ROWS:
+        even = int(hashlib.sha256(row.name.encode()).hexdigest()[:2], 16) % 2 == 0
+        assert row.half == ("tuning" if even else "held-out")
+    held_out = sum(row.half == "held-out" for row in memory_grid.ROWS)
+    assert 0.4 < held_out / len(names) < 0.6
+
+
+def test_the_grid_covers_every_family_that_is_known() -> None:
+    families = {memory_grid.MODELS[row.model].config["model_type"] for row in memory_grid.ROWS}
+    assert families == set(FAMILY_TASKS)
+
+
+def test_the_record_has_every_row_of_the_grid() -> None:
+    assert [entry["name"] for entry in RECORD["rows"]] == [row.name for row in memory_grid.ROWS]
+    for entry in RECORD["rows"]:
+        row = memory_grid.row(entry["name"])
+        assert entry["half"] == row.half
+        assert ("impossible" in entry) == (row.impossible is not None)
+        for name, value in entry["settings"].items():
+            assert getattr(row, name) == value
+    assert str(Path.home()) not in json.dumps(RECORD)
+    assert sum("measured_bytes" in entry for entry in RECORD["rows"]) >= 40
+
+
+@pytest.mark.parametrize("name", ["llama-zero2-offload-fp32", "llama-bf16-accumulation2", "t5-lora-fp32"])
+def test_a_row_is_planned_as_it_says(name: str) -> None:
+    row = memory_grid.row(name)
+    plan = plan_of(row)
+    job = job_of(row, plan)
+    assert (job.micro_batch, job.sequence_length, job.accumulation) == (
+        row.micro_batch,
+        row.length,
+        row.accumulation,
+    )
+    assert (job.precision, job.checkpointing, job.attention) == (
+        row.precision,
+        row.checkpointing,
+        row.attention,
+    )
+    assert (job.engine, job.zero_stage, job.data_parallel) == (row.engine, row.zero_stage, row.processes)
+    assert (job.adapter, job.offload_optimizer) == (row.adapter is not None, row.offload_optimizer)
+    config = ds_config_of(row, plan)
+    if config is not None:
+        assert config["zero_optimization"]["reduce_bucket_size"] == row.bucket == job.reduce_bucket_size
+
+
+def test_rows_measured_again_equal_the_record() -> None:
+    done = benchmark("memory_measure.py", "--repeat", "--jobs", "1", "--only", *AGAIN)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stdout.count(" same") == len(AGAIN)
+
+
+def test_another_figure_is_told_from_the_record(tmp_path: Path) -> None:
+    """The comparison that the test above trusts does fail."""
+    assert not memory_measure.differs(1000, 1000, same_versions=True)
+    assert memory_measure.differs(1001, 1000, same_versions=True)
+    assert not memory_measure.differs(1004, 1000, same_versions=False)
+    assert memory_measure.differs(1006, 1000, same_versions=False)
+    wrong = json.loads(json.dumps(RECORD))
+    entry = next(entry for entry in wrong["rows"] if entry["name"] == AGAIN[0])
+    entry["measured_bytes"] = int(1.01 * entry["measured_bytes"])
+    (tmp_path / "record.json").write_text(json.dumps(wrong))
+    again = ("--repeat", "--only", AGAIN[0], "--record", str(tmp_path / "record.json"))
+    done = benchmark("memory_measure.py", *again)
+    assert done.returncode == 1
+    assert f"recorded: {entry['measured_bytes']:,}" in done.stdout
+
+
+def record_of(folder: Path, **measured: int) -> Path:
+    """A record with these rows."""
+    rows = [
+        {"name": name, "half": memory_grid.row(name).half, "measured_bytes": value}
+        for name, value in measured.items()
+    ]
+    path = folder / "record.json"
+    path.write_text(json.dumps({"versions": {}, "rows": rows}))
+    return path
+
+
+def predicted(*names: str) -> dict[str, int]:
+    found = memory_accuracy.compare_measured("all", trace=False, record=memory_measure.RECORD)
+    return {one.name: one.t0 for one in found if one.name in names}
+
+
+def test_the_summary_is_computed_from_the_record(tmp_path: Path) -> None:
+    names = ("llama-fp32-eager", "qwen3-fp32", "gpt2-fp32")
+    sizes = predicted(*names)
+    measured = {name: round(sizes[name] / share) for name, share in zip(names, (1.02, 0.9, 1.5), strict=True)}
+    rows = list(memory_accuracy.compare_measured("all", False, record_of(tmp_path, **measured)))
+    summary = memory_accuracy.summarise(rows, "t0")
+    assert summary is not None
+    assert summary.count == 3
+    assert summary.median == pytest.approx(0.1, abs=1e-4)
+    assert summary.maximum == summary.p95 == pytest.approx(0.5, abs=1e-4)
+    assert summary.worst == "gpt2-fp32"
+    assert summary.low_share == pytest.approx(1 / 3)
+    # The range around the first alone holds its measurement.
+    covered = [one for one in rows if one.low <= one.measured <= one.high]
+    assert memory_accuracy.coverage(rows) == len(covered) / 3 < 1
+    assert memory_accuracy.summarise(rows, "t1") is None
+    missed = " ".join(memory_accuracy.missed_targets(rows))
+    assert "median" in missed
+    assert "max 50.0% > 12% (gpt2-fp32)" in missed
+
+
+def test_a_half_keeps_to_its_own_rows() -> None:
+    for half in memory_grid.HALVES:
+        rows = list(memory_accuracy.compare_measured(half, trace=False, record=memory_measure.RECORD))
+        assert {one.half for one in rows} == {half}
+
+
+def test_targets_decide_the_exit_code(tmp_path: Path) -> None:
+    """Published rows have targets of their own, so only the sentences about measured rows are read."""
+    good = record_of(tmp_path, **predicted("qwen3-fp32"))
+    done = benchmark("memory_accuracy.py", "--check", "--record", str(good))
+    assert "missed: tuning" not in done.stderr
+    bad = record_of(tmp_path, **{name: 2 * size for name, size in predicted("qwen3-fp32").items()})
+    done = benchmark("memory_accuracy.py", "--check", "--record", str(bad))
+    assert done.returncode == 1
+    assert "missed: tuning, closed form (T0): max 50.0%" in done.stderr
+
+
+def test_published_peaks_are_compared_without_what_they_do_not_count() -> None:
+    rows = {one.name: one for one in memory_accuracy.compare_published(trace=False)}
+    assert len(rows) == 15
+    assert rows["ViT-L/16 fp32"].measured == 26_840_000_000
+    assert rows["ViT-L/16 fp32"].components["context"] == 0
+    assert rows["BERT-large batch 4 fp32"].measured == 14949 * 2**20
+    assert rows["BERT-large batch 4 fp32"].components["context"] == 1343 * 2**20
+    for one in rows.values():
+        assert sum(one.components.values()) == one.t0
+
+
+def test_the_page_shows_every_row(tmp_path: Path) -> None:
+    rows = list(memory_accuracy.compare_measured("tuning", trace=False, record=memory_measure.RECORD))
+    memory_page.write_page(tmp_path / "page.html", rows, ["a sentence"], "torch 1.2")
+    text = (tmp_path / "page.html").read_text("utf-8")
+    assert text.count("<svg") == 2
+    assert "a sentence" in text
+    for one in rows:
+        assert text.count(one.name) >= 3  # bar, point, table
+    assert "http" not in text.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")

@@ -1,0 +1,53 @@
+"""A finished run's memory as text: predicted beside measured, and why they differ."""
+
+from __future__ import annotations
+
+from launcher.report.measured_text import measured_lines
+
+GIB = 2**30
+
+
+def pair(predicted, measured):
+    return {"predicted": predicted, "measured": measured}
+
+
+def memory(**changes):
+    found = {
+        "predicted": 10 * GIB, "measured": 11 * GIB, "method": "cuda-reserved+context", "allocated": 9 * GIB,
+        "load": pair(2 * GIB, 2 * GIB), "eval": pair(3 * GIB, None), "save": pair(4 * GIB, 3 * GIB),
+        "host": pair(5 * GIB, 6 * GIB),
+        "components": {
+            "weights": pair(2 * GIB, 2 * GIB), "gradients": pair(GIB, GIB), "optimizer": pair(None, GIB),
+            "context": pair(0, 0),
+        },
+        "device_bytes": None, "tokens": {"planned": 1024, "largest": 1024},
+    }  # fmt: skip
+    return {**found, **changes}
+
+
+def test_the_peak_says_by_how_much_the_prediction_missed():
+    assert measured_lines(memory())[0] == (
+        "  memory    predicted 10.00 GiB, measured 11.00 GiB: 10.0% more (cuda-reserved+context)"
+    )
+    less = measured_lines(memory(measured=9 * GIB))[0]
+    assert "measured 9.00 GiB: 10.0% less" in less
+    unknown = measured_lines(memory(predicted=None))[0]
+    assert "predicted unknown, measured 11.00 GiB (" in unknown
+
+
+def test_every_part_that_was_measured_has_a_row():
+    rows = {line.split()[0]: line.split()[1:] for line in measured_lines(memory())[2:]}
+    assert rows["weights"] == ["2.00", "GiB", "2.00", "GiB"]
+    assert rows["optimizer"] == ["unknown", "1.00", "GiB"]
+    assert rows["saving"] == ["4.00", "GiB", "3.00", "GiB"]
+    assert "evaluating" not in rows
+    assert "context" not in rows
+    assert all(len(line) <= 100 for line in measured_lines(memory()))
+
+
+def test_shorter_rows_than_planned_are_named():
+    assert not any("longest batch" in line for line in measured_lines(memory()))
+    short = measured_lines(memory(tokens={"planned": 1024, "largest": 300}))
+    assert short[-1].strip() == "the longest batch had 300 of the 1,024 tokens that were planned for"
+    pictures = measured_lines(memory(tokens={"planned": None, "largest": None}))
+    assert len(pictures) == len(short) - 1
