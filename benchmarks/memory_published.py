@@ -53,6 +53,8 @@ class Published:
             "data": {"train": [{"path": "random", "format": kind}], **length},
             "precision": self.precision,
             "trainer": dict(self.trainer),
+            # None of these runs asked torch's allocator for expandable segments, as our plans do.
+            "launch": {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}},
         }
         spec = read_model_spec(self.model, config, "shipped facts", self.task)
         found = make(recipe, spec, parse_hardware(f"1x{self.device}"))

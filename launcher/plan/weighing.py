@@ -12,6 +12,8 @@ MICRO = "trainer.per_device_train_batch_size"
 ACCUMULATION = "trainer.gradient_accumulation_steps"
 NO_DIFFERENCE = 0.005
 """Share of the time below which two predictions are the same."""
+SAME_MEMORY = 2**30 // 20
+"""Bytes below which two estimates are the same: what a tenth of a GiB rounds to nothing."""
 _LABELS = {
     "sharding.offload_optimizer": "optimizer on the CPU",
     "sharding.offload_param": "parameters on the CPU",
@@ -111,6 +113,8 @@ def _without(found: Search, candidate: Candidate) -> Iterator[tuple[str, Candida
 def _traded(label: str, candidate: Candidate, other: Candidate) -> str:
     saved = other.memory.needed - candidate.memory.needed
     memory = f"saves {_gib(saved)}" if saved >= 0 else f"takes {_gib(-saved)} more"
+    if abs(saved) < SAME_MEMORY:
+        memory = "takes as much"
     host = candidate.memory.host_bytes - other.memory.host_bytes
     if label in _LABELS.values() and host > 0:
         memory += f", takes {_gib(host)} of the host"

@@ -13,8 +13,10 @@ BYTES = "bytes"
 
 COLOURS = (
     "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#f0e442", "#cc79a7", "#d55e00", "#999999",
+    "#b07d62",
 )  # fmt: skip
-"""Okabe and Ito's palette (jfly.uni-koeln.de/color), grey for its black, which a dark page would hide."""
+"""Okabe and Ito's palette (jfly.uni-koeln.de/color), grey for its black, which a dark page would
+hide, and a brown."""
 
 STYLE = """
 .plot{--ink:#1a1a1a;--soft:#595959;--grid:#d9d9d9;--paper:#ffffff;--band:#0072b22e;font-family:system-ui,
