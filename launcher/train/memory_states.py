@@ -45,11 +45,13 @@ def held_tensors(trainer: Any) -> Iterator[torch.Tensor]:
 
 
 def weight_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters with the constants of quantised ones; under ZeRO-3 the shards of this process."""
+    """Parameters with the constants of quantised ones; under ZeRO-3 the shards of this process.
+
+    What ZeRO-3 has gathered of small parameters and keeps is a buffer of the engine's, no weight of the rank's.
+    """
     for parameter in model.parameters():
-        yield parameter.data
-        if (shard := getattr(parameter, "ds_tensor", None)) is not None:
-            yield shard
+        shard = getattr(parameter, "ds_tensor", None)
+        yield parameter.data if shard is None else shard
         if (scales := getattr(parameter, "SCB", None)) is not None:
             yield scales
         state = getattr(parameter, "quant_state", None)

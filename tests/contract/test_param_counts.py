@@ -69,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "opt": {"model_type": "opt", **LLAMA, "ffn_dim": 160},
     "opt-projected": {"model_type": "opt", **LLAMA, "ffn_dim": 160, "word_embed_proj_dim": 32},
     "mixtral": {"model_type": "mixtral", **LLAMA, "num_local_experts": 4},
-    "qwen3_moe": {"model_type": "qwen3_moe", **LLAMA, **MOE},
+    "qwen3_moe": {"model_type": "qwen3_moe", **LLAMA, **MOE, "num_experts_per_tok": 2},
     "t5": {"model_type": "t5", **T5},
     "t5-gated": {"model_type": "t5", **T5, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 2},
     "mt5": {"model_type": "mt5", **T5, "tie_word_embeddings": False},
