@@ -47,7 +47,7 @@ def held_tensors(trainer: Any) -> Iterator[torch.Tensor]:
 def weight_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Parameters with the constants of quantised ones; under ZeRO-3 the shards of this process.
 
-    What ZeRO-3 has gathered of small parameters and keeps is a buffer of the engine's, no weight of the rank's.
+    What ZeRO-3 has gathered of small parameters and keeps is a buffer of the engine, no weight of the rank.
     """
     for parameter in model.parameters():
         shard = getattr(parameter, "ds_tensor", None)
