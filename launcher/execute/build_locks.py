@@ -39,12 +39,18 @@ def remove_stale_locks(environ: Mapping[str, str]) -> list[Path]:
 def _open_files() -> set[Path]:
     """Every file named `lock` that a process of this machine has open."""
     found: set[Path] = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process ended, or is somebody else's
-            target = link.readlink()
-            if target.name == "lock":
-                found.add(target)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process ended while it was looked at, or is somebody else's
+            for link in (process / "fd").iterdir():
+                found |= _locks_behind(link)
     return found
+
+
+def _locks_behind(link: Path) -> set[Path]:
+    with contextlib.suppress(OSError):  # it was closed meanwhile
+        target = link.readlink()
+        return {target} if target.name == "lock" else set()
+    return set()
 
 
 def _on_network(path: Path) -> bool:

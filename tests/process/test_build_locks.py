@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,18 @@ def test_only_the_lock_of_a_dead_build_is_removed(tmp_path):
 
 def test_no_folder_no_locks(tmp_path):
     assert remove_stale_locks({"HOME": str(tmp_path)}) == []
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(tmp_path, monkeypatch):
+    folder = tmp_path / "py311_cpu" / "cpu_adam"
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    real = Path.iterdir
+
+    def gone(path):
+        if path.name == "fd" and path.parent.name != str(os.getpid()):
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", gone)
+    assert remove_stale_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == [folder / "lock"]
