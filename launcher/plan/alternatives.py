@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +11,9 @@ from launcher.facts.hardware import DEVICES, Hardware, device_facts
 from launcher.plan.inputs import Facts
 from launcher.plan.search import could_fit, search
 from launcher.plan.strategy import Candidate
+from launcher.recipe.changes import with_changes
 from launcher.recipe.loading import LoadedRecipe
-from launcher.recipe.schema import AdapterSection, Recipe
+from launcher.recipe.schema import Recipe
 
 PER_NODE = (2, 4, 8)
 """Devices of one machine that are tried, then machines with as many as the largest."""
@@ -126,8 +127,7 @@ def _longest(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
     recipe = loaded.recipe
 
     def cut(steps: int) -> LoadedRecipe:
-        data = recipe.data.model_copy(update={"max_length": steps * LENGTH_STEP})
-        return replace(loaded, recipe=recipe.model_copy(update={"data": data}))
+        return with_changes(loaded, {"data.max_length": steps * LENGTH_STEP}, None)
 
     low, high = 0, -(-recipe.data.max_length // LENGTH_STEP)
     while high - low > 1:
@@ -144,10 +144,10 @@ def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
     for change in changes:
         if any(smaller.items() <= change.items() for smaller in done):
             continue  # less than this is enough
-        if (candidate := _fitting(_changed(loaded, change), facts)) is not None:
+        if (candidate := _fitting(with_changes(loaded, change, None), facts)) is not None:
             done.append(change)
             yield Alternative(change, candidate)
-    if not done and (candidate := _fitting(_changed(loaded, everything), facts)) is not None:
+    if not done and (candidate := _fitting(with_changes(loaded, everything, None), facts)) is not None:
         yield Alternative(everything, candidate)
 
 
@@ -182,21 +182,3 @@ def _pinned(recipe: Recipe) -> Iterator[tuple[str, Any]]:
         yield "sharding.engine", "auto"
     if recipe.sharding.zero_stage != "auto":
         yield "sharding.zero_stage", "auto"
-
-
-def _changed(loaded: LoadedRecipe, change: Mapping[str, Any]) -> LoadedRecipe:
-    """The recipe with other values, which nobody has said explicitly."""
-    recipe = loaded.recipe
-    put: Mapping[str, Callable[[Recipe, Any], Recipe]] = {
-        "adapter": lambda r, value: r.model_copy(update={"adapter": AdapterSection(**value)}),
-        "model": lambda r, value: r.model_copy(update={"model": r.model.model_copy(update=value)}),
-        "sharding": lambda r, value: r.model_copy(update={"sharding": r.sharding.model_copy(update=value)}),
-        "trainer": lambda r, value: r.model_copy(
-            update={"trainer": {k: v for k, v in {**r.trainer, **value}.items() if v is not None}}
-        ),
-    }
-    for dotted, value in change.items():
-        section, _, name = dotted.partition(".")
-        recipe = put[section](recipe, {name: value} if name else value)
-    origins = {key: origin for key, origin in loaded.origins.items() if key not in change}
-    return replace(loaded, recipe=recipe, origins=origins)

@@ -18,7 +18,8 @@ from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.strategy import UPSTREAM_MICRO_BATCH
-from launcher.recipe.loading import LoadedRecipe, Origin
+from launcher.recipe.changes import with_changes
+from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
 
@@ -307,21 +308,3 @@ def _bottom(ground: Ground) -> dict[str, Any]:
         # It has no 32-bit kernel, and rungs are compared with the same attention.
         changes["model.attn_implementation"] = "sdpa"
     return changes
-
-
-def with_changes(loaded: LoadedRecipe, changes: Changes, by: str) -> LoadedRecipe:
-    """The recipe with some values replaced; `by` is who said them."""
-    data = loaded.recipe.model_dump(exclude_unset=True)
-    origins = dict(loaded.origins)
-    for dotted, value in changes.items():
-        *path, last = dotted.split(".")
-        section = data
-        for name in path:
-            section = section.setdefault(name, {})
-        inside = (dotted + ".", dotted + "[")
-        origins = {k: o for k, o in origins.items() if k != dotted and not k.startswith(inside)}
-        section.pop(last, None)
-        if value is not None:
-            section[last] = value
-            origins[dotted] = Origin("override", by)
-    return replace(loaded, recipe=Recipe.model_validate(data), origins=origins)

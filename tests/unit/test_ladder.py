@@ -18,8 +18,8 @@ from launcher.plan.ladder import (
     choose_rungs,
     plan_ladder,
     start_batch,
-    with_changes,
 )
+from launcher.recipe.changes import with_changes
 from launcher.recipe.loading import load_recipe
 from launcher.report.ladder import ladder_page, ladder_text, rung_line
 
