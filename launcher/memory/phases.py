@@ -202,12 +202,12 @@ def _moments(run: _Pass, held: Held, spec: ModelSpec, job: MemoryJob) -> dict[st
     bottom = [with_held(run.at(i, 0), held.layers if i else held.bottom) for i in range(len(run.costs))]
     bottom.append(with_held(run.at_embedding(spec, job), held.embedding))
     head = with_held(run.at_head(), held.head)
-    return {
+    moments = {
         "forward": with_held(run.forward(), held.forward),
         "backward": head if job.checkpointing else _most([head, top[last]]),
-        "recompute": _most(top),
         "gradients": _most(bottom + top[:last]),
     }
+    return {**moments, "recompute": _most(top)} if job.checkpointing else moments
 
 
 def _most(moments: list[Components]) -> Components:

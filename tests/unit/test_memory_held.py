@@ -33,7 +33,7 @@ def test_buckets_come_with_the_first_gradient(stage: int) -> None:
     # One that is filled, and the copy that is reduced.
     assert held.layers == held.bottom == held.embedding == 2 * 2 * BUCKET
     assert engine_held(LLAMA_7B, replace(job, overlap_comm=True)).layers == 3 * 2 * BUCKET
-    phases = training_phases(LLAMA_7B, job, NODE)
+    phases = training_phases(LLAMA_7B, replace(job, checkpointing=True), NODE)
     assert phases["forward"].buffers == phases["step"].buffers == 0
     assert phases["recompute"].buffers == 2 * 2 * BUCKET
 
@@ -46,7 +46,7 @@ def test_stage_1_keeps_its_bucket_between_micro_batches() -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_saving_finds_no_bucket(stage: int) -> None:
-    job = replace(ZERO, zero_stage=stage)
+    job = replace(ZERO, zero_stage=stage, checkpointing=True)
     small, large = (
         estimate_memory(LLAMA_7B, replace(job, reduce_bucket_size=bucket), NODE) for bucket in (1, BUCKET)
     )
@@ -137,3 +137,9 @@ def test_gradients_of_the_running_layer_are_whole_under_fsdp() -> None:
     # At its worst moment the layer has the gradient of `down_proj` alone, the head's is a shard.
     assert running - 4 * LLAMA_1B.embedding_params / 8 == pytest.approx(4 * 2048 * 8192, rel=0.001)
     assert phases["step"].gradients == gradients
+
+
+def test_only_checkpointing_computes_a_layer_again() -> None:
+    job = replace(ZERO, zero_stage=2)
+    assert "recompute" not in training_phases(LLAMA_7B, job, NODE)
+    assert "recompute" in training_phases(LLAMA_7B, replace(job, checkpointing=True), NODE)
