@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from launcher.train.storages import StorageWatch
 
 
 class Held(NamedTuple):
@@ -54,7 +53,7 @@ class Meter:
             self._gauge.restart()
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that were not made inside a phase, or by another thread (CUDA counts them anyway)."""
+        """Count tensors made outside of a phase, by another thread or process (CUDA counts them anyway)."""
         self._gauge.watch(tensors)
 
     def peak(self, name: str) -> Held | None:
@@ -131,7 +130,7 @@ class _CpuGauge:
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
-            self._storages.add(tensor)
+            self._storages.handed_over(tensor)
 
     def restart(self) -> None:
         self._storages.peak = self._storages.live
@@ -146,8 +145,8 @@ class _CpuGauge:
         return None
 
 
-class _StorageMeter(TorchDispatchMode):
-    """Counts the bytes of storages from their first use as an output until they are freed.
+class _StorageMeter(StorageWatch):
+    """Counts the bytes of storages while they live.
 
     Unlike the process's resident set it gives the same number on every run.
     """
@@ -156,36 +155,20 @@ class _StorageMeter(TorchDispatchMode):
         super().__init__()
         self.live = 0
         self.peak = 0
-        self._sizes: dict[int, int] = {}
 
-    def add(self, tensor: torch.Tensor) -> None:
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            return  # a tensor without a storage of its own, e.g. sparse or fake
-        if storage.device.type == "meta":
-            return
-        key = storage._cdata
-        if key in self._sizes:
-            return
-        size = storage.nbytes()
-        self._sizes[key] = size
+    def add(self, tensor: torch.Tensor) -> int | None:
+        """Batches that wait in a data loader's queue do not count: no device holds them yet."""
+        return None if tensor.layout is torch.strided and tensor.is_shared() else super().add(tensor)
+
+    def handed_over(self, tensor: torch.Tensor) -> None:
+        super().add(tensor)
+
+    def born(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> int:
+        """Its bytes."""
+        size = 0 if storage.device.type == "meta" else storage.nbytes()
         self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._free, key)
+        return size
 
-    def _free(self, key: int) -> None:
-        self.live -= self._sizes.pop(key, 0)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.add(leaf)
-        return out
+    def died(self, number: int) -> None:
+        self.live -= number

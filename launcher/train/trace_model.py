@@ -13,9 +13,6 @@ from launcher.train.job import Job
 from launcher.train.models import auto_class
 from launcher.train.trace_quantized import adapters_over_quantized, stand_in
 
-DEPTHS = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
-"""Spellings of depth. T5's `num_layers` is its `num_hidden_layers`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from launcher.train.storages import StorageWatch
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
 
@@ -66,14 +64,13 @@ class Tape:
         return rows
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(StorageWatch):
     """Writes a tape: a storage is allocated when an operation first returns it, freed when it dies."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tape = Tape()
         self.phase, self.in_head = "build", False
-        self._known: dict[int, int] = {}
 
     def mark(self, place: str) -> None:
         """Begin a segment. Marks inside a recomputed layer belong to that layer's backward pass."""
@@ -86,17 +83,9 @@ class Recorder(TorchDispatchMode):
         self.phase = phase
         self.mark("start")
 
-    def add(self, tensor: torch.Tensor) -> int | None:
-        """The index of the tensor's storage on the tape, None for one that has no storage."""
-        try:
-            storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            return None
-        key = storage._cdata
-        known = self._known.get(key)
-        if known is not None:
-            return known
-        index = self._known[key] = len(self.tape.pieces)
+    def born(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> int:
+        """The index of its piece on the tape."""
+        index = len(self.tape.pieces)
         recomputed = self.phase == "backward" and torch.is_grad_enabled()
         size = storage.nbytes()
         piece = Piece(
@@ -104,28 +93,13 @@ class Recorder(TorchDispatchMode):
         )
         self.tape.pieces.append(piece)
         self.tape.events.append(index)
-        weakref.finalize(storage, self._free, key, index)
         return index
 
-    def _free(self, key: int, index: int) -> None:
-        self._known.pop(key, None)
-        piece = self.tape.pieces[index]
+    def died(self, number: int) -> None:
+        piece = self.tape.pieces[number]
         piece.died = len(self.tape.events)
         piece.died_recomputing = self.phase == "backward" and torch.is_grad_enabled()
-        self.tape.events.append(~index)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self.add(leaf)
-        return out
+        self.tape.events.append(~number)
 
 
 def name_kinds(tape: Tape, backward_starts: int, logits: int) -> None:

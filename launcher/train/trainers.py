@@ -48,6 +48,20 @@ class PlannedTrainer(Trainer):
             self.largest_batch = max(self.largest_batch, tokens)
         return super().training_step(model, inputs, *args, **kwargs)
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        for batch in batches:
+            self._watch(batch)
+        return batches, items
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._watch(inputs)
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def _watch(self, batch: Any) -> None:
+        if self.meter is not None:
+            self.meter.watch(item for item in batch.values() if isinstance(item, torch.Tensor))
+
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         with contextlib.nullcontext() if self.meter is None else self.meter.phase("eval"):
             output = super().evaluation_loop(*args, **kwargs)

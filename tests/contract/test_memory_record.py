@@ -58,6 +58,19 @@ def test_phases_are_measured_apart():
     assert meter.peak("save") is None
 
 
+def test_a_batch_that_waits_for_its_turn_is_not_on_the_device():
+    meter = Meter(on_cuda=False)
+    batches = torch.utils.data.DataLoader(
+        torch.zeros(16, MIB, dtype=torch.uint8), batch_size=2, num_workers=2, prefetch_factor=4
+    )
+    with meter.phase("train"):
+        waiting = list(batches)  # as much as the queue of a loader may hold
+        assert len(waiting) == 8
+        meter.watch(waiting[:1])
+        torch.zeros(MIB, dtype=torch.uint8)
+    assert meter.peak("train").allocated == 3 * MIB
+
+
 def test_a_phase_that_fails_is_ended():
     meter = Meter(on_cuda=False)
 
