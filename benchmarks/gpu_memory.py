@@ -40,7 +40,8 @@ from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
-from launcher.memory.estimate import MemoryEstimate, MemoryJob, estimate_memory
+from launcher.memory.estimate import MemoryEstimate, estimate_memory
+from launcher.memory.job import MemoryJob
 
 RECORDS = Path(__file__).parent / "records"
 BUDGET_S = 500.0

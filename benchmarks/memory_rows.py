@@ -14,7 +14,7 @@ from launcher.errors import DoesNotFit
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.engine import sharded_states
-from launcher.memory.estimate import MemoryJob
+from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan

@@ -14,7 +14,8 @@ from launcher.facts.calibration import Calibration
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, architectures_of
-from launcher.memory.estimate import MemoryJob, estimate_memory, max_micro_batch
+from launcher.memory.estimate import estimate_memory, max_micro_batch
+from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes
 from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
 from launcher.memory.tensor_parallel import check_ranks

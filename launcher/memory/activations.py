@@ -11,9 +11,6 @@ from launcher.memory.job import MemoryJob
 from launcher.memory.layers import record
 from launcher.memory.loss import evaluation_bytes
 
-__all__ = ["Dtypes", "Stack", "eval_bytes", "layer_bytes", "make_stacks", "mask_bytes", "shared_bytes"]
-
-
 EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
 """Families that drop out a part of what the first layer reads."""
 

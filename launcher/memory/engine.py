@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher.facts.model import ModelSpec
-from launcher.memory.job import MemoryJob
+from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.optimizers import (
     Moments,
     Shape,
@@ -16,7 +16,6 @@ from launcher.memory.optimizers import (
 )
 from launcher.memory.states import (
     MIXED,
-    WIDTHS,
     States,
     base_weight_bytes,
     engine_width,

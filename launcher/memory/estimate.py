@@ -30,8 +30,6 @@ from launcher.memory.phases import CUDA_CONTEXT, flow_dtypes, training_phases
 from launcher.memory.tensor_parallel import on_rank
 from launcher.memory.traced import traced_phases
 
-__all__ = ["Components", "MemoryEstimate", "MemoryJob", "estimate_memory", "max_micro_batch"]
-
 MARGIN = 0.05
 """Share of the device left free for what no component counts: workspaces of libraries, buffers of NCCL,
 other processes; in closed form the caching allocator's fragmentation, too.

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.facts.model import ModelSpec
-from launcher.memory.job import MemoryJob
-from launcher.memory.states import MIXED, WIDTHS, adapter_width, engine_width
+from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.states import MIXED, adapter_width, engine_width
 
 ZERO3_LIVE_VALUES = 1_000_000_000
 """DeepSpeed's default of stage3_max_live_parameters: every module fetches ahead until so many are there."""

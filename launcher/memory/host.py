@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import sharded_states
-from launcher.memory.job import MemoryJob
-from launcher.memory.states import WIDTHS, base_weight_bytes, engine_width, trained_width
+from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.states import base_weight_bytes, engine_width, trained_width
 from launcher.memory.tensor_parallel import on_rank
 
 PROCESS_BYTES = 1 << 30

@@ -10,10 +10,10 @@ from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_b
 from launcher.memory.engine import engine_buffers, keeps_gradients, sharded_states
 from launcher.memory.flow import Block, Dtypes
 from launcher.memory.held import Held, engine_held
-from launcher.memory.job import Components, MemoryJob
+from launcher.memory.job import WIDTHS, Components, MemoryJob
 from launcher.memory.layers import LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
-from launcher.memory.states import MIXED, WIDTHS, adapter_width
+from launcher.memory.states import MIXED, adapter_width
 from launcher.memory.steps import step_bytes
 from launcher.memory.tape import Peak
 

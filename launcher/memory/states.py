@@ -13,8 +13,6 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS
 from launcher.memory.optimizers import optimizer_of
 
-__all__ = ["WIDTHS", "StateWidths", "States", "base_weight_bytes", "shard_states", "state_widths"]
-
 MIXED = ("bf16", "fp16")
 """Precisions that compute in 16 bits beside float32 weights."""
 

@@ -8,8 +8,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.job import MemoryJob
-from launcher.memory.states import WIDTHS
+from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 
 SMALL_DEVICE_BYTES = 25 * 10**9

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.estimate import MemoryEstimate, MemoryJob
+from launcher.memory.estimate import MemoryEstimate
+from launcher.memory.job import MemoryJob
 from launcher.plan.speed import StepTime
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]

@@ -13,8 +13,7 @@ from launcher.facts.devices import Figures, figures_of
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import sharded_states
-from launcher.memory.job import MemoryJob
-from launcher.memory.states import WIDTHS
+from launcher.memory.job import WIDTHS, MemoryJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import pytest
 
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
-from launcher.memory.estimate import MemoryJob, estimate_memory
+from launcher.memory.estimate import estimate_memory
+from launcher.memory.job import MemoryJob
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

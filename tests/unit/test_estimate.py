@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from memory_cases import A100, CPU, FULL, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, ZERO, spec
 
 from launcher.facts.hardware import parse_hardware
-from launcher.memory.estimate import MemoryEstimate, MemoryJob, estimate_memory, max_micro_batch
+from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
+from launcher.memory.job import MemoryJob
 from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, strategy_name, worth_a_row
 from launcher.plan.planner import make_plan
 

@@ -14,7 +14,8 @@ from launcher.facts.hardware import DEVICES, parse_hardware
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
-from launcher.memory.estimate import MemoryJob, estimate_memory
+from launcher.memory.estimate import estimate_memory
+from launcher.memory.job import MemoryJob
 from launcher.plan.speed import HOST_MEMORY_BYTES, INT8_SLOWDOWN, predict_step, step_work
 
 

@@ -13,8 +13,9 @@ from launcher.errors import MachineError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.trace import Line, Moment, Trace, TracedStep, Untraceable, ask_child, read_step
 from launcher.memory.engine import sharded_states
-from launcher.memory.estimate import MemoryJob, estimate_memory, max_micro_batch
+from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.held import engine_held
+from launcher.memory.job import MemoryJob
 from launcher.memory.traced import choices_of, traced_phases, why_not
 
 GIB = 2**30
