@@ -52,6 +52,18 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in metrics(folder) if "loss" in row]
 
 
+# --- memory
+
+
+def test_batches_weigh_the_same_whichever_process_makes_them(tmp_path):
+    def peak(processes: int) -> int:
+        wide = {"trainer.gradient_accumulation_steps": 8, "trainer.dataloader_num_workers": processes}
+        trainer, _ = trained(tmp_path / f"{processes}", wide | {"trainer.max_steps": 1}, llama(), text_rows())
+        return trainer.meter.peak("train").allocated
+
+    assert peak(1) == peak(0)
+
+
 # --- arguments
 
 
