@@ -36,6 +36,7 @@ from memory_grid import HALVES, ROWS, Row, row
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 
 from launcher.execute.build_locks import remove_stale_locks
+from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json, plan_json
 from launcher.render.command import render_env
@@ -211,7 +212,7 @@ class Running:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.row, self.started = row, time.monotonic()
+        self.row, self.port, self.started = row, port, time.monotonic()
         self.folder = tempfile.TemporaryDirectory()
         run_dir = Path(self.folder.name)
         write_run(row, plan, run_dir)
@@ -253,6 +254,7 @@ class Running:
         else:
             found = {"bytes": max(json.loads(answer.read_text())["bytes"] for answer in self.answers)}
         self.folder.cleanup()
+        remove_shared_buffers(self.port)
         return found
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.execute.shared_buffers import SHARED_MEMORY
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Set before any test module can import a library that reads them at import time.
@@ -54,6 +56,15 @@ def empty_home(no_leaked_environment, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
     for name in ("HF_TOKEN", "WANDB_API_KEY", "EFFILAUNCH_RESUME", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def no_shared_memory_left():
+    """DeepSpeed started by a test itself leaves 66 MiB of memory per rank; over a session they fill it."""
+    before = set(SHARED_MEMORY.glob("deepspeed_allreduce_buffer_*"))
+    yield
+    for path in set(SHARED_MEMORY.glob("deepspeed_allreduce_buffer_*")) - before:
+        path.unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)

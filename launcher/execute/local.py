@@ -16,6 +16,7 @@ from typing import IO, Any
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.run_dir import MARKER, record_bound
+from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
 
@@ -93,7 +94,11 @@ def execute(
         echo(f"removed {lock}: a killed build left it, and every later build would wait for it")
     if resume is not None:
         full_env["EFFILAUNCH_RESUME"] = resume
-    code = _follow(argv, full_env, run_dir / "logs" / "launcher.log", echo)
+    remove_shared_buffers(master_port)
+    try:
+        code = _follow(argv, full_env, run_dir / "logs" / "launcher.log", echo)
+    finally:
+        remove_shared_buffers(master_port)
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.execute.shared_buffers import SHARED_MEMORY
+
 pytest.importorskip("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,12 +113,15 @@ def test_ddp_and_one_process_learn_the_same(folder):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_zero_with_lora_over_two_processes(folder, stage):
+    before = set(SHARED_MEMORY.glob("deepspeed_*"))
     data = trained(folder, LORA + f"sharding: {{zero_stage: {stage}}}\n", "--on", "2xcpu")
+    left = set(SHARED_MEMORY.glob("deepspeed_*")) - before
     result = check_whole(data, folder, ranks=2, output="adapter")
     assert (result["distributed_type"], result["processes"]) == ("DEEPSPEED", 2)
     assert result["optimizer"] == "AdamW"
     check_states(result)
     assert json.loads((folder / "out" / "ds_config.json").read_text())["zero_optimization"]["stage"] == stage
+    assert not left, "the run left its shared-memory buffers"
 
 
 def test_zero_2_through_accelerate_launch(folder):
