@@ -17,6 +17,7 @@ from factories import plan
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute.local import execute
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.shared_buffers import SHARED_MEMORY
 from launcher.render.bundle import render
 
 PREPARED = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'data.json').write_text('{}')"
@@ -53,6 +54,24 @@ def test_a_completed_run_returns_its_result(tmp_path):
     assert log.read_text() == "hello from 0\n"
     bound = json.loads((tmp_path / "run" / "environment.json").read_text())["bound"]
     assert (bound["devices"], bound["master_port"]) == ("0", "29511")
+
+
+FIND_BUFFER = """
+import pathlib, sys
+buffer = pathlib.Path(BUFFER)
+print("found" if buffer.exists() else "absent", flush=True)
+buffer.touch()
+sys.exit(1)
+"""
+
+
+def test_deepspeeds_buffers_of_a_killed_run_are_gone_before_the_next_and_after_it(tmp_path):
+    buffer = SHARED_MEMORY / f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_29511_0"
+    buffer.touch()
+    with pytest.raises(RunFailed):
+        started(tmp_path, FIND_BUFFER.replace("BUFFER", repr(str(buffer))))
+    assert (tmp_path / "run" / "logs" / "launcher.log").read_text() == "absent\n"
+    assert not buffer.exists()
 
 
 UNREADABLE = """

@@ -16,6 +16,5 @@ def test_only_the_buffers_of_the_named_run_go(tmp_path):
     ]
     for name in [f"{mine}_0", f"{mine}_1", *others]:
         (tmp_path / name).write_bytes(b"")
-    assert sorted(remove_shared_buffers(29500, tmp_path)) == [tmp_path / f"{mine}_0", tmp_path / f"{mine}_1"]
+    remove_shared_buffers(29500, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
-    assert remove_shared_buffers(29500, tmp_path) == []
