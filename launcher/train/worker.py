@@ -6,6 +6,7 @@ logs are in place, so that even a failing import leaves its traceback in the run
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
@@ -13,6 +14,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
 from launcher.train.job import Job, rank, read_job
@@ -98,5 +100,20 @@ def join_processes(job: Job) -> None:
         deepspeed.init_distributed(dist_backend="gloo")
 
 
+def leave(code: int) -> NoReturn:
+    """End the process with `code`: exit handlers and open output are done, the interpreter is not torn down.
+
+    A thread of the gloo or NCCL process group that drops the last tensor of a finished collective needs the
+    interpreter; while that is torn down, the thread is ended inside a destructor and aborts the process
+    ("terminate called without an active exception"), so that a run that is saved and COMPLETED would be
+    reported as failed. Seen with torch 2.13 and gloo in 1 of 36 exits on a busy machine. Destroying the group
+    is no cure: DeepSpeed keeps its own references to it.
+    """
+    atexit._run_exitfuncs()  # multiprocessing ends its workers here, wandb its run
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -99,6 +99,8 @@ def main() -> None:
     import deepspeed
     import torch
 
+    from launcher.train.worker import leave
+
     torch.set_num_threads(1)
     # The shared-memory collectives would be compiled first, which takes longer than all cases.
     backend: Any = importlib.import_module("deepspeed.comm.torch")
@@ -113,6 +115,7 @@ def main() -> None:
         held[name] = run(case, json.loads(shapes)) - before
     if rank == "0":
         Path(out).write_text(json.dumps(held), encoding="utf-8")
+    leave(0)
 
 
 if __name__ == "__main__":

@@ -355,6 +355,8 @@ ZERO3 = """
     with torch.no_grad():
         logits = trainer.model(input_ids=ids.repeat(4, 1)).logits
     torch.save({"ids": ids, "logits": logits}, Path(sys.argv[2]) / "seen.pt")
+    from launcher.train.worker import leave
+    leave(0)
     """
 
 

@@ -233,7 +233,7 @@ from test_dpo import Meter, Rows, fit, make_arguments, make_trainer, prepared, t
 from transformers import set_seed
 from launcher.train.job import read_job
 from launcher.train.models import load_model
-from launcher.train.worker import join_processes
+from launcher.train.worker import join_processes, leave
 
 work = read_job(Path(sys.argv[1]))
 rows = Rows(prepared(work.run_dir))
@@ -242,6 +242,7 @@ join_processes(work)
 set_seed(args.seed)
 trainer = make_trainer(work, args, load_model(work, tokenizer()), tokenizer(), rows)
 fit(work, trainer, Meter(on_cuda=False))
+leave(0)
 """
 
 

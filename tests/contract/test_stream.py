@@ -206,6 +206,7 @@ from launcher.train.data.stream import Stream, streamed_rows
 from launcher.train.job import read_job
 from launcher.train.prepare import prepare_run
 from launcher.train.processing import load_processing
+from launcher.train.worker import leave
 from pathlib import Path
 run, meeting = sys.argv[1:]
 torch.distributed.init_process_group(
@@ -218,7 +219,7 @@ prepared = {"train": 0, "eval": 4, "read": 5, "kept": 4, "truncated": 1, "split"
 prepared |= {"tokens_lost": 2, "dropped": 1, "dropped_reasons": {"empty": 1}}
 rows = streamed_rows(job, stream, prepared)
 print(json.dumps([rows, stream.counts]))
-torch.distributed.destroy_process_group()
+leave(0)
 """
 
 

@@ -355,6 +355,7 @@ from test_training import GENERATES, Meter, Rows, fit, job, llama, make_argument
 from test_training import make_trainer
 from test_training import stream_rows, t5, tokenizer, translation
 from launcher.train.job import read_job
+from launcher.train.worker import leave
 
 folder = Path(sys.argv[1])
 work = read_job(folder)
@@ -370,6 +371,7 @@ trainer.compute_metrics = lambda prediction: {{"rows": len(prediction.label_ids)
 found = trainer.evaluate()
 if trainer.is_world_process_zero():
     (folder / "scores.json").write_text(json.dumps(found))
+leave(0)
 """
 
 

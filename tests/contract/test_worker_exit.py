@@ -1,0 +1,59 @@
+"""How a worker ends: its collectives may still be cleaning up, and must not decide the exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from launcher.facts.probe import free_port
+
+ENDING = """
+import atexit, sys
+import torch
+import torch.distributed as dist
+from launcher.train.worker import leave
+
+class Torn:
+    def __del__(self):
+        print("torn down", flush=True)
+
+torn = Torn()
+atexit.register(print, "exit handlers ran")
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1000))
+for _ in range(6):  # nobody waits for them, and the group's threads hold the last references
+    dist.all_reduce(torch.ones(4_000_000), async_op=True)
+print("written but not flushed", end="")
+{ending}(3)
+"""
+
+
+def end_of_two_ranks(ending: str) -> list[tuple[int, str]]:
+    meet = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
+    place = {**os.environ, **meet, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", ENDING.format(ending=ending)]
+    ranks = [
+        subprocess.Popen(command, env={**place, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    printed = [rank.communicate(timeout=120)[0] for rank in ranks]
+    return [(rank.returncode, text) for rank, text in zip(ranks, printed, strict=True)]
+
+
+def test_a_worker_that_is_done_is_not_aborted_by_the_threads_of_its_process_group():
+    for code, printed in end_of_two_ranks("leave"):
+        assert code == 3
+        assert "written but not flushed" in printed
+        assert "exit handlers ran" in printed
+        assert "torn down" not in printed
