@@ -262,5 +262,9 @@ def test_an_engine_that_accelerate_replaces_in_silence_is_a_failure(tmp_path):
     env = worker_environment() | {"ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "planned deepspeed over 2 processes" in (folder / "logs" / "rank-0.log").read_text()
+    # Both ranks see it; the launcher ends the other one as soon as the first is gone.
+    said = [log.read_text() for log in (folder / "logs").glob("rank-*.log")]
+    assert any("planned deepspeed over 2 processes" in text for text in said)
+    errors = [json.loads(file.read_text()) for file in (folder / "logs").glob("error-rank-*.json")]
+    assert {error["type"] for error in errors} == {"RunFailed"}
     assert not (folder / "COMPLETED").exists()
