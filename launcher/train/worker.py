@@ -10,6 +10,7 @@ import atexit
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -101,18 +102,21 @@ def join_processes(job: Job) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process with `code`: exit handlers and open output are done, the interpreter is not torn down.
+    """End the process with `code` as sys.exit does, but without tearing down the interpreter.
 
-    A thread of the gloo or NCCL process group that drops the last tensor of a finished collective needs the
+    A thread of the gloo process group that drops the last tensor of a finished collective needs the
     interpreter; while that is torn down, the thread is ended inside a destructor and aborts the process
     ("terminate called without an active exception"), so that a run that is saved and COMPLETED would be
     reported as failed. Seen with torch 2.13 and gloo in 1 of 36 exits on a busy machine. Destroying the group
-    is no cure: DeepSpeed keeps its own references to it.
+    is no cure: its threads live on while anything else refers to it, as they do after a DeepSpeed run.
     """
-    atexit._run_exitfuncs()  # multiprocessing ends its workers here, wandb its run
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads such as a callback's upload
+        atexit._run_exitfuncs()  # multiprocessing ends its workers here, wandb its run
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # output that nobody takes any more does not change how the run ended
+        os._exit(code)
 
 
 if __name__ == "__main__":
