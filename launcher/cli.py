@@ -62,11 +62,31 @@ def build_parser() -> argparse.ArgumentParser:
     prepare.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
     prepare.add_argument("--show", metavar="N", type=int, help="show N samples with their loss mask")
     prepare.add_argument("--tiny", action="store_true", help="the generated rows of a rehearsal")
-    validate = add("validate", "all problems of recipes")
-    validate.add_argument("recipes", metavar="RECIPE", nargs="+")
+    _add_checks(add)
     _add_memory(add)
     _add_catalogue(add)
+    _add_doctor(add)
     return parser
+
+
+def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What this machine can do."""
+    doctor = add("doctor", "this machine; can it run a recipe")
+    doctor.add_argument("recipe", metavar="RECIPE", nargs="?", help="a YAML file or a shipped recipe's name")
+    doctor.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+    doctor.add_argument(
+        "--bundle", metavar="FILE", nargs="?", const="", help="write a redacted report for a bug tracker"
+    )
+
+
+def _add_checks(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """What is wrong with files."""
+    validate = add("validate", "all problems of recipes")
+    validate.add_argument("recipes", metavar="RECIPE", nargs="+")
+    lint = add("lint", "mistakes in DeepSpeed configs, with file, line and column")
+    lint.add_argument("files", metavar="DS_CONFIG", nargs="+", help="a JSON file, or - for stdin")
+    lint.add_argument("--recipe", metavar="R", help="also what fights the plan of this recipe")
+    lint.add_argument("--fix", action="store_true", help="write NAME.fixed.json beside each file")
 
 
 def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -95,6 +115,11 @@ def _add_catalogue(add: Callable[..., argparse.ArgumentParser]) -> None:
     recipes.add_argument("name", metavar="NAME", nargs="?")
     recipes.add_argument("--copy", action="store_true", help="write it to the current folder")
     add("schema", "the recipe's JSON Schema")
+    diagnose = add("diagnose", "what a failed run died of, and what to change in its recipe")
+    diagnose.add_argument(
+        "paths", metavar="RUN_DIR|LOG", nargs="+", help="a run directory, logs, or - for stdin"
+    )
+    diagnose.add_argument("--apply", action="store_true", help="write NAME.mended.yaml beside the recipe")
     generate = add("generate", "try the result of a run")
     generate.add_argument("run_dir", metavar="RUN_DIR")
     generate.add_argument("prompt", metavar="PROMPT")
@@ -149,6 +174,25 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             from launcher.commands.running import generate_command
 
             return generate_command(args.run_dir, args.prompt, args.max_new_tokens)
+        case _:
+            return _dispatch_knowledge(args)
+
+
+def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
+    """The commands that look at files and the machine, or list what is known; the same rule for imports."""
+    match args.command:
+        case "lint":
+            from launcher.commands.linting import lint_command
+
+            return lint_command(args.files, args.recipe, fix=args.fix)
+        case "doctor":
+            from launcher.commands.doctoring import doctor_command
+
+            return doctor_command(args.recipe, args.on, args.bundle)
+        case "diagnose":
+            from launcher.commands.diagnosing import diagnose_command
+
+            return diagnose_command(args.paths, apply=args.apply)
     from launcher.commands import catalogue
 
     match args.command:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAINING_STACK = ("torch", "transformers", "deepspeed", "accelerate", "peft", "datasets")
+TRAINING_STACK = (
+    "torch", "transformers", "deepspeed", "accelerate", "peft", "datasets", "bitsandbytes", "trl", "wandb"
+)  # fmt: skip
 MODULES = sorted((ROOT / "launcher").rglob("*.py"))
 MAX_LINES = 400
 
@@ -52,11 +54,21 @@ def run_and_list(*arguments: str, cwd: Path) -> str:
         ("fixes",),
         ("recipes",),
         ("schema",),
+        ("fixes", "pad-token", "--json"),
+        ("lint", str(ROOT / "ds_configs/zero3.json")),
+        ("lint", str(ROOT / "ds_configs/zero3.json"), "--recipe", str(ROOT / "recipes/starcoder_lora.yaml")),
+        ("diagnose", str(ROOT / "tests/corpus/known/bf16-no-device-torchrun.log")),
     ],
     ids=lambda arguments: "-".join(Path(part).stem for part in arguments[:2]),
 )
 def test_command_never_imports_the_training_stack(arguments, tmp_path):
     assert run_and_list(*arguments, cwd=tmp_path) == "LOADED 0 []"
+
+
+def test_doctor_asks_the_training_stack_in_a_process_of_its_own(tmp_path):
+    pytest.importorskip("torch")
+    line = run_and_list("doctor", str(ROOT / "recipes/smoke.yaml"), "--on", "cpu", cwd=tmp_path)
+    assert line in ("LOADED 0 []", "LOADED 4 []"), "and what this machine lacks is not the question"
 
 
 def test_the_probe_above_would_see_an_import(tmp_path):

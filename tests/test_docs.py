@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -15,6 +16,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import build_parser, main
+from launcher.diagnose.findings import Edit, Frame
+from launcher.doctor import CHECKS, Verdict
+from launcher.doctor import Finding as Answer
+from launcher.doctor.check import Status
+from launcher.facts.machine import Machine
+from launcher.failures import FAILURES as KNOWN
+from launcher.failures.page import CHAPTERS, page_text
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import load_recipe
@@ -29,8 +37,12 @@ README = ROOT / "README.md"
 RECIPE, DATA, TASKS, LADDER, MEMORY = (
     ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks", "ladder", "memory")
 )
-GUIDES = [README, RECIPE, DATA, TASKS, LADDER]
-LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema")
+LINT, DOCTOR, DIAGNOSE, FIXES, FAILURES, ON_OOM = (
+    ROOT / "docs" / f"{name}.md"
+    for name in ("lint", "doctor", "diagnose", "fixes", "failures", "out-of-memory")
+)
+GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM]
+LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema", "lint")
 
 
 def blocks(path, language: str) -> list[str]:
@@ -69,6 +81,17 @@ def test_readme_shows_the_main_job_on_its_first_screen():
         assert wanted in first_screen
 
 
+def test_readme_shows_a_part_of_the_plan(capsys):
+    """Every line of the block as `plan` prints it, in its order; three points stand for what is left out."""
+    text = README.read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```\n(memory of each device.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert main(["plan", str(ROOT / "recipes" / "llama3_8b_qlora_24gb.yaml")]) == 0
+    rest = capsys.readouterr().out
+    for part in filter(None, re.split(r"^  \.\.\.\n", shown, flags=re.MULTILINE)):
+        assert part in rest
+        rest = rest.split(part, 1)[1]
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_recipes_in_documents_are_recipes(path, tmp_path, capsys):
     examples = blocks(path, "yaml")
@@ -91,13 +114,19 @@ def test_make_targets_exist(path):
     assert named <= make_targets()
 
 
-@pytest.mark.parametrize("path", [README, RECIPE, DATA, MEMORY, LADDER], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [README, RECIPE, DATA, MEMORY, LADDER, LINT, DOCTOR, DIAGNOSE, ON_OOM], ids=lambda path: path.name
+)
 def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
     """Runs those that only look, and has the others' arguments parsed."""
     monkeypatch.chdir(ROOT)
     lines = [line for line in commands(path) if line[0] == "effilaunch"]
     assert lines
     for _, command, *arguments in lines:
+        if "&&" in arguments:  # a job script
+            arguments = arguments[: arguments.index("&&")]
+        globbed = [sorted(map(str, ROOT.glob(word))) or [word] for word in arguments]
+        arguments = [word for words in globbed for word in words]
         looks = command in LOOKS
         if command == "run" and "--dry-run" in arguments:
             arguments, looks = [*arguments, "--output-dir", str(tmp_path / "run")], True
@@ -113,6 +142,93 @@ def test_readme_lists_exactly_the_commands(capsys):
     shown = capsys.readouterr().out
     assert named
     assert named == set(re.findall(r"^    ([a-z]+) ", shown, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", [README, LINT, DIAGNOSE, FIXES], ids=lambda path: path.name)
+def test_shown_output_is_what_the_commands_print(path, tmp_path, monkeypatch, capsys):
+    """Blocks of `console`: one command each, in a folder with the page's named files and the real tests."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    monkeypatch.chdir(tmp_path)
+    examples = blocks(path, "console")
+    assert examples
+    for example in examples:
+        command, shown = example.split("\n", 1)
+        words = shlex.split(command)
+        assert words[:2] == ["$", "effilaunch"]
+        assert main(words[2:]) in (0, 2)
+        assert capsys.readouterr().out.rstrip() == shown.rstrip()
+
+
+def json_keys(path: Path) -> dict[str, set[str]]:
+    """Key of the object under `--json` -> the keys that its row names, by the page's chapter JSON."""
+    return {ticked(row[0])[0]: set(ticked(row[1])) for row in table_rows(path, "JSON") if "`" in row[0]}
+
+
+COMMON = {"schema_version", "command"}
+
+
+def test_json_keys_of_lint_and_diagnose_are_documented(tmp_path, capsys):
+    wrong = tmp_path / "ds.json"
+    wrong.write_text('{"train_batch_size": 8, "gradient_cliping": 1.0}', encoding="utf-8")
+    main(["lint", str(wrong), "--fix", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    documented = json_keys(LINT)
+    assert said.keys() - COMMON == documented.keys()
+    assert said["findings"][0].keys() == documented["findings"]
+    assert said["fixed"][0].keys() == documented["fixed"] - {"--fix"}
+
+    log = tmp_path / "train.log"
+    error = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+    frame = 'Traceback (most recent call last):\n  File "a.py", line 1, in main\n    go()\n'
+    documented = json_keys(DIAGNOSE)
+    for text, kind in ((error, "findings"), ("KeyError: 'of my own'", "unknown")):
+        log.write_text(f"{frame}{text}\n", encoding="utf-8")
+        main(["diagnose", str(log), "--json"])
+        said = json.loads(capsys.readouterr().out)
+        assert said.keys() - COMMON == documented.keys() - {"mended"}
+        assert said[kind][0].keys() <= documented[kind], "and `recipe` names the keys of an edit"
+        assert documented[kind] - said[kind][0].keys() <= {"path", "old", "new"}
+    assert {field.name for field in dataclasses.fields(Edit)} <= documented["findings"]
+    (frames,) = re.findall(r"`frames` \(([^)]*)\)", DIAGNOSE.read_text(encoding="utf-8"))
+    assert ticked(frames) == [field.name for field in dataclasses.fields(Frame)]
+
+
+def test_fixes_page_names_the_actions_and_the_keys(capsys):
+    assert main(["fixes", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["fixes"]
+    (keys,) = re.findall(r"`fixes\[\{([^}]*)\}\]`", FIXES.read_text(encoding="utf-8"))
+    assert said[0].keys() == set(keys.split(", "))
+    assert {fix["action"] for fix in said} == {
+        ticked(row[0])[0] for row in table_rows(FIXES) if "`" in row[0]
+    }
+
+
+def test_doctor_page_has_every_check_and_key():
+    rows = [row for row in table_rows(DOCTOR, "The checks") if row[0].startswith("`")]
+    wanted = [("plan", "plan"), ("data", "data"), *((check.id, check.title) for check in CHECKS)]
+    assert [(ticked(row[0])[0], row[1]) for row in rows] == wanted
+    shown = DOCTOR.read_text(encoding="utf-8").split("$ effilaunch doctor", 1)[1].split("```", 1)[0]
+    titles = re.findall(r"^  (?:ok|FAIL|WARN|-) +(\S.*?)  ", shown, re.MULTILINE)
+    assert titles
+    assert set(titles) <= {check.title for check in CHECKS} | {"plan", "data"}
+    documented = json_keys(DOCTOR)
+    assert documented.keys() == {"checks", "ready", "machine", "bundle"}
+    answer = Answer("torch", "torch", Verdict("ok", "there")).to_json()
+    assert documented["checks"] - set(typing.get_args(Status)) == set(answer)
+    assert documented["machine"] == {field.name for field in dataclasses.fields(Machine)}
+
+
+def test_page_of_known_failures_is_current():
+    assert FAILURES.read_text(encoding="utf-8") == page_text(), (
+        "python -m launcher.failures.page docs/failures.md writes it"
+    )
+    assert tuple(failure for chapter in CHAPTERS.values() for failure in chapter) == KNOWN
+    rows = [row for row in table_rows(FAILURES) if row[0].startswith("`")]
+    assert [ticked(row[0])[0] for row in rows] == [failure.id for failure in KNOWN]
+    assert all(all(row) and len(row) == 4 for row in rows)
 
 
 def table_rows(path: Path, heading: str = "") -> list[list[str]]:

@@ -81,6 +81,7 @@ CHANGED: dict[str, str] = {
     "early_stopping.patience": "2",
     "early_stopping.threshold": "0.5",
     "python": "hooks.py",
+    "on_oom": "adapt",
     "seed": "7",
 }
 # Reads whose name is not written at the place of the call: (file, what is read there) -> the names.
@@ -176,7 +177,9 @@ def is_read(name: str, read: set[str]) -> bool:
     return name in read or name.startswith(SECTIONS)
 
 
-READERS = modules("train", "render")
+# `run` itself does what on_oom says: a worker that is out of memory cannot.
+OF_THE_RUN = "commands/adapting.py"
+READERS = {**modules("train", "render"), OF_THE_RUN: modules("commands")[OF_THE_RUN]}
 READ = all_read(READERS)
 
 

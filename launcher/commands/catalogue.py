@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from launcher.report.tables import table
 
 def fixes_command(name: str | None) -> Outcome:
     """The known fixes, or one of them."""
+    from launcher.facts.software import installed_versions
+    from launcher.failures.versions import holds
     from launcher.plan.fixes import FIXES
 
     chosen = [fix for fix in FIXES if name in (None, fix.id)]
@@ -22,6 +25,7 @@ def fixes_command(name: str | None) -> Outcome:
         near = difflib.get_close_matches(name or "", [fix.id for fix in FIXES], n=1)
         hint = f"did you mean {near[0]}?" if near else "`effilaunch fixes` lists them"
         raise RecipeError(Problem("unknown-fix", f"no fix has the id {name!r}", hint=hint))
+    installed = installed_versions()
     data = [
         {
             "id": fix.id,
@@ -31,14 +35,21 @@ def fixes_command(name: str | None) -> Outcome:
             "reason": fix.reason,
             "source": fix.source,
             "versions": fix.versions,
+            # Not for the installed versions: the plan leaves it out.
+            "expired": not holds(fix.versions, installed),
         }
         for fix in chosen
     ]
     if name is None:
-        lines = table([(fix.id, fix.action, fix.title) for fix in chosen], indent="")
+        rows = [(str(row["id"]), _action(row), str(row["title"])) for row in data]
+        lines = table(rows, indent="")
     else:
         lines = [f"{key:10s} {value}" for key, value in data[0].items()]
     return Outcome({"fixes": data}, "\n".join(lines))
+
+
+def _action(fix: Mapping[str, Any]) -> str:
+    return "expired" if fix["expired"] else str(fix["action"])
 
 
 def recipes_command(name: str | None, *, copy: bool) -> Outcome:

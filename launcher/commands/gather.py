@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,8 @@ from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with
 from launcher.facts.model import ModelSpec
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
+from launcher.lint.check import read_profile
+from launcher.lint.finding import Finding
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import missing_data
 from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_recipe
@@ -75,7 +76,10 @@ def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str,
 
 
 def load_profile(recipe: Recipe) -> dict[str, Any] | None:
-    """The base DeepSpeed profile: a file, or a shipped one by name."""
+    """The base DeepSpeed profile: a file, or a shipped one by name.
+
+    Raises RecipeError where there is none, and with everything in it that `lint` calls an error.
+    """
     name = recipe.sharding.config
     if name is None:
         return None
@@ -83,7 +87,7 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
     if not path.is_file():
         path = ds_configs_dir() / f"{Path(name).stem}.json"
     try:
-        profile = json.loads(path.read_text("utf-8"))
+        raw = path.read_bytes()
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in ds_configs_dir().glob("*.json")))
         raise RecipeError(
@@ -94,20 +98,27 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
                 hint=f"a file, or one of the shipped profiles: {shipped}",
             )
         ) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RecipeError(
-            Problem(
-                "profile-unreadable",
-                f"cannot read {path}: {error}",
-                path="sharding.config",
-                hint="it must be strict JSON: no comments, no trailing commas",
-            )
+            Problem("profile-unreadable", f"cannot read {path}: {error}", path="sharding.config")
         ) from None
-    if not isinstance(profile, dict):
-        raise RecipeError(
-            Problem("profile-unreadable", f"{path} holds no JSON object", path="sharding.config")
-        )
+    profile, wrong = read_profile(raw, str(path))
+    if wrong:
+        raise RecipeError([_refused(finding) for finding in wrong])
     return profile
+
+
+def _refused(finding: Finding) -> Problem:
+    """A finding of `lint` as what is wrong with a recipe's base profile."""
+    unread = finding.code.startswith("ds-json") or finding.code == "ds-not-an-object"
+    return Problem(
+        "profile-unreadable" if unread else finding.code,
+        f"column {finding.column}: {finding.message}",
+        file=finding.file,
+        line=finding.line,
+        path="sharding.config",
+        hint=finding.hint or ("it must be strict JSON" if unread else None),
+    )
 
 
 def data_problems(loaded: LoadedRecipe) -> list[Problem]:

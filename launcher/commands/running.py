@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.gather import data_problems, gather
 from launcher.commands.planning import bundle_json
+from launcher.commands.room import check_room
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.local import execute
+from launcher.execute.adapted import read_record, with_record
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import MARKER, default_run_dir, latest_run_dir, write_run_dir
 from launcher.facts import probe
@@ -18,7 +21,7 @@ from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import render
 from launcher.report.outcome import Outcome, echo, note
-from launcher.report.text import plan_text, result_text
+from launcher.report.text import adapted_lines, plan_text, result_text
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets")
 
@@ -42,10 +45,13 @@ def run_command(
             raise RecipeError(absent)
     given = Path(loaded.path)
     planned, facts = gather(loaded, on, tiny=tiny)
-    bundle = render(make_plan(planned, facts))
     run_dir, checkpoint = _run_dir(given, resume, output_dir)
+    record = None if resume is None else read_record(run_dir)
+    adapted = planned if record is None else as_adapted(planned, record, run_dir)
+    bundle = with_record(render(make_plan(adapted, facts)), record)
     if not dry_run:
         devices = check_machine(bundle.plan)
+        check_room(bundle.plan, run_dir)
     write_run_dir(bundle, run_dir, resume=resume is not None)
     say = note if as_json else echo
     if dry_run:
@@ -53,15 +59,11 @@ def run_command(
         return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
     say(plan_text(bundle))
     say(f"run directory {run_dir}\n")
-    result = execute(
-        bundle,
-        run_dir,
-        devices=devices,
-        master_port=probe.free_port(),
-        resume=checkpoint,
-        echo=say,
-    )
-    if unkept := remember_run(bundle.plan, result, facts):
+    if record is not None:
+        lines = adapted_lines(record.adaptations)
+        say("\n".join(["memory ran out before; the run goes on as it was adapted:", *lines, ""]))
+    finished, result = run_tries(planned, facts, bundle, run_dir, devices=devices, resume=checkpoint, say=say)
+    if unkept := remember_run(finished, result, facts):
         note(unkept)
     command: list[str] = []
     if loaded.recipe.task != "image-classification":  # a picture cannot be written on a command line
@@ -104,6 +106,11 @@ def check_machine(plan: Plan) -> str:
         needed.append("trl")
     if plan.value("task") == "image-classification":
         needed.append("PIL")
+    if (
+        plan.value("model.attn_implementation") == "flash_attention_2"
+        and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then
+    ):
+        needed.append("flash_attn")
     require_modules(needed)
     hardware = plan.hardware
     if hardware.num_nodes > 1:

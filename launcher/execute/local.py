@@ -13,8 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.errors import Interrupted, Problem
 from launcher.execute.build_locks import remove_stale_locks
+from launcher.execute.environment import mend_environment
+from launcher.execute.failed import PREPARE_LOG, run_failure
 from launcher.execute.run_dir import MARKER, record_bound
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.recipe.env import resolve_env
@@ -49,11 +51,12 @@ def prepare_data(
     prepare, _, env = bind(bundle, {"run_dir": str(run_dir), "devices": "", "master_port": "0"})
     if samples is not None:
         prepare.append(str(samples))
-    log = run_dir / "logs" / "prepare.log"
+    log = run_dir / "logs" / PREPARE_LOG
     again = "run the command again; what was prepared before stays in the cache"
-    code = _follow(prepare, _environment(env), log, echo, own_stderr=True, again=again)
+    full_env, _ = _mended(bundle, env)
+    code = _follow(prepare, full_env, log, echo, own_stderr=True, again=again)
     if code != 0 or not (run_dir / "data.json").is_file():
-        raise _failure(run_dir, code, log.name)
+        raise run_failure(run_dir, code, log.name)
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -62,6 +65,13 @@ def _environment(env: Mapping[str, str]) -> dict[str, str]:
     # ninja and the launchers' children are looked up beside this interpreter.
     full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
     return full
+
+
+def _mended(bundle: Bundle, env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """The whole environment of the workers, and what was changed in it."""
+    full = _environment(env)
+    added, notes = mend_environment(full, bundle.plan.value("trainer.report_to"))
+    return {**full, **added}, notes
 
 
 def execute(
@@ -77,17 +87,20 @@ def execute(
     """Run the bundle in `run_dir` (already written) and return result.json.
 
     `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
-    run directory has its data.json already. Raises RunFailed (5),
-    RecipeError (2) or MachineError (4) when a process found the recipe, its data or the machine at fault,
-    Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
+    run directory has its data.json already. Raises RunFailed (5; KnownFailure where the workers met a failure
+    of the registry), RecipeError (2) or MachineError (4) when a process found the recipe, its data or the
+    machine at fault, Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
     """
     bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
     _, argv, env = bind(bundle, bound)
-    record_bound(run_dir, {**bound, "command": argv})
+    written = {log.name: log.stat().st_size for log in (run_dir / "logs").glob("*.log")}
+    record_bound(run_dir, {**bound, "command": argv, "log_bytes": written})
     (run_dir / MARKER).unlink(missing_ok=True)
     for stale in (run_dir / "logs").glob("error-*.json"):
         stale.unlink()
-    full_env = _environment(env)
+    full_env, notes = _mended(bundle, env)
+    for note in notes:
+        echo(note)
     if prepare:
         prepare_data(bundle, run_dir, echo=echo)
     for lock in remove_stale_locks(full_env):
@@ -102,7 +115,7 @@ def execute(
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    raise _failure(run_dir, code, "launcher.log")
+    raise run_failure(run_dir, code, "launcher.log")
 
 
 def _follow(
@@ -181,48 +194,3 @@ def _wait_until_empty(group: int, wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline and _signal_group(group, 0):
         time.sleep(0.05)
-
-
-def _failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
-    """The first rank's error as one problem; the exit code where no process could write one."""
-    reports = []
-    for path in (run_dir / "logs").glob("error-*.json"):
-        try:
-            reports.append(json.loads(path.read_text("utf-8")))
-        except ValueError:
-            continue
-    reports.sort(key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))
-    if not reports:
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        if code == 0:
-            how = "without finishing, although its launcher reported success"
-        return RunFailed(
-            Problem(
-                "run-failed",
-                f"the run ended {how}",
-                file=str(run_dir / "logs" / log),
-                hint="the log's last lines say more",
-            )
-        )
-    first = reports[0]
-    if first.get("problems"):
-        problems = [Problem(**p) for p in first["problems"]]
-        kinds = {kind.exit_code: kind for kind in (RecipeError, MachineError)}
-        return kinds.get(first.get("exit_code"), RunFailed)(problems)
-    if first["rank"] == "prepare":
-        return RunFailed(
-            Problem(
-                "prepare-failed",
-                f"the data could not be prepared: {first['type']}: {first['message']}",
-                file=str(run_dir / "logs" / "error-prepare.json"),
-                hint="the traceback is in that file",
-            )
-        )
-    return RunFailed(
-        Problem(
-            "run-failed",
-            f"rank {first['rank']} failed first: {first['type']}: {first['message']}",
-            file=str(run_dir / "logs" / f"rank-{first['rank']}.log"),
-            hint=f"{len(reports)} of the ranks reported an error; the traceback is in that log",
-        )
-    )

@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "trainer.report_to",
     "trainer.run_name",
     "launch.env.",
+    "on_oom",
 )
 
 
@@ -49,8 +50,11 @@ def latest_run_dir(recipe_file: str, root: Path) -> Path:
     return found[-1]
 
 
-def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
-    """Write the bundle's files. A non-empty folder is refused (exit 2), unless it is resumed."""
+def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool, same_run: bool = True) -> None:
+    """Write the bundle's files. A non-empty folder is refused (exit 2), unless it is resumed.
+
+    same_run: whether a resumed run must have the settings that it was started with.
+    """
     try:
         occupied = run_dir.exists() and any(run_dir.iterdir())
         if occupied and not resume:
@@ -61,14 +65,14 @@ def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
                     hint="name another --output-dir, or --resume auto to continue that run",
                 )
             )
-        if resume:
+        if resume and same_run:
             _check_same_run(bundle, run_dir)
         for name in ("logs", "checkpoints"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         for name, text in bundle.files.items():
             if name == "recipe.yaml" and (run_dir / name).exists():
                 continue
-            _write(run_dir / name, text)
+            write_file(run_dir / name, text)
     except OSError as error:
         raise RecipeError(
             Problem(
@@ -80,7 +84,7 @@ def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
     (run_dir / "command.sh").chmod(0o755)
 
 
-def _write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     """Write aside, then rename: a file is whole or absent."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text, encoding="utf-8")
@@ -111,4 +115,4 @@ def _check_same_run(bundle: Bundle, run_dir: Path) -> None:
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
     """Add the values that were bound late to environment.json."""
     path = run_dir / "environment.json"
-    _write(path, dump_json({**json.loads(path.read_text("utf-8")), "bound": bound}))
+    write_file(path, dump_json({**json.loads(path.read_text("utf-8")), "bound": bound}))

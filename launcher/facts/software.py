@@ -17,6 +17,8 @@ PACKAGES = (
     "peft",
     "bitsandbytes",
     "datasets",
+    "trl",
+    "flash_attn",
     "wandb",
 )
 
@@ -35,7 +37,11 @@ def installed_versions() -> dict[str, str]:
 def require_modules(names: Iterable[str]) -> None:
     """MachineError when a module that a command needs is not installed."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
+    hints = []
+    if set(absent) - {"flash_attn"}:
+        hints.append(f"pip install 'effilaunch[{'train,dpo' if 'trl' in absent else 'train'}]'")
+    if "flash_attn" in absent:  # of no extra: it is built against the torch that is here
+        hints.append("pip install flash-attn --no-build-isolation")
     if absent:
-        extra = "train,dpo" if "trl" in absent else "train"
-        hint = f"pip install 'effilaunch[{extra}]'"
-        raise MachineError(Problem("package-missing", f"not installed: {', '.join(absent)}", hint=hint))
+        problem = Problem("package-missing", f"not installed: {', '.join(absent)}", hint="; ".join(hints))
+        raise MachineError(problem)

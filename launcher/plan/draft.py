@@ -28,6 +28,11 @@ class Draft:
     def put(self, dotted: str, value: Any, reason: str, *, source: Source = "default", by: str = "") -> None:
         self.settings[dotted] = Setting(value, source, by or source, reason)
 
+    def warn(self, text: str) -> None:
+        """Say something beside the plan, once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
     def put_recipe(self, dotted: str, value: Any, default_reason: str, *, origin: str | None = None) -> None:
         """Record what the recipe says about `dotted`, or the schema's default.
 

@@ -19,6 +19,9 @@ from launcher.recipe.loading import LoadedRecipe
 if TYPE_CHECKING:
     from launcher.plan.alternatives import Alternative
 
+MUCH_LOGITS = 0.5
+"""Share of the peak from which on logits are warned of."""
+
 
 def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
     """Decide everything; RecipeError (2) for what cannot run, DoesNotFit (3) for what does not fit.
@@ -69,7 +72,12 @@ def _assemble(
         job=chosen.job,
         python=facts.python,
         versions=dict(facts.versions),
-        warnings=(*facts.warnings, *draft.warnings, *_host_warnings(chosen, facts)),
+        warnings=(
+            *facts.warnings,
+            *draft.warnings,
+            *_host_warnings(chosen, facts),
+            *_logits_warnings(chosen, facts, draft),
+        ),
     )
 
 
@@ -79,6 +87,23 @@ def _host_warnings(chosen: Candidate, facts: Facts) -> tuple[str, ...]:
     if held is None or needed <= held or chosen.host_bytes is not None:
         return ()
     return (f"the run needs about {needed / 2**30:.1f} GiB of this machine's {held / 2**30:.1f} GiB memory",)
+
+
+def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str, ...]:
+    """Logits that are the largest part of a device's memory, and what makes them smaller."""
+    memory, length = chosen.memory, draft.get("data.max_length")
+    logits = memory.components.logits
+    if facts.hardware.is_cpu or logits < MUCH_LOGITS * memory.total:
+        return ()
+    mends = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
+    mends.append("a smaller data.max_length")
+    if draft.get("task") == "causal-lm":
+        mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
+    return (
+        f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "
+        f"for each of {facts.model.vocab_size:,} words at {chosen.batch.micro} x {length} "
+        f"positions; less with {', or '.join(mends)}",
+    )
 
 
 def _warmup(value: float, steps: int | None) -> int | None:

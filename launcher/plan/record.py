@@ -28,6 +28,7 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
     """Copy what the recipe says. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
+    draft.put_recipe("on_oom", recipe.on_oom, "schema default")
     for name in MODEL_LEAVES:
         draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
     # A shipped fact's name is resolved here: the worker gets the configuration itself.

@@ -79,7 +79,7 @@ class _Opened:
 
 def _open(loaded: LoadedRecipe, facts: Facts) -> _Opened:
     recipe = loaded.recipe
-    if problems := check_disabled(recipe.fixes.disable):
+    if problems := check_disabled(Draft(loaded.origins), recipe.fixes.disable):
         raise RecipeError(problems)
     opened = _Opened({}, {}, [])
     for variant in variants(recipe, facts.hardware, facts.profile):

@@ -1,8 +1,12 @@
-"""Writes field tables and the editor's schema anew: `python -m launcher.recipe.generate_tables`."""
+"""Writes all tables and the editor's schema anew: `python -m launcher.recipe.generate_tables`."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from launcher.facts.shipped import recipes_dir
@@ -11,6 +15,9 @@ from launcher.recipe.field_tables import TABLES, field_table, installed_package,
 from launcher.recipe.json_schema import recipe_json_schema
 
 SCHEMA = "recipe.schema.json"
+DS_TABLE = Path(__file__).parents[1] / "lint" / "tables" / "deepspeed.json"
+# DeepSpeed has to be imported to be asked, which only launcher.train may.
+DS_WRITER = "launcher.train.ds_vocabulary"
 
 
 def generate(name: str) -> dict[str, Any]:
@@ -39,7 +46,7 @@ def schema_text() -> str:
 
 
 def main() -> None:
-    """Write every table beside this module, and the editor's schema beside the shipped recipes."""
+    """Write every table beside its reader, and the editor's schema beside the shipped recipes."""
     for name in TABLES:
         file = shipped_table(name)
         file.parent.mkdir(exist_ok=True)
@@ -47,6 +54,8 @@ def main() -> None:
     # the schema lists the fields of the tables that were just written
     field_table.cache_clear()
     (recipes_dir() / SCHEMA).write_text(schema_text(), encoding="utf-8")
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-m", DS_WRITER, str(DS_TABLE)], check=True, env=env)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from launcher.recipe.yaml_marks import join
 _LATER = "not supported by this version yet"
 # dotted pattern -> values that are planned but not read yet (None: every value)
 _UNSUPPORTED: tuple[tuple[str, tuple[str, ...] | None, str], ...] = (
-    (r"on_oom", None, "remove it: a run that is out of memory fails"),
     (r"launch\.slurm", None, "remove it"),
     (r"launch\.max_restarts", None, "remove it: a run is resumed with `run --resume auto`"),
     (r"sharding\.engine", ("fsdp",), "this version has deepspeed and ddp"),

@@ -238,6 +238,9 @@ class Recipe(Section):
     """The hardware that the recipe is written for."""
     launch: LaunchSection = LaunchSection()
     """Who starts the processes."""
+    on_oom: Literal["fail", "adapt"] = "fail"
+    """What a run does that runs out of memory: fail | adapt (it goes on with less: a smaller micro-batch with
+    more accumulation, then activation checkpointing, then ZeRO and offload)."""
     fixes: FixesSection = FixesSection()
     """Known fixes."""
     seed: Annotated[int, Field(ge=0)] = 42

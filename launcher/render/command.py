@@ -32,13 +32,16 @@ def render_command(plan: Plan) -> list[str]:
 
 
 def _deepspeed_devices(plan: Plan) -> list[str]:
+    """Where the processes run. On one machine the named hostfile is absent: DeepSpeed then stays on it, and
+    does not read its default, /job/hostfile, which may list other machines."""
     hardware = plan.hardware
+    hosts = ["--hostfile", "{run_dir}/hostfile"]
     if hardware.num_nodes > 1:
-        return ["--hostfile", "{run_dir}/hostfile"]
+        return hosts
     if hardware.is_cpu:
-        return ["--num_gpus", str(hardware.devices_per_node)]
+        return [*hosts, "--num_gpus", str(hardware.devices_per_node)]
     # --num_gpus would delete CUDA_VISIBLE_DEVICES and train on somebody else's devices.
-    return ["--include", "localhost:{devices}"]
+    return [*hosts, "--include", "localhost:{devices}"]
 
 
 def render_env(plan: Plan) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.plan.adapting import ways_out
 from launcher.plan.plan import Plan, Setting
 from launcher.render.bundle import Bundle
 from launcher.report.measured_text import measured_lines
@@ -40,6 +41,7 @@ def plan_text(bundle: Bundle) -> str:
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {plan.schedule.tokens_per_step:,} tokens a step",
         f"  length    {_length(plan)}",
+        f"  on oom    {_out_of_memory(plan)}",
         "",
         "decisions",
         *table([(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]),
@@ -48,8 +50,7 @@ def plan_text(bundle: Bundle) -> str:
         "",
         *wrapped(time_line(plan.time.to_json(plan.schedule.steps)), ""),
         "",
-        f"known fixes applied: {len(plan.fixes)}",
-        *table([(fix.id, _changed(fix.changed)) for fix in plan.fixes]),
+        *fix_lines(plan),
         "",
         "command",
         "  " + " ".join(_word(word) for word in bundle.command),
@@ -57,6 +58,15 @@ def plan_text(bundle: Bundle) -> str:
     if plan.warnings:
         lines += ["", "warnings", *(line for warning in plan.warnings for line in wrapped(warning))]
     return "\n".join(lines) + "\n"
+
+
+def fix_lines(plan: Plan) -> list[str]:
+    """Which known fixes were applied, what each changed, and why."""
+    rows = table([(fix.id, _changed(fix.changed)) for fix in plan.fixes])
+    lines = [f"known fixes applied: {len(plan.fixes)}"]
+    for row, fix in zip(rows, plan.fixes, strict=True):
+        lines += [row, *wrapped(fix.reason, "    ")]
+    return lines
 
 
 def _word(word: str) -> str:
@@ -74,6 +84,18 @@ def _length(plan: Plan) -> str:
     if plan.schedule.steps is not None:
         return f"{plan.schedule.steps} steps"
     return f"{plan.schedule.epochs:g} epoch(s) (steps are known when the rows are read)"
+
+
+def _out_of_memory(plan: Plan) -> str:
+    """What the run does when memory runs out."""
+    if plan.value("on_oom") == "fail":
+        return "fail"
+    return f"adapt: {', then '.join(ways_out(plan)) or 'nothing is left to change'}"
+
+
+def adapted_lines(adaptations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a run has changed after it ran out of memory, one line a try."""
+    return [f"  adapted   at step {entry['step']}: {entry['reason']}" for entry in adaptations]
 
 
 def _value(value: Any) -> str:
@@ -111,6 +133,7 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         "done",
         f"  loss      {first:.4f} at the first step, {last:.4f} at the last: it {word}",
         f"  steps     {result['steps']} in {result['seconds']:.0f} s",
+        *adapted_lines(result["adaptations"]),
         f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
         *measured_lines(memory),
         f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "

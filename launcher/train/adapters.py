@@ -15,6 +15,7 @@ from launcher.train.tokens import (
     check_continued,
     find_embeddings,
     keep_rows_alone,
+    matches,
     train_added_rows,
 )
 
@@ -87,6 +88,8 @@ def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
     task = job.value("task")
     if task in CLASSIFICATION:
         settings["modules_to_save"] = _with_heads(settings.get("modules_to_save"), head_modules(model))
+    if settings.get("modules_to_save") and model.main_input_name == "input_ids":
+        settings = _keep_tied(settings, model)
     if _has_conv1d(model):
         settings.setdefault("fan_in_fan_out", True)  # peft would correct it, with a warning
     if ids:
@@ -96,6 +99,18 @@ def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
         return get_peft_model(model, LoraConfig(**{"task_type": _TASK_TYPES[task], **settings}))
     except (ValueError, TypeError) as error:
         raise RecipeError(Problem("bad-adapter", str(error), path="adapter")) from error
+
+
+def _keep_tied(settings: dict[str, Any], model: Any) -> dict[str, Any]:
+    """One matrix for input and output stays one where it is trained whole; peft would copy it for each."""
+    head = model.get_output_embeddings()
+    if head is None or head.weight is not model.get_input_embeddings().weight:
+        return settings
+    both = (head, model.get_input_embeddings())
+    names = [name for name, module in model.named_modules() if any(module is one for one in both)]
+    if not any(matches(name, settings["modules_to_save"]) for name in names):
+        return settings
+    return {"ensure_weight_tying": True, **settings}
 
 
 def _with_heads(given: Sequence[str] | None, heads: Sequence[str]) -> list[str]:

@@ -43,6 +43,12 @@ class Job:
         return int(self.value("seed"))
 
     @property
+    def adaptations(self) -> list[dict[str, Any]]:
+        """What `on_oom: adapt` has changed since the run was started; one object a try."""
+        adapted = self.plan.get("adapted")
+        return [] if adapted is None else list(adapted["adaptations"])
+
+    @property
     def checkpoints(self) -> Path:
         return self.run_dir / "checkpoints"
 

@@ -37,7 +37,8 @@ def load_model(
 
     labels: of a classification, by id; None keeps the checkpoint's own.
     distributed: False loads for a single process outside training, whatever the plan's engine is.
-    RecipeError for weights that cannot be found; MachineError when quantisation did not take place, or
+    RecipeError for weights that cannot be found, an adapter in their place, or a model that cannot recompute
+    its layers as planned or cannot be saved; MachineError when quantisation did not take place, or
     the devices do not hold the model.
     """
     options = _weight_options(job, distributed)
@@ -46,6 +47,9 @@ def load_model(
         model = _random_model(job, processing, head, options)
     else:
         model = _pretrained_model(job, head, options)
+    check_bare(model)
+    check_recomputes(job, model)
+    check_shared(job, model)
     _check_quantized(job, model)
     if distributed:
         _check_present(model)
@@ -200,6 +204,57 @@ def _wait_for_all() -> None:
 
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
+
+
+def check_bare(model: Any) -> None:
+    """RecipeError when the weights were an adapter's, which transformers puts on its base model by itself."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise RecipeError(
+            Problem(
+                "double-peft",
+                "this is the folder of an adapter, not of a model",
+                path="model.name_or_path",
+                hint="name its base model here, and the adapter to continue in `adapter.path`",
+            )
+        )
+
+
+def check_recomputes(job: Job, model: Any) -> None:
+    """RecipeError when layers shall be recomputed and the model's class cannot."""
+    if job.value("trainer.activation_checkpointing") and not getattr(
+        model, "supports_gradient_checkpointing", True
+    ):
+        raise RecipeError(
+            Problem(
+                "checkpointing-unsupported",
+                f"{type(model).__name__} does not support activation checkpointing",
+                path="trainer.activation_checkpointing",
+                hint="set it to false; a smaller trainer.per_device_train_batch_size saves memory too",
+            )
+        )
+
+
+def check_shared(job: Job, model: Any) -> None:
+    """RecipeError for parameters that are one tensor and are not declared tied: the first save would fail.
+
+    An adapter's file holds none of them, and the pieces of a model under ZeRO-3 are gathered one by one.
+    """
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    if job.has_adapter or job.zero_stage == 3:
+        return
+    try:
+        remove_tied_weights_from_state_dict(dict(model.state_dict()), model)
+    except RuntimeError as error:
+        name = type(model).__name__
+        raise RecipeError(
+            Problem(
+                "shared-tensors",
+                f"{name} cannot be saved: {str(error).splitlines()[0]}",
+                path="model",
+                hint=f"declare them in _tied_weights_keys of {name}, or give each its own tensor",
+            )
+        ) from error
 
 
 def _check_quantized(job: Job, model: Any) -> None:

@@ -128,6 +128,7 @@ def _result(
         "optimizer": _optimizer_name(trainer),
         "processes": trainer.accelerator.num_processes,
         "distributed_type": trainer.accelerator.distributed_type.value,
+        "adaptations": job.adaptations,
         "output": kind,
         "seconds": round(time.monotonic() - started, 3),
     }

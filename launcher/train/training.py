@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from launcher.errors import Problem, RecipeError, RunFailed
 from launcher.train.arguments import make_arguments
@@ -31,6 +30,7 @@ from launcher.train.memory_states import (
     weight_tensors,
 )
 from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
+from launcher.train.resuming import ready_checkpoint
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
@@ -148,6 +148,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainer: one of trainers.py; its evaluations are measured apart.
     """
     checkpoint = find_checkpoint(job)
+    if checkpoint is not None:
+        ready_checkpoint(checkpoint)
     before = _counts_at(checkpoint)
     model = trainer.model
     footprint = _footprint(model)
@@ -220,17 +222,17 @@ def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
 def find_checkpoint(job: Job) -> Path | None:
     """The checkpoint to go on from, None to start afresh.
 
-    EFFILAUNCH_RESUME is `auto` (the run's last one, if any) or a folder; RecipeError without it.
+    EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder; RecipeError without it.
     """
     asked = os.environ.get(RESUME_VARIABLE)
     if not asked:
         return None
     if asked == "auto":
-        last = get_last_checkpoint(str(job.checkpoints)) if job.checkpoints.is_dir() else None
+        last = _last_checkpoint(job.checkpoints)
         if last is None:
             print("no checkpoint to resume from; starting afresh")
             return None
-        found = Path(last)
+        found = last
     else:
         found = Path(asked)
     if not (found / "trainer_state.json").is_file():
@@ -239,6 +241,16 @@ def find_checkpoint(job: Job) -> Path | None:
         )
     print(f"resuming from {found}")
     return found
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The last complete checkpoint: the Trainer writes its state behind everything else."""
+    steps = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()}
+    for step in sorted(steps, reverse=True):
+        if (steps[step] / "trainer_state.json").is_file():
+            return steps[step]
+        print(f"{steps[step]} is incomplete: the run ended while it was saved")
+    return None
 
 
 def _counts_at(checkpoint: Path | None) -> dict[str, int]:

@@ -14,11 +14,12 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
-from launcher.train.job import Job, rank, read_job
+from launcher.train.job import Job, rank, read_job, world_size
 from launcher.train.outcome import redirect_output, write_error
 
 
@@ -49,7 +50,7 @@ def train(job: Job) -> None:
 
     from launcher.train.adapters import attach_adapter
     from launcher.train.data.build import build_data
-    from launcher.train.data.gate import check_first_batch
+    from launcher.train.data.gate import check_first_batch, check_steps
     from launcher.train.memory_meter import Meter
     from launcher.train.memory_states import held_tensors
     from launcher.train.metrics import check_metrics
@@ -60,12 +61,15 @@ def train(job: Job) -> None:
 
     started = time.monotonic()
     stand_in_for_launcher(job)
+    set_timeouts(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
     join_processes(job)
     check_metrics(job)
     processing = load_processing(job)
     data = build_data(job, processing)
-    check_first_batch(job, processing, data, args.per_device_train_batch_size)
+    micro_batch = args.per_device_train_batch_size
+    check_steps(data, micro_batch, world_size(), drop_last=args.dataloader_drop_last)
+    check_first_batch(job, processing, data, micro_batch)
     set_seed(args.seed)  # alike on every rank, so that random weights and adapters agree
     meter = Meter(on_cuda=args.device.type == "cuda")
     with meter.phase("load"):
@@ -91,6 +95,21 @@ def stand_in_for_launcher(job: Job) -> None:
     one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     for name, value in {**one, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         os.environ.setdefault(name, value)
+
+
+def set_timeouts(job: Job) -> None:
+    """Every process group waits as long as `trainer.ddp_timeout` says, or as the Trainer's default does.
+
+    transformers hands it to the first group only, and only on GPUs. The group that ZeRO makes for its
+    collectives would have torch's own default, under NCCL 10 minutes: rank 0 may need longer to save or to
+    read. DEEPSPEED_TIMEOUT does not reach that group either (deepspeed/utils/groups.py _clone_world_group).
+    """
+    from torch.distributed import distributed_c10d
+    from transformers import TrainingArguments
+
+    seconds = job.section("trainer").get("ddp_timeout", TrainingArguments.ddp_timeout)
+    limit = timedelta(seconds=seconds)
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
 
 
 def join_processes(job: Job) -> None:

@@ -200,13 +200,24 @@ def test_estimate_of_a_model_and_of_a_recipe(capsys, file):
 def test_fixes_and_one_fix(capsys):
     code, data = called_json(capsys, "fixes")
     assert code == 0
-    keys = {"id", "title", "condition", "action", "reason", "source", "versions"}
+    keys = {"id", "title", "condition", "action", "reason", "source", "versions", "expired"}
     assert all(fix.keys() == keys for fix in data["fixes"])
+    assert not any(fix["expired"] for fix in data["fixes"])
     code, out, _ = called(capsys, "fixes", "bf16-emulated")
     assert code == 0
     assert "capability" in out
     code, _, err = called(capsys, "fixes", "bf16-emulatd")
     assert (code, "did you mean bf16-emulated?" in err) == (2, True)
+
+
+def test_a_fix_for_other_versions_is_called_expired(capsys, monkeypatch):
+    import launcher.facts.software as software
+
+    monkeypatch.setattr(software, "installed_versions", lambda: {"torch": "2.4.1"})
+    code, data = called_json(capsys, "fixes")
+    assert code == 0
+    assert [fix["id"] for fix in data["fixes"] if fix["expired"]] == ["bf16-emulated"]
+    assert "expired" in called(capsys, "fixes")[1]
 
 
 def test_recipes_copy_never_overwrites(capsys, tmp_path, monkeypatch):

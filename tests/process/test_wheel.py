@@ -18,7 +18,7 @@ NEEDS_NO_CHECKOUT = {
 }
 
 
-def call(*argv: object, cwd) -> str:
+def call(*argv: object, cwd, code: int | None = 0) -> str:
     done = subprocess.run(
         [str(part) for part in argv],
         capture_output=True,
@@ -28,7 +28,7 @@ def call(*argv: object, cwd) -> str:
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert code in (None, done.returncode), done.stdout + done.stderr
     return done.stdout
 
 
@@ -59,6 +59,7 @@ def test_wheel_carries_the_data(wheel):
         assert {f"launcher/_data/{name}" for name in files} <= packed
     assert "launcher/facts/data/models.json" in packed
     assert "launcher/py.typed" in packed
+    assert "launcher/lint/tables/deepspeed.json" in packed
     assert not [name for name in packed if name.startswith(("tests/", "recipes/", "benchmarks/"))]
 
 
@@ -81,8 +82,25 @@ def test_wheel_works_without_the_checkout(installed, tmp_path):
     assert plan["ds_config"]["zero_optimization"]["stage"] == 3
 
 
+def test_lint_diagnose_and_doctor_work_without_the_training_stack(installed, tmp_path):
+    effilaunch = installed / "effilaunch"
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8, "gradient_cliping": 1.0}', encoding="utf-8")
+    linted = call(effilaunch, "lint", "ds.json", "--json", cwd=tmp_path, code=2)
+    assert [finding["code"] for finding in json.loads(linted)["findings"]] == ["ds-typo-toplevel"]
+
+    log = ROOT / "tests/corpus/known/bf16-no-device.log"
+    diagnosed = json.loads(call(effilaunch, "diagnose", log, "--json", cwd=tmp_path))
+    assert [finding["id"] for finding in diagnosed["findings"]] == ["bf16-no-device"]
+
+    checks = json.loads(call(effilaunch, "doctor", "--json", cwd=tmp_path, code=None))["checks"]
+    found = {check["id"]: check for check in checks}
+    assert found["torch"]["status"] == "warn"
+    assert "torch" in found["torch"]["message"]
+    assert found["versions"]["status"] == "ok"
+
+
 def test_wheel_needs_only_the_base_dependencies(installed, tmp_path):
     listed = call(installed / "python", "-m", "pip", "list", "--format=json", cwd=tmp_path)
     names = {package["name"].lower() for package in json.loads(listed)}
-    assert {"pydantic", "pyyaml"} <= names
+    assert {"packaging", "pydantic", "pyyaml"} <= names
     assert not names & {"torch", "transformers", "deepspeed", "accelerate", "peft", "datasets"}

@@ -106,7 +106,7 @@ LINES = [
     "seed: 9" + "9" * 6000, "seed: 1e999", "seed: .nan", "seed: 08", "data: &d {train: [*d, *d]}",
     "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c, *c]", "\x00", "\ufeff", "a: 'open",
     "trainer: {learning_rate: 1e-4, learning_rate: 2}", 'a: "\\ud800"', 'a: "\\0"', "#", "@", "`a",
-    "task: vlm", "task: [dpo]", "task: {a: b}", "python: ''", "on_oom: adapt", "launch: {slurm: {a: [1]}}",
+    "task: vlm", "task: [dpo]", "task: {a: b}", "python: ''", "on_oom: [a]", "launch: {slurm: {a: [1]}}",
 ]  # fmt: skip
 OVERRIDES = st.one_of(
     st.sampled_from(

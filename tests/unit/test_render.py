@@ -70,14 +70,16 @@ def test_a_profile_key_is_kept_and_cannot_replace_the_plans_own(tmp_path):
 def test_deepspeed_on_gpus_names_devices_and_never_num_gpus(tmp_path):
     command = list(rendered(tmp_path).command)
     assert command[1:3] == ["-m", "deepspeed.launcher.runner"]
-    assert command[3:7] == ["--include", "localhost:{devices}", "--master_port", "{master_port}"]
+    # An absent hostfile of its own: DeepSpeed's default, /job/hostfile, may list other machines.
+    assert command[3:5] == ["--hostfile", "{run_dir}/hostfile"]
+    assert command[5:9] == ["--include", "localhost:{devices}", "--master_port", "{master_port}"]
     assert "--num_gpus" not in command
     assert command[-3:] == ["--module", "launcher.train.worker", "{run_dir}"]
 
 
 def test_deepspeed_on_a_cpu_needs_num_gpus(tmp_path):
     command = list(rendered(tmp_path, "2xcpu").command)
-    assert command[3:5] == ["--num_gpus", "2"]
+    assert command[3:7] == ["--hostfile", "{run_dir}/hostfile", "--num_gpus", "2"]
 
 
 def test_accelerate_gets_its_config_file_and_a_port(tmp_path):

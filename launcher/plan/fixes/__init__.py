@@ -2,52 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import json
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.failures.versions import holds
+from launcher.plan.draft import Draft
 from launcher.plan.fixes.adapters import ADAPTER_FIXES
 from launcher.plan.fixes.devices import DEVICE_FIXES
 from launcher.plan.fixes.fix import Fix, Situation
+from launcher.plan.fixes.launching import LAUNCHING_FIXES
 from launcher.plan.fixes.packing import PACKING_FIXES
 from launcher.plan.fixes.precision import PRECISION_FIXES
 from launcher.plan.plan import AppliedFix
 
-FIXES: tuple[Fix, ...] = (*PRECISION_FIXES, *ADAPTER_FIXES, *DEVICE_FIXES, *PACKING_FIXES)
+_GROUPS = (*PRECISION_FIXES, *ADAPTER_FIXES, *DEVICE_FIXES, *LAUNCHING_FIXES, *PACKING_FIXES)
+FIXES: tuple[Fix, ...] = tuple(sorted(_GROUPS, key=lambda fix: not fix.early))
+"""In the order of application: first those that run before sizes are chosen, each in its group's order."""
 
 
 def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> list[AppliedFix]:
     """Apply the early or the late fixes to the draft; raise RecipeError with all refusals at once.
 
-    A fix that would replace an explicit value of the recipe refuses instead, naming both.
+    What the recipe says itself is never replaced: the fix refuses, naming both, or yields with a warning.
+    A fix that is not for the installed versions is left out.
     """
     applied: list[AppliedFix] = []
     problems: list[Problem] = []
     draft = situation.draft
     for fix in FIXES:
-        if fix.early != early or fix.id in disabled:
+        if fix.early != early or fix.id in disabled or not holds(fix.versions, situation.versions):
             continue
-        changes = dict(fix.changes(situation))
-        if not changes:
+        wanted = fix.changes(situation)
+        if not wanted:
             continue
-        if fix.action == "set":
-            clash = [k for k, v in changes.items() if draft.explicit(k) and _replaces(draft.get(k), v)]
-            if clash:
-                problems.append(_problem(situation, fix, clash[0]))
-                continue
-            for dotted, value in changes.items():
-                if not draft.explicit(dotted) or draft.get(dotted) != value:
-                    draft.put(dotted, value, fix.reason, source="fix", by=fix.id)
-        elif fix.action == "refuse":
-            problems.append(_problem(situation, fix, next(iter(changes))))
+        clash = [k for k, v in wanted.items() if draft.explicit(k) and _replaces(draft.get(k), v)]
+        if fix.action == "refuse" or (fix.action == "set" and clash and not fix.yields):
+            problems.append(_problem(situation, fix, next(iter(clash or wanted))))
             continue
-        else:
-            draft.warnings.append(f"{fix.title}: {fix.reason} ({fix.hint})")
-            changes = {}
-        applied.append(AppliedFix(fix.id, fix.title, fix.reason, fix.source, changes))
+        if fix.action == "warn":
+            draft.warn(f"{fix.title}: {fix.reason} ({fix.hint})")
+        changed = _set(draft, fix, wanted, clash) if fix.action == "set" else {}
+        if changed or fix.action == "warn":  # what the recipe says already needs no fix
+            applied.append(AppliedFix(fix.id, fix.title, fix.reason, fix.source, changed))
     if problems:
         raise RecipeError(problems)
     return applied
+
+
+def _set(draft: Draft, fix: Fix, wanted: Mapping[str, Any], clash: Collection[str]) -> dict[str, Any]:
+    """Write what the recipe does not say otherwise, warn of the rest; what was written."""
+    changed = {}
+    for dotted, value in wanted.items():
+        old = draft.get(dotted)
+        if dotted in clash:
+            draft.warn(f"{fix.title}: {dotted} stays {_text(old)}, as the recipe says. {fix.reason}")
+        elif not draft.explicit(dotted) or old != value:
+            draft.put(dotted, value, fix.reason, source="fix", by=fix.id)
+            changed[dotted] = value
+    return changed
+
+
+def _text(value: Any) -> str:
+    """A value as YAML writes it."""
+    return json.dumps(value) if isinstance(value, (bool, Mapping)) else str(value)
 
 
 def _replaces(old: Any, new: Any) -> bool:
@@ -57,19 +77,18 @@ def _replaces(old: Any, new: Any) -> bool:
     return bool(old != new)
 
 
-def check_disabled(disabled: list[str]) -> list[Problem]:
-    """Ids under `fixes.disable` that no fix has."""
-    known = {fix.id for fix in FIXES}
-    return [
-        Problem(
-            "unknown-fix",
-            f"no fix has the id {name!r}",
-            path="fixes.disable",
-            hint="`effilaunch fixes` lists them",
-        )
-        for name in disabled
-        if name not in known
-    ]
+def check_disabled(draft: Draft, disabled: list[str]) -> list[Problem]:
+    """Ids under `fixes.disable` that no fix has, each with the nearest that one has."""
+    known = [fix.id for fix in FIXES]
+    file, line = draft.place("fixes.disable")
+    problems = []
+    for name in disabled:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`effilaunch fixes` lists them"
+            what = f"no fix has the id {name!r}"
+            problems.append(Problem("unknown-fix", what, file, line, "fixes.disable", hint))
+    return problems
 
 
 def _problem(situation: Situation, fix: Fix, dotted: str) -> Problem:

@@ -28,13 +28,22 @@ def _non_reentrant(s: Situation) -> Mapping[str, Any]:
     if not s.get("trainer.activation_checkpointing"):
         return {}
     given = s.get("trainer.activation_checkpointing_kwargs") or {}
-    merged = {**NON_REENTRANT, **given}
+    merged = {**given, **NON_REENTRANT}
     return {} if merged == given else {"trainer.activation_checkpointing_kwargs": merged}
 
 
 def _ddp_unused(s: Situation) -> Mapping[str, Any]:
-    applies = s.has_adapter and s.processes > 1 and s.get("trainer.ddp_find_unused_parameters") is None
+    applies = s.has_adapter and s.processes > 1
     return {"trainer.ddp_find_unused_parameters": False} if applies else {}
+
+
+def _ready_twice(s: Situation) -> Mapping[str, Any]:
+    """Both halves of the failure, asked for by the recipe; what it leaves open is set above."""
+    again = s.get("trainer.activation_checkpointing")
+    reentrant = (s.get("trainer.activation_checkpointing_kwargs") or {}).get("use_reentrant")
+    searches = s.get("trainer.ddp_find_unused_parameters")
+    ddp = s.get("sharding.engine") == "ddp" and s.processes > 1
+    return {"trainer.ddp_find_unused_parameters": False} if ddp and again and reentrant and searches else {}
 
 
 def _reads_text(s: Situation) -> bool:
@@ -42,9 +51,7 @@ def _reads_text(s: Situation) -> bool:
 
 
 def _use_cache(s: Situation) -> Mapping[str, Any]:
-    if not _reads_text(s):
-        return {}
-    return {} if s.draft.explicit("trainer.use_cache") else {"trainer.use_cache": False}
+    return {"trainer.use_cache": False} if _reads_text(s) else {}
 
 
 def _pad_token(s: Situation) -> Mapping[str, Any]:
@@ -74,7 +81,7 @@ ADAPTER_FIXES = (
         reason="int8 and 4-bit weights cannot be trained: the Trainer stops with 'You cannot perform "
         "fine-tuning on purely quantized models'.",
         source="transformers/trainer_utils.py validate_quantization_for_training",
-        versions="transformers >= 4.31",
+        versions="transformers>=4.31",
         changes=_purely_quantized,
         hint="add adapter: {type: lora}, or drop model.quantization",
         early=True,
@@ -83,12 +90,13 @@ ADAPTER_FIXES = (
         id="kbit-compile",
         title="torch.compile and a quantised base",
         condition="trainer.torch_compile with model.quantization",
-        action="refuse",
-        reason="The Trainer refuses to fine-tune a quantised model under torch.compile.",
+        action="warn",
+        reason="transformers refuses a quantised model that was compiled before the Trainer is built; what "
+        "trainer.torch_compile asks for is compiled after that check, untested by it.",
         source="transformers/trainer_utils.py validate_quantization_for_training",
-        versions="all",
+        versions="*",
         changes=_kbit_compile,
-        hint="drop trainer.torch_compile",
+        hint="drop trainer.torch_compile unless it was seen to help",
         early=True,
     ),
     Fix(
@@ -99,7 +107,7 @@ ADAPTER_FIXES = (
         reason="With a frozen base no checkpointed block has an input that requires grad, and reentrant "
         "checkpointing then ends in 'element 0 of tensors does not require grad'.",
         source="huggingface/peft#1142; transformers/modeling_utils.py enable_input_require_grads",
-        versions="all",
+        versions="*",
         changes=_input_grads,
     ),
     Fix(
@@ -109,7 +117,7 @@ ADAPTER_FIXES = (
         action="set",
         reason="That call casts every 16-bit parameter to fp32, which doubles the base model's memory.",
         source="peft/utils/other.py prepare_model_for_kbit_training; huggingface/peft#816",
-        versions="all",
+        versions="*",
         changes=_no_kbit_prepare,
     ),
     Fix(
@@ -119,7 +127,7 @@ ADAPTER_FIXES = (
         action="set",
         reason="Norms and the head must be fp32 for a stable loss, and the inputs must require grad.",
         source="peft/utils/other.py prepare_model_for_kbit_training",
-        versions="all",
+        versions="*",
         changes=_kbit_prepare,
     ),
     Fix(
@@ -130,8 +138,9 @@ ADAPTER_FIXES = (
         reason="prepare_model_for_kbit_training passes no use_reentrant and torch still defaults to True, "
         "which under DDP ends in 'Expected to mark a variable ready only once'.",
         source="peft/utils/other.py; torch/utils/checkpoint.py; huggingface/peft#301",
-        versions="torch <= 2.13",
+        versions="*",
         changes=_non_reentrant,
+        yields=True,
     ),
     Fix(
         id="ddp-find-unused",
@@ -141,8 +150,22 @@ ADAPTER_FIXES = (
         reason="The Trainer turns the search on for every PeftModel; with checkpointing it marks "
         "parameters ready twice, and it costs a graph walk each step.",
         source="transformers/trainer.py _build_accelerator_args; huggingface/trl#4782",
-        versions="all",
+        versions="*",
         changes=_ddp_unused,
+        yields=True,
+    ),
+    Fix(
+        id="ddp-ready-twice",
+        title="reentrant checkpointing while DDP searches for unused parameters",
+        condition="activation checkpointing with use_reentrant true and ddp_find_unused_parameters true, "
+        "engine ddp over several processes",
+        action="refuse",
+        reason="The recomputed part marks its parameters ready again: 'Expected to mark a variable ready "
+        "only once'.",
+        source="huggingface/peft#301; huggingface/trl#4782",
+        versions="*",
+        changes=_ready_twice,
+        hint="drop use_reentrant, or ddp_find_unused_parameters",
     ),
     Fix(
         id="use-cache-off",
@@ -152,8 +175,9 @@ ADAPTER_FIXES = (
         reason="A KV cache wastes memory in training, conflicts with checkpointing and lets packed "
         "documents see each other; the saved config gets the original value back.",
         source="transformers/trainer.py (model.config.use_cache = args.use_cache)",
-        versions="transformers >= 5.0",
+        versions="transformers>=5",
         changes=_use_cache,
+        yields=True,
     ),
     Fix(
         id="pad-token",
@@ -163,7 +187,7 @@ ADAPTER_FIXES = (
         reason="Without one padding fails, and with pad = eos the usual collator masks eos, so the model "
         "never learns to stop. An unused token is taken; labels are made before padding.",
         source="huggingface/transformers#23530; huggingface/trl#976",
-        versions="all",
+        versions="*",
         changes=_pad_token,
     ),
     Fix(
@@ -174,7 +198,7 @@ ADAPTER_FIXES = (
         reason="DPOConfig.disable_dropout is true by default, so that policy and reference compare alike; "
         "the recipe's lora_dropout then does nothing.",
         source="trl/trainer/dpo_config.py disable_dropout",
-        versions="trl >= 0.12",
+        versions="trl>=0.12",
         changes=_dpo_dropout,
         hint="drop adapter.lora_dropout, or set trainer.disable_dropout: false",
     ),

@@ -41,6 +41,10 @@ def _zero3_int8(s: Situation) -> Mapping[str, Any]:
     return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization == "int8" else {}
 
 
+def _zero3_four_bits(s: Situation) -> Mapping[str, Any]:
+    return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization in ("nf4", "fp4") else {}
+
+
 def _offload_optim(s: Situation) -> Mapping[str, Any]:
     offloads = s.get("sharding.offload_optimizer") != "none"
     plain = str(s.get("trainer.optim")).startswith("adamw_torch")
@@ -61,12 +65,8 @@ def _auto_batch(s: Situation) -> Mapping[str, Any]:
     return {"trainer.auto_find_batch_size": False} if s.get("trainer.auto_find_batch_size") else {}
 
 
-def _nan_filter(s: Situation) -> Mapping[str, Any]:
-    return (
-        {}
-        if s.draft.explicit("trainer.logging_nan_inf_filter")
-        else {"trainer.logging_nan_inf_filter": False}
-    )
+def _nan_filter(_: Situation) -> Mapping[str, Any]:
+    return {"trainer.logging_nan_inf_filter": False}
 
 
 def _no_kernel(s: Situation) -> Mapping[str, Any]:
@@ -85,7 +85,7 @@ DEVICE_FIXES = (
         reason="T5 adds a bias to each pair of positions and Gemma-2 caps its scores; transformers refuses "
         "the kernel when the weights are loaded, after the job has waited in the queue.",
         source="transformers/models/t5/modeling_t5.py _supports_flash_attn; gemma2 _supports_sdpa",
-        versions="transformers 5.23",
+        versions="transformers>=5",
         changes=_no_kernel,
         hint="drop model.attn_implementation",
         early=True,
@@ -98,7 +98,7 @@ DEVICE_FIXES = (
         reason="device_map spreads one process's layers over devices; with several processes accelerate "
         "stops: 'You can't train a model that has been loaded with device_map=auto in any distributed mode'.",
         source="accelerate/accelerator.py prepare_model",
-        versions="all",
+        versions="*",
         changes=lambda s: _device_map_distributed(s) or _device_map_ranks(s),
         hint="drop model.device_map (each rank then holds the model), or launch.launcher: python",
         early=True,
@@ -110,7 +110,7 @@ DEVICE_FIXES = (
         action="refuse",
         reason="DeepSpeed places the weights itself; ZeRO-3 refuses any device_map at load.",
         source="transformers/integrations/accelerate.py check_and_set_device_map",
-        versions="all",
+        versions="*",
         changes=_device_map_zero,
         hint="drop model.device_map, or use sharding.engine: ddp with one process",
         early=True,
@@ -123,9 +123,21 @@ DEVICE_FIXES = (
         reason="Partitioned int8 weights have a history of wrong losses and of 'Only Tensors of floating "
         "point and complex dtype can require gradients'.",
         source="axolotl-ai-cloud/axolotl#2068; huggingface/accelerate#3730",
-        versions="all",
+        versions="*",
         changes=_zero3_int8,
         hint="use zero_stage 2 or nf4, or disable this fix to insist",
+    ),
+    Fix(
+        id="zero3-4bit-load",
+        title="ZeRO-3 loads a 4-bit base whole",
+        condition="zero_stage 3 with quantization nf4 or fp4",
+        action="warn",
+        reason="Quantised weights are partitioned after they are loaded: each device holds the whole base "
+        "model once, whatever its share.",
+        source="transformers/modeling_utils.py get_init_context (no zero.Init for quantised models)",
+        versions="*",
+        changes=_zero3_four_bits,
+        hint="a stage below 3 where the base model fits one device",
     ),
     Fix(
         id="offload-needs-adamw",
@@ -135,7 +147,7 @@ DEVICE_FIXES = (
         reason="accelerate swaps the optimizer for DeepSpeedCPUAdam without a word; Adafactor then crashes "
         "and 8-bit AdamW becomes plain Adam.",
         source="accelerate/utils/deepspeed.py map_pytorch_optim_to_deepspeed",
-        versions="accelerate >= 0.25",
+        versions="accelerate>=0.25",
         changes=_offload_optim,
         hint="use trainer.optim: adamw_torch, or offload_optimizer: none",
         early=True,
@@ -147,7 +159,7 @@ DEVICE_FIXES = (
         action="refuse",
         reason="DeepSpeed accepts the key at stages 0 to 2 and does nothing.",
         source="deepspeed/runtime/zero/config.py",
-        versions="all",
+        versions="*",
         changes=_offload_param,
         hint="set zero_stage: 3 or drop offload_param",
     ),
@@ -158,7 +170,7 @@ DEVICE_FIXES = (
         action="refuse",
         reason="At stage 0 there is no ZeRO optimizer that could be offloaded; the key has no effect.",
         source="deepspeed/runtime/engine.py _configure_optimizer",
-        versions="all",
+        versions="*",
         changes=_offload_stage0,
         hint="set zero_stage: 1, 2 or 3",
     ),
@@ -170,7 +182,7 @@ DEVICE_FIXES = (
         reason="It halves the micro-batch without raising accumulation, so another batch size is trained "
         "than asked for, and ZeRO-3 refuses it.",
         source="transformers/trainer.py; huggingface/transformers#24558",
-        versions="all",
+        versions="*",
         changes=_auto_batch,
         hint="drop it: the planner finds the largest micro-batch that fits at the same global batch",
         early=True,
@@ -183,7 +195,7 @@ DEVICE_FIXES = (
         reason="Without a map every rank would load onto device 0: 'in 8-bit or 4-bit precision on a "
         "different device than the one you're training on'.",
         source="accelerate/accelerator.py prepare_model",
-        versions="all",
+        versions="*",
         changes=_local_map,
     ),
     Fix(
@@ -193,7 +205,7 @@ DEVICE_FIXES = (
         action="set",
         reason="from_pretrained refuses it: 'DeepSpeed Zero-3 is not compatible with passing a device_map'.",
         source="transformers/integrations/accelerate.py check_and_set_device_map",
-        versions="all",
+        versions="*",
         changes=_zero3_no_map,
     ),
     Fix(
@@ -204,17 +216,18 @@ DEVICE_FIXES = (
         reason="TrainingArguments registers the ZeRO-3 config that makes from_pretrained partition while "
         "loading; built later, every rank silently holds the whole model.",
         source="transformers/integrations/deepspeed.py is_deepspeed_zero3_enabled",
-        versions="all",
+        versions="*",
         changes=_args_first,
     ),
     Fix(
         id="nan-shown-as-zero",
         title="a nan loss is logged as nan",
-        condition="always, unless the recipe says logging_nan_inf_filter",
+        condition="always",
         action="set",
         reason="The Trainer's default replaces nan by 0.0 in the log, so a dead run looks perfect.",
         source="transformers/training_args.py logging_nan_inf_filter",
-        versions="all",
+        versions="*",
         changes=_nan_filter,
+        yields=True,
     ),
 )

@@ -21,6 +21,7 @@ class Situation:
     model: ModelSpec
     hardware: Hardware
     versions: Mapping[str, str]
+    """Installed versions by distribution name."""
 
     def get(self, dotted: str) -> Any:
         return self.draft.get(dotted)
@@ -47,7 +48,9 @@ class Situation:
 
     @property
     def processes(self) -> int:
-        return 1 if isinstance(self.get("model.device_map"), (str, dict)) else self.hardware.num_devices
+        """Of the whole run. A device_map spreads one over all devices; `local` is each rank's own."""
+        spread = self.get("model.device_map") not in (None, "local")
+        return 1 if spread else self.hardware.num_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Fix:
 
     `changes` returns dotted setting -> value for action `set` (empty: does not apply), and for `warn` and
     `refuse` a mapping whose single key is the setting at fault. `early` fixes run before sizes are chosen.
+    Where the recipe itself says another value than a `set` fix wants, the fix refuses; one that `yields`
+    warns and leaves the recipe's value.
     """
 
     id: str
@@ -65,6 +70,8 @@ class Fix:
     reason: str
     source: str
     versions: str
+    """The installed versions that it is for, e.g. `transformers>=5,<6`; `*` for all."""
     changes: Callable[[Situation], Mapping[str, Any]]
     hint: str = ""
     early: bool = False
+    yields: bool = False

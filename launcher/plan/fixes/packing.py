@@ -70,7 +70,7 @@ PACKING_FIXES = (
         reason="Packed documents are told apart by position_ids alone. OPT ignores them in its attention "
         "mask, and other families are untried: documents would see each other without any error.",
         source="transformers/models/opt/modeling_opt.py (create_causal_mask without position_ids)",
-        versions="transformers 5.23",
+        versions="transformers>=5",
         changes=_family,
         hint="drop data.packing and data.padding_free",
         early=True,
@@ -83,7 +83,7 @@ PACKING_FIXES = (
         reason="With a cache transformers no longer reads document borders from position_ids, and packed "
         "documents see each other, in training and evaluation alike.",
         source="transformers/masking_utils.py _preprocess_mask_arguments",
-        versions="transformers 5.23",
+        versions="transformers>=5",
         changes=_cache,
         hint="drop trainer.use_cache",
         early=True,
@@ -96,7 +96,7 @@ PACKING_FIXES = (
         reason="In a batch of several packed rows the kernel takes each row for one document, so that "
         "packed documents see each other.",
         source="transformers/modeling_flash_attention_utils.py _is_packed_sequence (batch_size != 1)",
-        versions="transformers 5.23",
+        versions="transformers>=5",
         changes=_flash_rows,
         hint="drop data.padding_free: packs are then laid in one row; or use attn_implementation: sdpa",
         early=True,
@@ -109,7 +109,7 @@ PACKING_FIXES = (
         reason="These kernels get a mask over every pair of tokens of the whole batch, 256 MiB at 16384 "
         "tokens and four times that at twice as many, and compute attention over all of it.",
         source="transformers/masking_utils.py sdpa_mask, eager_mask",
-        versions="all",
+        versions="*",
         changes=_mask_memory,
         hint="use data.packing instead, or attn_implementation: flash_attention_2",
     ),

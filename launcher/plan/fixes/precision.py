@@ -40,6 +40,19 @@ def _fp16_model_trained_in_bf16(s: Situation) -> Mapping[str, Any]:
     return {"precision": "fp32"} if fragile and s.get("precision") == "fp16" else {}
 
 
+def _fp16_checkpoint_in_bf16(s: Situation) -> Mapping[str, Any]:
+    """Models that are not known to overflow, but whose weights were published in bf16."""
+    in_bf16 = s.model.pretrained_dtype == "bfloat16" and not _fp16_model_trained_in_bf16(s)
+    return {"precision": "fp16"} if in_bf16 and str(s.get("precision")).startswith("fp16") else {}
+
+
+def _fp16_pascal(s: Situation) -> Mapping[str, Any]:
+    capability = s.hardware.compute_capability
+    without = capability is not None and capability < (7, 0)
+    asks = s.get("precision") == "fp16" and s.get("sharding.engine") == "deepspeed"
+    return {"precision": "fp32"} if asks and without else {}
+
+
 def _flash_pre_ampere(s: Situation) -> Mapping[str, Any]:
     flash = s.get("model.attn_implementation") == "flash_attention_2"
     return {"model.attn_implementation": "sdpa"} if flash and (s.pre_ampere or s.hardware.is_cpu) else {}
@@ -66,7 +79,7 @@ PRECISION_FIXES = (
         reason="V100 and T4 accept bf16 and emulate it, many times slower and without a word: "
         "torch.cuda.is_bf16_supported() counts emulation as support.",
         source="torch/cuda/__init__.py is_bf16_supported(including_emulation=True)",
-        versions="torch >= 2.5",
+        versions="torch>=2.5",
         changes=_bf16_without_units,
         hint="use precision: fp16 or auto",
         early=True,
@@ -79,7 +92,7 @@ PRECISION_FIXES = (
         reason="Only devices of compute capability 8.0 and later have bf16 units; "
         "the recipe's bf16 is taken as consent.",
         source="NVIDIA CUDA programming guide, compute capabilities",
-        versions="all",
+        versions="*",
         changes=_bf16_unknown_device,
         hint="name the device, e.g. --on 1xRTX4090-24GB",
         early=True,
@@ -92,7 +105,7 @@ PRECISION_FIXES = (
         reason="from_pretrained(dtype=None) takes the checkpoint's dtype since transformers 5, so the same "
         "recipe would train fp32 or half weights depending on how the checkpoint was saved.",
         source="transformers/modeling_utils.py from_pretrained; huggingface/trl#5457",
-        versions="transformers >= 5.0",
+        versions="transformers>=5",
         changes=_dtype_unset,
         early=True,
     ),
@@ -104,9 +117,34 @@ PRECISION_FIXES = (
         reason="These models were trained in bf16; their activations exceed fp16's 65504 and the loss "
         "becomes nan or every step is skipped.",
         source="huggingface/transformers#10956, #23918",
-        versions="all",
+        versions="*",
         changes=_fp16_model_trained_in_bf16,
         hint="use bf16 on compute capability 8.0 and later, else precision: fp32",
+        early=True,
+    ),
+    Fix(
+        id="fp16-bf16-checkpoint",
+        title="weights published in bf16, trained in fp16",
+        condition="precision fp16 or fp16-true with a checkpoint in bfloat16 of another family",
+        action="warn",
+        reason="Activations that bf16 holds may exceed fp16's 65504; skipped steps that do not end, or a nan "
+        "loss, come from it.",
+        source="huggingface/transformers#14189, #11461",
+        versions="*",
+        changes=_fp16_checkpoint_in_bf16,
+        hint="precision: bf16 on compute capability 8.0 and later, else fp32 where it overflows",
+        early=True,
+    ),
+    Fix(
+        id="ds-fp16-pascal",
+        title="DeepSpeed has no fp16 below compute capability 7.0",
+        condition="precision fp16 and engine deepspeed on a device below compute capability 7.0",
+        action="refuse",
+        reason="DeepSpeed stops with 'Type fp16 is not supported on your device'.",
+        source="deepspeed/accelerator/cuda_accelerator.py is_fp16_supported",
+        versions="*",
+        changes=_fp16_pascal,
+        hint="use precision: fp32, or sharding.engine: ddp",
         early=True,
     ),
     Fix(
@@ -116,7 +154,7 @@ PRECISION_FIXES = (
         action="refuse",
         reason="GradScaler refuses 16-bit gradients: 'Attempting to unscale FP16 gradients'.",
         source="torch/amp/grad_scaler.py; huggingface/transformers#23165",
-        versions="all",
+        versions="*",
         changes=_fp16_trainable_half,
         hint="drop model.dtype or set it to float32",
         early=True,
@@ -128,7 +166,7 @@ PRECISION_FIXES = (
         action="refuse",
         reason="Weights and Adam states would all be 16-bit and small updates round to zero, silently.",
         source="transformers/modeling_utils.py (dtype is the training dtype without autocast)",
-        versions="all",
+        versions="*",
         changes=_pure_half_full,
         hint="say precision: bf16-true if that is wanted, else drop model.dtype",
         early=True,
@@ -141,7 +179,7 @@ PRECISION_FIXES = (
         reason="fp32 adapters and norms meet fp16 activations outside the Trainer's own autocast; without "
         "the guard matrix products fail with 'expected scalar type Half but found Float'.",
         source="bitsandbytes-foundation/bitsandbytes#240; tloen/alpaca-lora#203",
-        versions="all",
+        versions="*",
         changes=_autocast_guard,
     ),
     Fix(
@@ -151,7 +189,7 @@ PRECISION_FIXES = (
         action="refuse",
         reason="TrainingArguments stops with '--tf32 requires Ampere or a newer GPU arch'.",
         source="transformers/training_args.py",
-        versions="all",
+        versions="*",
         changes=_tf32_pre_ampere,
         hint="drop trainer.tf32",
         early=True,
@@ -163,7 +201,7 @@ PRECISION_FIXES = (
         action="refuse",
         reason="transformers does not check it; the kernel stops in the first forward pass.",
         source="transformers/modeling_flash_attention_utils.py",
-        versions="all",
+        versions="*",
         changes=_flash_pre_ampere,
         hint="use attn_implementation: sdpa",
         early=True,

@@ -46,6 +46,24 @@ def check_first_batch(job: Job, tokenizer: Any, data: Data, micro_batch: int) ->
         _check_masks(job, tokenizer, samples, data.formats)
 
 
+def check_steps(data: Data, micro_batch: int, processes: int, *, drop_last: bool) -> None:
+    """RecipeError when dataloader_drop_last leaves not one whole batch for every process.
+
+    The Trainer would warn and return without a step. How long a stream is nobody knows.
+    """
+    if not drop_last or data.streaming or len(data.train) >= micro_batch * processes:
+        return
+    raise RecipeError(
+        Problem(
+            "no-steps",
+            f"{len(data.train)} samples are fewer than {processes} batches of {micro_batch}, one for each "
+            "process, and smaller ones are dropped",
+            path="trainer.dataloader_drop_last",
+            hint="remove it, give more rows, or lower trainer.per_device_train_batch_size",
+        )
+    )
+
+
 def _look(data: Data, micro_batch: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(a micro-batch as it is trained, samples before packing), the same on every process.
 

@@ -1,0 +1,171 @@
+"""`doctor`: what this machine has, and whether it can run a recipe."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from launcher import __version__
+from launcher.commands.gather import data_problems, gather
+from launcher.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
+from launcher.doctor.needs import hub_model, nvme_path, setting
+from launcher.doctor.redact import Private, redact, redact_json
+from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
+from launcher.execute.run_dir import default_run_dir
+from launcher.facts.machine import Machine, Subject, gather_machine
+from launcher.facts.machine_host import is_secret_name
+from launcher.plan.plan import Plan
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.report.doctor_text import bundle_text, doctor_text
+from launcher.report.outcome import Outcome
+
+_NOT_FOUND = "model-config-missing"
+_ENV = "launch.env."
+
+
+def doctor_command(recipe: str | None, on: str | None, bundle: str | None) -> Outcome:
+    """Every check; exit 4 when one fails.
+
+    bundle: the file of a redacted report, "" for a name of our own, None for no report.
+    """
+    if on is not None and recipe is None:
+        hint = "effilaunch doctor RECIPE --on HW"
+        raise RecipeError(
+            Problem("usage", "--on says what a recipe is planned for: name a recipe", hint=hint)
+        )
+    target = None if bundle is None else bundle_path(bundle, Path.cwd())
+    plan, findings = (None, []) if recipe is None else examine_recipe(recipe, on)
+    machine = gather_machine(subject_of(plan, recipe))
+    findings += examine(machine, plan)
+    asked = None if recipe is None else recipe + (f" on {on}" if on else "")
+    failed = any(finding.verdict.status == "fail" for finding in findings)
+    text = doctor_text(findings, asked)
+    data = {
+        "checks": [finding.to_json() for finding in findings],
+        "ready": not failed,
+        "machine": machine.to_json(),
+    }
+    if target is not None:
+        write_bundle(target, findings, machine, asked)
+        data["bundle"] = str(target)
+        text += f"wrote {target}\n"
+    return Outcome(data, text, exit_code=MachineError.exit_code if failed else 0)
+
+
+def examine_recipe(recipe: str, on: str | None) -> tuple[Plan | None, list[Finding]]:
+    """The plan (the nearest miss where nothing fits), and what planning says of this machine.
+
+    RecipeError when the recipe itself is wrong, on every machine.
+    """
+    loaded = load_recipe(recipe)
+    absent = data_problems(loaded)
+    plan, problems = _planned(loaded, on)
+    label = (
+        "" if plan is None else f"{plan.hardware.label}, {plan.job.engine}, micro-batch {plan.batch.micro}"
+    )
+    here = "data is missing" if absent else "data is here"
+    findings = [
+        Finding(PLAN_CHECK_ID, "plan", _verdict(problems, label)),
+        Finding(DATA_CHECK_ID, "data", _verdict(absent, here)),
+    ]
+    return plan, findings
+
+
+def _planned(loaded: LoadedRecipe, on: str | None) -> tuple[Plan | None, Sequence[Problem]]:
+    """A plan, or what stands in its way: a model that cannot be found, no room, a device that is too old."""
+    try:
+        loaded, facts = gather(loaded, on)
+    except MachineError as error:
+        return None, error.problems
+    except RecipeError as error:
+        if {problem.code for problem in error.problems} != {_NOT_FOUND}:
+            raise
+        return None, error.problems
+    try:
+        return make_plan(loaded, facts), ()
+    except DoesNotFit as error:
+        return error.nearest_miss, error.problems
+    except RecipeError as error:  # the recipe reads well: it is this hardware that the planner refuses
+        return None, error.problems
+
+
+def _verdict(problems: Sequence[Problem], found: str) -> Verdict:
+    if not problems:
+        return Verdict("ok", found)
+    message = "; ".join(f"{p.path}: {p.message}" if p.path else p.message for p in problems)
+    hints = dict.fromkeys(p.hint for p in problems if p.hint)
+    return Verdict("fail", found or "no plan", message, "; ".join(hints))
+
+
+def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
+    """Where to look for what a plan needs."""
+    if plan is None:
+        return Subject(sys.executable, Path.cwd() / "runs")
+    env = {
+        name.removeprefix(_ENV): str(entry.value)
+        for name, entry in plan.settings.items()
+        # A value that is bound late is not known here.
+        if name.startswith(_ENV) and "{" not in str(entry.value)
+    }
+    return Subject(
+        python=plan.python,
+        run_dir=default_run_dir(str(recipe), Path.cwd()),
+        env=env,
+        hub_model=hub_model(plan),
+        revision=setting(plan, "model.revision") or "main",
+        cache_dir=setting(plan, "model.cache_dir"),
+        nvme_path=nvme_path(plan),
+    )
+
+
+def bundle_path(given: str, folder: Path) -> Path:
+    """A file that does not exist yet; RecipeError otherwise."""
+    name = given or f"effilaunch-doctor-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.md"
+    path = folder / Path(name).expanduser()
+    if path.exists():
+        hint = "name a new file; a recipe stands before --bundle"
+        raise RecipeError(Problem("bundle-exists", "it exists and is not overwritten", str(path), hint=hint))
+    if not path.parent.is_dir():
+        hint = "make the folder first"
+        raise RecipeError(Problem("bundle-folder", "its folder does not exist", str(path), hint=hint))
+    return path
+
+
+def write_bundle(path: Path, findings: Sequence[Finding], machine: Machine, asked: str | None) -> None:
+    """The redacted report. RecipeError when it cannot be written."""
+    private = private_here()
+    # Strings first, each alone: JSON would escape what a pattern looks for.
+    rows = redact_json([finding.to_json() for finding in findings], private)
+    facts = redact_json(machine.to_json(), private)
+    assert isinstance(rows, list), "a list stays one"
+    assert isinstance(facts, dict), "a mapping stays one"
+    text = bundle_text(rows, facts, redact(asked, private) if asked else None, __version__)
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        problem = Problem("bundle-unwritable", f"cannot be written: {error.strerror}", str(path))
+        raise RecipeError(problem) from None
+
+
+def private_here() -> Private:
+    """Names and secrets of this user and machine."""
+    home = Path.home()
+    node = os.uname().nodename
+    users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")} | {home.name}
+    with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
+        users.add(getpass.getuser())
+    secrets = [value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= 6]
+    hosts = {node, node.partition(".")[0], os.environ.get("HOSTNAME", "")}
+    return Private(
+        homes=[str(home), str(home.resolve())],
+        users=[user for user in users if len(user) > 1],
+        hosts=[host for host in hosts if len(host) > 1 and host != "localhost"],
+        secrets=secrets,
+    )

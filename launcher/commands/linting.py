@@ -1,0 +1,119 @@
+"""`lint`: mistakes in DeepSpeed configs, with file, line and column."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.lint.check import Rule, decoded, lint_text
+from launcher.lint.finding import Finding
+from launcher.lint.mend import mended
+from launcher.report.outcome import Outcome
+
+STDIN = "-"
+FOUND = 2
+"""Exit code when there is any finding."""
+
+
+def lint_command(files: Sequence[str], recipe: str | None, *, fix: bool) -> Outcome:
+    """Findings of all files; with `fix`, NAME.fixed.json beside each file that has one to mend.
+
+    Raises RecipeError for a file that cannot be read, or a mended file that would replace another.
+    """
+    raw = {file: _read(file) for file in dict.fromkeys(files)}
+    if fix and STDIN in raw:
+        raise RecipeError(Problem("usage", "--fix writes beside a file, and stdin is none"))
+    targets = {file: fixed_path(file) for file in raw} if fix else {}
+    _refuse_existing(targets)
+    rules: tuple[Rule, ...] = () if recipe is None else (_against(recipe),)
+    findings: list[Finding] = []
+    fixed: list[dict[str, Any]] = []
+    for file, content in raw.items():
+        shown = "<stdin>" if file == STDIN else file
+        text, unreadable = decoded(content, shown)
+        found = [unreadable] if unreadable is not None else lint_text(text or "", shown, *rules)
+        findings += found
+        if fix and text is not None and found:
+            entry = _fix(text, targets[file], found, rules)
+            fixed += [] if entry is None else [{"file": file, **entry}]
+    data: dict[str, Any] = {"findings": [finding.to_json() for finding in findings]}
+    if fix:
+        data["fixed"] = fixed
+    return Outcome(data, _text(findings, len(raw), fixed, fix=fix), exit_code=FOUND if findings else 0)
+
+
+def fixed_path(file: str) -> Path:
+    """Where the mended file goes: ds.json -> ds.fixed.json."""
+    return Path(file).with_suffix(".fixed.json")
+
+
+def _read(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RecipeError(Problem("file-unreadable", f"cannot read it: {reason}", file=file)) from None
+
+
+def _refuse_existing(targets: dict[str, Path]) -> None:
+    """Nothing is overwritten, and two files do not share one mended file."""
+    problems = []
+    seen: set[Path] = set()
+    for target in targets.values():
+        if target.exists() or target.is_symlink() or target in seen:
+            said = "two files would be mended into this one" if target in seen else "is here already"
+            problems.append(
+                Problem(
+                    "file-exists", said, file=str(target), hint="move it away, or mend one file at a time"
+                )
+            )
+        seen.add(target)
+    if problems:
+        raise RecipeError(problems)
+
+
+def _against(recipe: str) -> Rule:
+    """The rule that compares with the plan of a recipe; its own base profile is left out of that plan."""
+    from launcher.commands.gather import gather
+    from launcher.lint.against_recipe import AgainstRecipe
+    from launcher.plan.planner import make_plan
+    from launcher.recipe.loading import load_recipe
+
+    loaded = load_recipe(recipe)
+    if loaded.recipe.sharding.config is not None:
+        loaded = load_recipe(recipe, ["sharding.config=null"])
+    loaded, facts = gather(loaded, None)
+    return AgainstRecipe(make_plan(loaded, facts))
+
+
+def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -> dict[str, Any] | None:
+    """Write the mended text; None where nothing could be mended."""
+    better, left = mended(text, str(target), *rules)
+    if better == text:
+        return None
+    try:
+        with target.open("x", encoding="utf-8", newline="") as out:
+            out.write(better)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RecipeError(
+            Problem("file-unwritable", f"cannot write it: {reason}", file=str(target))
+        ) from None
+    return {"to": str(target), "left": [finding.to_json() for finding in left], "of": len(found)}
+
+
+def _text(findings: Sequence[Finding], files: int, fixed: Sequence[dict[str, Any]], *, fix: bool) -> str:
+    lines = [str(finding) for finding in findings]
+    count = len(findings)
+    checked = f"{files} file{'s' if files != 1 else ''}"
+    lines.append(f"{count} finding{'s' if count != 1 else ''} in {checked}" if count else f"{checked}: clean")
+    for entry in fixed:
+        left = entry["left"]
+        lines.append(f"wrote {entry['to']}: " + (f"{len(left)} left to mend by hand" if left else "clean"))
+        lines += [f"  {f['line']}:{f['column']}: {f['code']}: {f['message']}" for f in left]
+    if fix and findings and not fixed:
+        lines.append("nothing here can be mended without knowing what was meant; no file written")
+    return "\n".join(lines)

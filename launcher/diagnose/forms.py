@@ -1,0 +1,119 @@
+"""The forms of log lines: what begins a traceback, is a call of it, ends it, or is an error on its own."""
+
+from __future__ import annotations
+
+import re
+
+HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
+WRAPPED = re.compile(r"(?:Original|Remote|Worker) Traceback \(most recent call last\)", re.IGNORECASE)
+IGNORED = re.compile(r"^\s*(?:Exception ignored in|Exception in thread .*tqdm|--- Logging error ---)")
+FRAME = re.compile(r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+CELL_FRAME = re.compile(
+    r"^(?:File |Cell |Input )?(?P<file>[~/<][^\s:]+|.*\.py|In ?\[\d+\])"
+    r"(?::(?P<line>\d+), in| in) (?P<function>[\w.<>]+)(?:\(|$)"
+)
+"""A call in a notebook's traceback."""
+DIRECT = "The above exception was the direct cause of the following exception"
+HANDLING = "During handling of the above exception, another exception occurred"
+GROUP = re.compile(r"^\s*(?:\+-\+-+ (?:\d+|\.\.\.) -+|\+-{4,})\s*$")
+GROUP_MARGIN = re.compile(r"^\s*[+|](?: |$)")
+
+_NAME = r"(?:[A-Za-z_]\w*\.)*"
+_ENDING = r"(?:Error|Exception|Interrupt|Exit|Failure|Iteration|Timeout|Fault|OutOfMemory|Group|Call|Quit)"
+EXCEPTION = re.compile(rf"^(?P<indent>\s*)(?P<type>{_NAME}[A-Z]\w*?{_ENDING}\d?)(?:: ?(?P<message>.*))?$")
+"""The last line of a traceback; on its own it is an error too, when it has a message."""
+ANY_CLASS = re.compile(
+    r"^(?P<indent>\s*)(?P<type>[A-Za-z_]\w*(?:\.\w+)*\.[A-Z]\w*|[A-Z][A-Za-z]\w*)(?:: ?(?P<message>.*))?$"
+)
+"""A class that is not called an error; only right after the lines of a traceback."""
+TOLD = re.compile(
+    rf"^(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s)[^\"'`]{{1,80}}?[:(] ?)"
+    rf"(?P<type>{_NAME}[A-Z]\w*?{_ENDING})(?:: |\()(?P<message>.+)$"
+)
+"""An exception that somebody speaks of: pytest, or a program that caught it and may have dealt with it."""
+DOUBLED = re.compile(rf"(?P<type>[A-Z]\w*{_ENDING})(?P=type)(?:: ?)+(?P<message>.*)$")
+"""Two ranks wrote the same line at once."""
+
+KILLED = re.compile(
+    r"oom.?kill|Out of memory: Kill|Killed process \d+|OUT_OF_MEMORY|"
+    r"exits with return code = -?(?:9|137)\s*$|"
+    r"(?:exitcode ?: ?|return ?code |Signal |exit(?:ed with)? code:? ?)-?(?:9|137)\b|SIGKILL|"
+    r"^(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)"
+)
+CRASHED = re.compile(
+    r"Segmentation fault|SIGSEGV|SIGBUS|Bus error|core dumped|SIGABRT|SIGILL|Illegal instruction"
+)
+EXITED = re.compile(
+    r"exits with return code = (-?\d+)\s*$|failed \(exitcode: (-?\d+)\)|^\s*exitcode +: (-?\d+)|"
+    r"Exited with exit code (\d+)|returned non-zero exit status (\d+)"
+)
+SUCCESS = re.compile(
+    r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
+    r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
+)
+LEVEL = re.compile(
+    r"^(?:[-|:\s]*\[?(?:\w+[-.:])?(?:ERROR|CRITICAL|FATAL)\b|\[E |\[?E\d{3,4} |E \S+\.cc:|ERROR:)|"
+    r"^.{0,80}?[\[|:\s-](?:ERROR|CRITICAL|FATAL)[\]|:\s-]"
+)
+SAID = re.compile(
+    r"^(?:[\w./+-]+: )?(?:[\w./+-]+:\d+(?::\d+)?: )?(?:fatal |internal compiler )?error: ", re.IGNORECASE
+)
+ENDED = re.compile(
+    r"^\S+: error: (?:unrecognized arguments|the following arguments are required|argument \S+: |"
+    r"ambiguous option)|"
+    r"CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT"
+)
+"""What Python's argparse, or a scheduler, ends a program with."""
+DIED = re.compile(r"thread terminated with exception|terminate called after throwing")
+NATIVE = re.compile(DIED.pattern + r"|^\s*what\(\):|Assertion [`'\"].*failed|^FAILED: |^ninja: |^nvcc fatal")
+WARNING = re.compile(
+    r"^(?:[-|:\s]*\[?(?:WARNING|WARN|INFO|DEBUG)\b|\[?[WI](?:\d{3,4})? )|Warning: |\bWARNING\b|^wandb: "
+)
+TABLE_RANK = re.compile(r"^\s*rank\s+: (\d{1,6}) \(local_rank")
+STEP = re.compile(r"\{'loss': |\{\"loss\": |\"loss\": [\d.eNn-]+, \"")
+RUNNING = re.compile(r"\*\*\*\*\* Running training \*\*\*\*\*|Running training")
+
+WORDS = (
+    b"rror", b"raceback", b'File "', b"xception", b"nterrupt", b"ailed", b"ailure", b"FAIL", b"illed",
+    b"illing", b"KILL", b"fault", b"ignal", b"SIG", b"exit", b"Exit", b"bort", b"terminat", b"what()",
+    b"ssert", b"CANCELLED", b"loss'", b'loss"', b"train_runtime", b"uccess", b"omplete", b"finished",
+    b"ERROR", b"CRITICAL", b"FATAL", b"Running training", b"OVERFLOW", b"[E", b"atchdog", b"OUT_OF_MEMORY",
+    b"ut of memory", b"ut Of Memory", b"core dumped", b"oom", b"rank  ", b"single sample", b"free disk",
+    b"rainable params: 0 ", b"a second time", b".py in ",
+)  # fmt: skip
+"""A line without any of these matters only while a traceback is open: a fast sieve for logs of gigabytes."""
+_RANK = re.compile(rb"\[(?:rank|default) ?(\d{1,6})\]:|\[\d+,(\d{1,6})\]<|^(\d{1,6}): ")
+
+
+def rank_in(raw: bytes) -> tuple[int | None, int | None]:
+    """The rank, and the task, that a line's first bytes name; fast."""
+    found = _RANK.search(raw[:80])
+    if found is None:
+        return None, None
+    rank, process, task = found.groups()
+    named = rank or process
+    return (int(named), None) if named is not None else (None, int(task))
+
+
+def is_error(text: str) -> bool:
+    """Whether a line says by its form that it is an error, whatever it says."""
+    if any(_says(form, text) for form in (KILLED, CRASHED, EXITED)):
+        return True
+    if WARNING.search(text[:200]) and not LEVEL.match(text):
+        return False
+    return bool(SAID.match(text) or ENDED.search(text) or LEVEL.match(text) or NATIVE.search(text))
+
+
+def _says(form: re.Pattern[str], text: str) -> bool:
+    """Whether a line says it itself: what stands in quotes is spoken about."""
+    return any(text[: found.start()][-1:] not in ("`", '"', "'") for found in form.finditer(text))
+
+
+def undouble(text: str) -> tuple[str, str] | None:
+    """Class and message of a line that two ranks wrote into one another; None when it is no such line."""
+    if text[:1].isspace():
+        return None
+    found = DOUBLED.search(text[:300])
+    if found is None or " " in text[: found.start("type")]:
+        return None
+    return found["type"], DOUBLED.search(text)["message"].lstrip(": ")  # type: ignore[index]

@@ -1,0 +1,135 @@
+"""Which error of a run is the cause, and which known failure it is.
+
+Causes come before consequences (a rank that waits for a dead one), then the earlier before the later.
+Patterns are applied to errors, and to arbitrary lines only for the failures that show themselves so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+
+from launcher.diagnose import forms
+from launcher.diagnose.findings import Error
+from launcher.failures.failure import Failure
+
+BY_A_LINE = ("zero-steps", "cache-disk", "double-peft")
+"""Failures that stop no process: a line that is no error tells of them, and the run is none."""
+NEEDS_A_FAILURE = ("cache-disk",)
+"""Of those, the ones that are mere warnings in a run that goes on."""
+
+TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable"}
+"""Failure by its error -> the one it is where a line that is no error told of that."""
+
+_FOLLOWS = re.compile(
+    r"Connection (?:reset|closed|refused)|[Bb]roken pipe|Socket Timeout|Timed out waiting|store->get|"
+    r"recvValue failed|sendBytes failed|NCCL error|ncclRemoteError|ncclSystemError|remote process exited|"
+    r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
+    r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map|KeyboardInterrupt|SystemExit"
+)
+_TIMED_OUT = re.compile(
+    r"[Ww]atchdog caught collective|collective operation timeout|Watchdog.*timeout|"
+    r"To avoid data inconsistency|NCCL (?:operations|watchdog)|Some NCCL operations have failed"
+)
+_LAUNCHER = re.compile(
+    r"ChildFailedError|CalledProcessError|exits with return code|failed \(exitcode|exitcode +:|"
+    r"Exited with exit code|sigkill_handler|non-zero exit status|RayTaskError"
+)
+_HOST_KILLED = re.compile(r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY", re.IGNORECASE)
+_SURVIVED_STEPS = 3
+"""Logged steps after an error that prove that training went on."""
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def recognise(texts: Sequence[str], registry: Iterable[Failure]) -> Failure | None:
+    """The failure whose pattern fits one of the texts; of several, the one that fits most of it."""
+    best: tuple[int, Failure] | None = None
+    for failure in registry:
+        for pattern in failure.patterns:
+            for text in texts:
+                found = _compiled(pattern).search(text)
+                length = found.end() - found.start() if found else 0
+                if found and (best is None or length > best[0]):
+                    best = (length, failure)
+    return None if best is None else best[1]
+
+
+def recognise_error(error: Error, registry: Sequence[Failure]) -> tuple[Failure, Error] | None:
+    """The failure of an exception or of one that it was raised from, and that exception."""
+    if not error.type and "\n" in error.message:  # several lines that may be the message
+        for line in error.message.splitlines():
+            failure = recognise((line,), registry)
+            if failure is not None:
+                return failure, error
+    for link in (error, *reversed(error.causes)):
+        # A terminal's width, or the library that draws tracebacks, may have broken the message into lines.
+        texts = dict.fromkeys((link.message, link.headline, link.text(), " ".join(link.headline.split())))
+        failure = recognise(tuple(texts), registry)
+        if failure is not None:
+            return failure, link
+    return None
+
+
+def weight(error: Error) -> int:
+    """0: a cause; more: the further down the list of consequences."""
+    text = error.headline
+    if _HOST_KILLED.search(text) and error.kind == "line":
+        return 0
+    if forms.KILLED.search(text) and not _is_plain_exception(error):
+        return 2
+    if _LAUNCHER.search(text) or forms.EXITED.search(text):
+        return 6
+    if _TIMED_OUT.search(text):
+        return 4
+    if _FOLLOWS.search(text):
+        return 3 if "abruptly" in text or "DataLoader" in text else 5
+    if error.kind == "line":
+        return 1
+    return 5 if not (text or error.causes) else 0
+
+
+def _is_plain_exception(error: Error) -> bool:
+    """Whether it is Python's own error that merely speaks of a signal."""
+    return error.kind != "line" and "ChildFailedError" not in error.type
+
+
+def candidates(
+    errors: Iterable[Error], *, steps: Mapping[str, int], success: Mapping[str, int]
+) -> list[Error]:
+    """The errors that may be the end of the run, likeliest cause first.
+
+    steps, success: file -> its logged steps, and the order of its last line that tells of a success. An error
+    that training or a success came after was none.
+    """
+    left = [
+        e
+        for e in errors
+        if e.last >= success.get(e.file, 0) and steps.get(e.file, 0) - e.steps_before < _SURVIVED_STEPS
+    ]
+    timed = all(error.time is not None for error in left if weight(error) == 0)
+
+    def key(error: Error) -> tuple[float, ...]:
+        return (weight(error), (error.time or 0.0) if timed else 0.0, error.order)
+
+    return sorted(left, key=key)
+
+
+def proves_failure(error: Error, *, success: bool) -> bool:
+    """Whether a run that printed this did fail: an unmatched line of level ERROR alone does not.
+
+    success: training told of a success before, so that an exit code may be another program's.
+    """
+    if error.kind in ("traceback", "exception"):
+        return True
+    text = error.message
+    code = forms.EXITED.search(text)
+    if success:
+        return bool(_HOST_KILLED.search(text))
+    if code is not None:
+        return any(group not in (None, "0") for group in code.groups())
+    return any(form.search(text) for form in (forms.KILLED, forms.CRASHED, forms.DIED, forms.ENDED))

@@ -1,0 +1,229 @@
+"""Log bytes to clean lines: without colours, bars and prefixes, with rank and time. Bounded memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import IO
+
+_CHUNK = 1 << 20
+_LONGEST = 1 << 14
+"""Bytes of a line that are kept: half of them from its beginning, half from its end."""
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_BAR = re.compile(r"\d{1,3}%\|?[^\[\]]{0,200}\[[^\[\]]{0,80}/(?:s|it|example|examples)\b[^\[\]]{0,20}\]")
+_RANK = re.compile(r"\s?\[rank ?(\d{1,6})\]:[ ]?")
+_LOCAL = re.compile(r"\[(?:default|trainer|worker)(\d{1,6})\]:[ ]?")
+_MPI = re.compile(
+    r"\[\d+,(?:mpirank:)?(\d{1,6})(?:,algo-\d+)?\](?:<std(?:err|out)>:?[ ]?|<std(?:err|out)> ?:[ ]?|:[ ])"
+)
+_TASK = re.compile(r"(\d{1,6}): ?(?![\d:])")
+_RAY = re.compile(r"\((?:[\w./-]+ )?(?:pid|rank)=\d+(?:, (?:ip|rank)=[\d.]+)?\)[ ]?")
+_HOST = re.compile(r"(?!slurm|srun|https?|wandb)[a-z][a-z0-9.-]{0,60}\d(?:\.[a-z0-9.-]{1,80})?: ")
+_STD = re.compile(r"(?:stderr|stdout)(?:[:|] ?| [FP] )|\[std(?:err|out)\]:? ?")
+_CONTAINER = re.compile(r"\[pod/\S+\] |#\d+ \d+\.\d+ |[\w.-]{1,60}[-_]\d{1,6} +\| ")
+_SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (\S+ [\w./-]+(?:\[\d+\])?): ")
+_DATE = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? ")
+_CLOCK = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]? (?=\S| +File \"|    )")
+_LEVEL = re.compile(
+    r"(?:[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] |"
+    r"\[?(?:ERROR|CRITICAL|INFO|WARNING)\]?(?:[:|-]| [:|-]?)(?:[\w.]+(?::| [:|-])) ?|"
+    r"\[?(?:ERROR|CRITICAL|INFO|WARNING)\]?(?:[:|-]? | [:|-] ))"
+    r"(?=Traceback \(|  |(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): )"
+)
+"""Before each line of a traceback that a launcher or a logger repeats; of other lines it tells the form."""
+_STAMP = re.compile(
+    r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\]?[ ]?"
+)
+_RECORD = re.compile(r"\s*\{.*\"(?:level|levelname|levelno|severity|lvl|stream)\": ?")
+"""A log's line as JSON; a row of data may hold a traceback too, and is no log."""
+_SAID = ("log", "message", "msg")
+"""Where such a line has its text."""
+_ESCAPED = r"Traceback (most recent call last):\n"
+_HEADER = "Traceback (most recent call last):"
+_LEARNABLE = re.compile(r"\S.{0,118}(?:[:|\]>)-]|\d) ?")
+"""What may stand before the lines of a log: it names something, and ends as a prefix does."""
+_CLOCKED = re.compile(r"\d\d?[:.]\d\d[:.]\d\d")
+_MAX_PREFIXES = 6
+_MAX_LEARNT = 8
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of a log."""
+
+    text: str
+    """Without prefixes; its own indentation is kept."""
+    number: int
+    """In its file, from 1."""
+    file: str = ""
+    rank: int | None = None
+    """The rank that the line, or the name of its file, names."""
+    task: int | None = None
+    """A bare number before the line (`0: `): Slurm's task, a rank or a node."""
+    stream: str = ""
+    """All of its prefixes but the time: lines of one stream come from one process, as far as one can tell."""
+    time: float | None = None
+    order: int = 0
+
+
+def raw_lines(
+    stream: IO[bytes], skip: int = 0, words: Sequence[bytes] = ()
+) -> Iterator[tuple[int, bytes, bool]]:
+    """Each line, and each redraw after a \\r: number of the line, bytes, whether it holds one of the words.
+
+    skip: bytes to pass over.
+    """
+    number, rest = 1, b""
+    while skip > 0 and (chunk := stream.read(min(skip, _CHUNK))):
+        skip -= len(chunk)
+        number += chunk.count(b"\n")
+    while chunk := stream.read(_CHUNK):
+        whole, newline, rest = (rest + chunk).rpartition(b"\n")
+        if newline:
+            present = [word for word in words if word in whole]
+            for line in whole.split(b"\n"):
+                yield from _redraws(number, line, present)
+                number += 1
+        if len(rest) > _CHUNK:  # a bar that never ends its line
+            done, _, rest = rest.rpartition(b"\r")
+            yield from _redraws(number, done, words)
+            rest = _cut(rest)
+    yield from _redraws(number, rest, words)
+
+
+def _redraws(number: int, line: bytes, words: Sequence[bytes]) -> Iterator[tuple[int, bytes, bool]]:
+    if b"\r" not in line:
+        yield number, _cut(line), _holds(line, words)
+        return
+    for part in line.split(b"\r"):
+        if part:
+            yield number, _cut(part), _holds(part, words)
+
+
+def _holds(line: bytes, words: Sequence[bytes]) -> bool:
+    for word in words:  # noqa: SIM110 - any() with a generator takes three times as long
+        if word in line:
+            return True
+    return False
+
+
+def _cut(line: bytes) -> bytes:
+    if len(line) <= _LONGEST:
+        return line
+    return line[: _LONGEST // 2] + b" ... " + line[-_LONGEST // 2 :]
+
+
+class Learnt:
+    """Prefixes that no list has: what stands before a traceback's first line stands before the others too."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, re.Pattern[str]] = {}
+
+    def end(self, text: str, position: int) -> int:
+        """Where the text behind a prefix begins; `position` where there is none.
+
+        position: behind the prefixes that are known. What a traceback begins behind is remembered.
+        """
+        before, header, after = text[position:].partition(_HEADER)
+        begins = header and not after.strip() and len(self._shapes) < _MAX_LEARNT
+        if begins and any(c.isdigit() for c in before) and _LEARNABLE.fullmatch(before):
+            shape = re.sub(r"\d+", r"\\d+", re.escape(before))
+            self._shapes.setdefault(shape, re.compile(shape))
+        found = (shape.match(text, position) for shape in self._shapes.values())
+        return max((match.end() for match in found if match), default=position)
+
+
+def clean(
+    raw: bytes, number: int, file: str = "", rank: int | None = None, learnt: Learnt | None = None
+) -> Iterator[Line]:
+    """The lines within one raw line: what stands before, between and after progress bars.
+
+    learnt: the prefixes of this log, which grow with it.
+    """
+    text = raw.decode("utf-8", errors="replace")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    text = text.replace("\x00", "")
+    parts: Sequence[str] = _BAR.split(text) if "%" in text and "/" in text else (text,)
+    if text.lstrip()[:1] == "{" and _RECORD.match(text):
+        parts = _said(text) or parts
+    for part in parts:
+        if part.strip() or len(parts) == 1:
+            yield _unprefixed(part, number, file, rank, learnt or Learnt())
+
+
+def _said(text: str) -> list[str] | None:
+    """The lines that one line of JSON says; None where it is no log's line."""
+    try:
+        record = json.loads(text)
+    except ValueError:  # cut, or quoted once more
+        if _ESCAPED not in text:
+            return None
+        return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")
+    if _ESCAPED in text:  # wherever it stands in the record
+        texts = [value for value in record.values() if isinstance(value, str)]
+        return [line for value in texts for line in value.splitlines()]
+    said = next((record[key] for key in _SAID if isinstance(record.get(key), str)), None)
+    return None if said is None else said.splitlines() or [""]
+
+
+def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Learnt) -> Line:
+    """Take the prefixes off, whatever their order; each takes one space with it, no indentation."""
+    line = Line(text, number, file, rank)
+    position, names = 0, []
+    for _ in range(_MAX_PREFIXES):
+        before = position
+        for kind, pattern in _PREFIXES:
+            found = pattern.match(text, position)
+            if found is None or found.end() == position:
+                continue
+            position = found.end()
+            if kind == "time":
+                line.time = _seconds(found)
+                continue
+            if kind in ("clock", "level"):
+                continue
+            names.append(found.group(1) if kind == "syslog" else found.group().strip())
+            if kind == "rank" or (kind == "local" and line.rank is None):
+                line.rank = int(found.group(1))
+            elif kind == "task" and line.task is None:
+                line.task = int(found.group(1))
+        if position == before:
+            position = learnt.end(text, position)
+            if position == before:
+                break
+            if not _CLOCKED.search(prefix := text[before:position]):
+                names.append(prefix.strip())
+    line.text = text[position:].rstrip()
+    line.stream = " ".join(names)
+    return line
+
+
+_PREFIXES = (
+    ("time", _STAMP),
+    ("rank", _RANK),
+    ("rank", _MPI),
+    ("local", _LOCAL),
+    ("ray", _RAY),
+    ("std", _STD),
+    ("container", _CONTAINER),
+    ("syslog", _SYSLOG),
+    ("clock", _DATE),
+    ("clock", _CLOCK),
+    ("level", _LEVEL),
+    ("task", _TASK),
+    ("host", _HOST),
+)
+
+
+def _seconds(found: re.Match[str]) -> float | None:
+    day, clock, fraction, zone = found.groups()
+    text = f"{day.replace('/', '-')}T{clock}" + ("+00:00" if zone in (None, "Z") else zone)
+    try:
+        return datetime.fromisoformat(text).timestamp() + float(f"0.{fraction or 0}")
+    except ValueError:
+        return None

@@ -1,0 +1,87 @@
+"""What a run directory holds for a diagnosis: its logs, what each process wrote when it ended, its recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from launcher.diagnose.findings import Error
+from launcher.diagnose.reading import clean
+from launcher.diagnose.tracebacks import Errors
+
+_RANK = re.compile(r"(?:^|[._/-])rank[._-]?(\d+)(?=\D|$)")
+_ELASTIC = re.compile(r"/attempt_\d+/(\d+)/std(?:err|out)\.log$")
+
+
+def is_run_dir(path: Path) -> bool:
+    """Whether this project wrote it."""
+    return (path / "plan.json").is_file()
+
+
+def logs_of(folder: Path) -> list[Path]:
+    """A run directory's logs in the order in which they begin; of any other folder, what looks like a log."""
+    if is_run_dir(folder):
+        logs = folder / "logs"
+        named = [logs / "prepare.log", *sorted(logs.glob("rank-*.log"), key=_number), logs / "launcher.log"]
+        return [log for log in named if log.is_file()]
+    found = [p for p in folder.rglob("*") if p.is_file() and p.suffix in (".log", ".out", ".err", ".txt")]
+    return sorted(found, key=lambda p: (_number(p), str(p)))
+
+
+def _number(path: Path) -> int:
+    rank = rank_of(path)
+    return -1 if rank is None else rank
+
+
+def rank_of(path: Path) -> int | None:
+    """The rank that a log's name tells."""
+    found = _ELASTIC.search(str(path)) or _RANK.search(path.name)
+    return int(found.group(1)) if found else None
+
+
+def earlier_bytes(folder: Path) -> dict[str, int]:
+    """Log name -> its bytes when the last run began: a continued run writes behind the one before."""
+    try:
+        bound = json.loads((folder / "environment.json").read_text("utf-8"))["bound"]
+        return {str(name): int(size) for name, size in bound["log_bytes"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def recorded_errors(folder: Path) -> list[Error]:
+    """What the processes of the last run wrote in error-*.json, the earliest first."""
+    found = []
+    for path in sorted((folder / "logs").glob("error-*.json")):
+        try:
+            record = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(record, dict):
+            found.append(_recorded(path, record))
+    found.sort(key=lambda error: error.time or 0.0)
+    for place, error in enumerate(found):
+        error.order = place - len(found)  # before every line of a log
+    return found
+
+
+def _recorded(path: Path, record: dict[str, Any]) -> Error:
+    """One record as an error: its traceback's text, read as a log is."""
+    rank = record.get("rank")
+    parsed = Errors()
+    for number, text in enumerate(str(record.get("traceback", "")).splitlines(), 1):
+        for line in clean(text.encode("utf-8", "replace"), number, str(path)):
+            parsed.feed(line)
+    parsed.close()
+    whole = [error for error in parsed.found.values() if error.kind == "traceback" and error.type]
+    error = whole[-1] if whole else Error(str(record.get("type", "")), str(record.get("message", "")))
+    error.message = str(record.get("message") or error.message)
+    error.file, error.line = str(path), 1
+    error.first_rank = rank if isinstance(rank, int) else None
+    error.ranks = set() if error.first_rank is None else {error.first_rank}
+    moment = record.get("time")
+    error.time = float(moment) if isinstance(moment, int | float) else None
+    error.last = 1 << 62
+    error.steps_before = 1 << 62
+    return error

@@ -1,0 +1,286 @@
+"""Tracebacks and other errors out of clean lines, in one pass and bounded memory.
+
+Ranks that write into one file without names mix their lines: a traceback may miss its first line or its
+class, and two may stand in one another. Calls are gathered until a line that ends a traceback.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from launcher.diagnose import forms
+from launcher.diagnose.findings import Error, Frame, Kind
+from launcher.diagnose.reading import Line
+
+_LONGEST_MESSAGE = 40
+"""Lines of a message that are kept."""
+_LOST_AFTER = 200
+"""Foreign lines after which an open traceback counts as cut."""
+_MOST_ERRORS = 400
+_MOST_STREAMS = 4096
+_MOST_FRAMES = 200
+_MOST_LOOSE = 10
+_LONGEST_SOURCE = 200
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_ENDS_MESSAGE = re.compile(
+    r"^\s*$|^\[?[EWIF](?:\d{3,4})? |^\[[EWI]\d|^\[(?:INFO|WARN|ERROR|DEBUG)|^(?:INFO|WARNING|ERROR|DEBUG)\b|"
+    r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^\*{4}|^\{'|^-{8}|^Exception ignored|^Killed"
+)
+
+
+@dataclass(slots=True)
+class _Open:
+    """One stream's traceback while it is being read."""
+
+    active: bool = False
+    ignored: bool = False
+    frames: list[Frame] = field(default_factory=list)
+    indent: int | None = None
+    """Of its calls."""
+    loose: list[str] = field(default_factory=list)
+    """Lines right after the calls: messages of exceptions whose class is lost, or somebody else's lines."""
+    inside: bool = False
+    """Whether the line before belonged to the traceback."""
+    foreign: int = 0
+    start: Line | None = None
+    ended: Error | None = None
+    """The exception whose message may go on in the next lines."""
+    length: int = 0
+    blank: bool = False
+    """Whether an empty line followed it."""
+    chained: bool = False
+    direct: bool = False
+    pending: Error | None = None
+    """The exception that the next one was raised from, or while handling."""
+
+
+class Errors:
+    """Collects the errors of any number of logs; feed it lines, then read `found`."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], Error] = {}
+        self.steps: dict[str, int] = {}
+        """File -> training steps logged in it."""
+        self.success: dict[str, int] = {}
+        """File -> order of its last line that tells of a success."""
+        self.root_rank: int | None = None
+        """The rank that torchrun's table names as the root cause."""
+        self._in_table = False
+        self._streams: dict[tuple[str, str, int | None], _Open] = {}
+        self._busy = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no traceback is open, so that lines of no interest need not be fed."""
+        return self._busy == 0
+
+    def feed(self, line: Line) -> None:
+        """The next line of any stream."""
+        key = (line.file, line.stream, line.rank)
+        state = self._streams.get(key)
+        if state is None:
+            if len(self._streams) >= _MOST_STREAMS:
+                return
+            state = self._streams[key] = _Open()
+        was = state.active or state.ended is not None
+        self._step(state, line)
+        self._busy += (state.active or state.ended is not None) - was
+
+    def close(self) -> None:
+        """The end of a file: what is open has no end."""
+        for state in self._streams.values():
+            state.chained = False
+            self._finish(state)
+            if state.active:
+                self._lost(state)
+        self._streams.clear()
+        self._busy = 0
+
+    def add(self, error: Error) -> None:
+        """Count an error, as one with its equals on other ranks."""
+        key = (error.type.rpartition(".")[2], _NUMBERS.sub("0", error.message[:400]))
+        known = self.found.get(key)
+        if known is None:
+            if len(self.found) < _MOST_ERRORS:
+                self.found[key] = error
+            return
+        known.ranks |= error.ranks
+        known.last = max(known.last, error.last)
+        known.steps_before = max(known.steps_before, error.steps_before)
+        if not known.frames:
+            known.frames, known.kind = error.frames, error.kind
+        if error.time is not None and known.time is not None and error.time < known.time:
+            error.ranks, error.last = known.ranks, known.last
+            self.found[key] = error
+
+    def _step(self, state: _Open, line: Line) -> None:
+        text = line.text
+        if forms.GROUP.match(text):
+            state.chained = state.ended is not None and state.ended.type.endswith("Group")
+            state.direct = False
+            self._finish(state)
+            return
+        if forms.GROUP_MARGIN.match(text):
+            text = forms.GROUP_MARGIN.sub("", text, count=1)
+        if self._continues(state, text):
+            return
+        if forms.IGNORED.match(text):
+            state.ignored = True
+        elif forms.HEADER.search(text):
+            self._begin(state, line, wrapped=bool(forms.WRAPPED.search(text)))
+        elif (frame := forms.FRAME.match(text) or forms.CELL_FRAME.match(text)) is not None:
+            self._frame(state, line, frame)
+        elif state.active:
+            self._inside(state, line, text)
+        else:
+            self._outside(state, line, text)
+
+    def _continues(self, state: _Open, text: str) -> bool:
+        """Whether the line belongs to the message of the exception that just ended."""
+        if forms.DIRECT in text or forms.HANDLING in text:
+            state.chained, state.direct = True, forms.DIRECT in text
+            self._finish(state)
+            return True
+        if state.ended is None:
+            return False
+        if not text.strip() and state.ended.message:  # a line that links it to the next exception may follow
+            state.blank = not state.ended.message.endswith(":")
+            return True
+        if forms.WRAPPED.search(text) or (forms.HEADER.match(text) and state.ended.message.endswith(":")):
+            state.chained, state.direct = True, False  # the message is the traceback that follows
+        empty = not state.ended.message
+        state.length += 1
+        if (
+            state.blank
+            or forms.HEADER.search(text)
+            or forms.FRAME.match(text)
+            or state.length > _LONGEST_MESSAGE
+            or (_ENDS_MESSAGE.match(text) and (not empty or text.startswith("====")))
+            or (forms.EXCEPTION.match(text) and not text[:1].isspace())
+        ):
+            self._finish(state)
+            return False
+        state.ended.message += text.strip() if empty else "\n" + text
+        return True
+
+    def _begin(self, state: _Open, line: Line, *, wrapped: bool) -> None:
+        if state.active and state.frames:  # another rank's, or one that was cut
+            return
+        if not (wrapped or state.chained):
+            state.pending = None
+        state.active, state.frames, state.indent, state.loose = True, [], None, []
+        state.start, state.foreign, state.inside = line, 0, True
+
+    def _frame(self, state: _Open, line: Line, found: re.Match[str]) -> None:
+        if not state.active:
+            state.active, state.frames, state.start, state.loose = True, [], line, []
+        state.indent = len(found.groupdict().get("indent") or "")
+        state.inside, state.foreign = True, 0
+        if len(state.frames) < _MOST_FRAMES:
+            function = found["function"] or "<module>"
+            state.frames.append(Frame(found["file"], int(found["line"] or 0), function.strip()))
+
+    def _inside(self, state: _Open, line: Line, text: str) -> None:
+        """A line while a traceback is open: source, marks, its end, or somebody else's."""
+        doubled = forms.undouble(text)
+        found = forms.EXCEPTION.match(text) or (forms.ANY_CLASS.match(text) if state.inside else None)
+        if doubled is not None:
+            self._end(state, line, *doubled)
+        elif found is not None and state.frames and len(found["indent"]) <= max((state.indent or 0) - 2, 0):
+            self._end(state, line, found["type"], found["message"] or "")
+        elif text[:1].isspace() or text.startswith(("-->", "---")) or not text:
+            self._source(state, text.strip())
+        else:
+            if state.inside and state.frames:
+                state.loose.append(text)
+                del state.loose[_MOST_LOOSE:]
+            state.inside = False
+            state.foreign += 1
+            if state.foreign > _LOST_AFTER:
+                self._lost(state)
+            elif forms.is_error(text):
+                self._line(line, text, "line")
+
+    def _source(self, state: _Open, code: str) -> None:
+        """The line of code of the last call."""
+        if state.inside and state.frames and not state.frames[-1].source and code.strip("^~- "):
+            state.frames[-1] = replace(state.frames[-1], source=code[:_LONGEST_SOURCE])
+
+    def _outside(self, state: _Open, line: Line, text: str) -> None:
+        if forms.SUCCESS.search(text):
+            self.success[line.file] = line.order
+        if forms.STEP.search(text):
+            self.steps[line.file] = self.steps.get(line.file, 0) + 1
+            return
+        self._in_table |= "Root Cause (first observed" in text
+        if self._in_table and (row := forms.TABLE_RANK.match(text)) is not None:
+            self.root_rank = int(row.group(1)) if self.root_rank is None else self.root_rank
+            self._in_table = False
+        doubled = forms.undouble(text)
+        found = forms.EXCEPTION.match(text)
+        if doubled is not None:
+            self._line(line, doubled[1], "exception", doubled[0])
+        elif found is not None and found["message"] and not found["indent"]:
+            state.start = line
+            self._end(state, line, found["type"], found["message"], "exception")
+        elif forms.is_error(text):
+            self._line(line, text, "line")
+        elif (told := forms.TOLD.match(text)) is not None:
+            self._line(line, told["message"], "line", told["type"])
+
+    def _end(self, state: _Open, line: Line, name: str, message: str, kind: Kind = "traceback") -> None:
+        """The exception's own line."""
+        ignored = state.ignored
+        frames = tuple(state.frames) if kind == "traceback" else ()
+        state.active, state.ignored, state.frames, state.foreign = False, False, [], 0
+        if ignored:
+            state.ended, state.pending, state.chained = None, None, False
+            return
+        error = self._error(line, name, message, kind, frames)
+        if state.chained and state.pending is not None:
+            before = state.pending
+            error.causes = (*before.causes, replace(before, causes=()))
+            error.direct = state.direct
+        state.pending, state.chained = None, False
+        state.ended, state.length, state.blank = error, 0, False
+
+    def _lost(self, state: _Open) -> None:
+        """A traceback without its last line: its message may be the line right after the calls."""
+        frames, start = tuple(state.frames), state.start
+        state.active, state.frames, state.foreign = False, [], 0
+        if frames and start is not None and not state.ignored:
+            error = self._error(start, "", "\n".join(dict.fromkeys(state.loose)), "traceback", frames)
+            if state.pending is not None:
+                error.causes = (*state.pending.causes, replace(state.pending, causes=()))
+            self.add(error)
+        state.ignored = False
+
+    def _finish(self, state: _Open) -> None:
+        """The message is whole; the exception is an error, or the cause of the next one."""
+        error, state.ended = state.ended, None
+        if state.chained:
+            state.pending = error or state.pending
+        elif error is not None:
+            self.add(error)
+
+    def _line(self, line: Line, text: str, kind: Kind, name: str = "") -> None:
+        self.add(self._error(line, name, text.strip(), kind, ()))
+
+    def _error(self, line: Line, name: str, message: str, kind: Kind, frames: Iterable[Frame]) -> Error:
+        return Error(
+            name,
+            message,
+            tuple(frames),
+            kind,
+            ranks=set() if line.rank is None else {line.rank},
+            first_rank=line.rank,
+            task=line.task,
+            time=line.time,
+            file=line.file,
+            line=line.number,
+            order=line.order,
+            last=line.order,
+            steps_before=self.steps.get(line.file, 0),
+        )

@@ -1,0 +1,124 @@
+"""What a plan needs of a machine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.memory.job import WIDTHS
+from launcher.memory.states import base_weight_bytes, engine_width, state_widths
+from launcher.plan.plan import Plan
+
+_CPU_OPTIMIZERS = {"adagrad": "cpu_adagrad"}
+
+
+def setting(plan: Plan, dotted: str, default: Any = None) -> Any:
+    """A setting's value, `default` where the plan leaves it to upstream."""
+    found = plan.settings.get(dotted)
+    return default if found is None else found.value
+
+
+def on_gpu(plan: Plan | None) -> bool:
+    return plan is not None and not plan.hardware.is_cpu
+
+
+def profile(plan: Plan) -> Mapping[str, Any]:
+    """Dotted keys that the base DeepSpeed profile brings."""
+    found = setting(plan, "deepspeed.profile")
+    return found if isinstance(found, Mapping) else {}
+
+
+def built_ops(plan: Plan | None) -> list[str]:
+    """The operators that DeepSpeed compiles at the start of the run."""
+    if plan is None or plan.job.engine != "deepspeed":
+        return []
+    ops = []
+    if plan.job.offload_optimizer != "none":
+        optim = plan.job.optim
+        ops.append("cpu_lion" if "lion" in optim else _CPU_OPTIMIZERS.get(optim, "cpu_adam"))
+    elif any(key.startswith("optimizer") for key in profile(plan)):
+        ops.append("fused_adam")
+    if "nvme" in (plan.job.offload_optimizer, plan.job.offload_param):
+        ops.append("async_io")
+    if plan.hardware.is_cpu:
+        ops.append("deepspeed_shm_comm")
+    return ops
+
+
+def cuda_ops(plan: Plan | None) -> list[str]:
+    """Those of them that only nvcc compiles."""
+    return [op for op in built_ops(plan) if op == "fused_adam" and on_gpu(plan)]
+
+
+def nvme_path(plan: Plan) -> str | None:
+    """Where offloaded states go."""
+    found = (v for k, v in profile(plan).items() if k.endswith("nvme_path"))
+    return next((str(value) for value in found), None)
+
+
+def reports_to(plan: Plan | None, tracker: str) -> bool:
+    if plan is None:
+        return False
+    asked = setting(plan, "trainer.report_to", "none")
+    return tracker in asked if isinstance(asked, list) else asked in (tracker, "all")
+
+
+def hub_model(plan: Plan) -> str | None:
+    """The hub id of the weights; None where they lie in a folder or are made at random."""
+    name = setting(plan, "model.name_or_path")
+    if not name or setting(plan, "model.config") is not None or setting(plan, "tiny", False):
+        return None
+    local = str(name).startswith(("/", "./", "../", "~", "package:"))
+    return None if local or plan.model.origin == "folder" else str(name)
+
+
+def weights_bytes(plan: Plan) -> int:
+    """The model's files as downloaded, at the width of its loaded weights or 2 bytes."""
+    return base_weight_bytes(plan.model, plan.job.dtype if plan.job.quantization == "none" else "float16")
+
+
+def result_bytes(plan: Plan) -> int:
+    """The trained weights as one save writes them: the adapter's, or the model's."""
+    job = plan.job
+    if job.adapter:
+        return job.trainable_params * 4
+    return plan.model.loaded_params * (
+        engine_width(job.precision) if job.engine == "deepspeed" else WIDTHS[job.dtype]
+    )
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """One checkpoint: weights and, unless save_only_model, what continues the run.
+
+    DeepSpeed below stage 3 writes the module's states beside the model's own file.
+    """
+    job, weights = plan.job, result_bytes(plan)
+    if setting(plan, "trainer.save_only_model", False):
+        return weights
+    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
+    copies = 2 if job.engine == "deepspeed" and job.zero_stage < 3 else 1
+    return copies * weights + int(job.trainable_params * widths.optimizer)
+
+
+def checkpoints_kept(plan: Plan) -> int | None:
+    """The most that lie on the disk at one time; None where nothing limits them and the length is unknown.
+
+    A new one is written before the oldest goes.
+    """
+    strategy = setting(plan, "trainer.save_strategy", "steps")
+    if strategy == "no":
+        return 0
+    limit: int | None = setting(plan, "trainer.save_total_limit")
+    every, steps = setting(plan, "trainer.save_steps", 500), plan.schedule.steps
+    written: int | None = None
+    if strategy == "steps" and steps and every:
+        written = -(-steps // max(1, int(every if every >= 1 else every * steps)))
+    if limit is None:
+        return written
+    return limit + 1 if written is None else min(limit + 1, written)
+
+
+def written_bytes(plan: Plan) -> int:
+    """The most that the run holds on the disk at one time: checkpoints, of which one at least, and result."""
+    kept = checkpoints_kept(plan)
+    return result_bytes(plan) + checkpoint_bytes(plan) * (1 if kept is None else kept)

@@ -1,0 +1,113 @@
+"""A run that was adapted to the memory that there is: its record, and its run directory before the next try.
+
+The record stands in plan.json, beside the plan that it explains: both are written at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.execute.run_dir import write_file, write_run_dir
+from launcher.render.bundle import Bundle, dump_json
+
+KEY = "adapted"
+"""The record's name in plan.json."""
+
+_KEPT = ("plan.json", "ds_config.json", "accelerate.yaml", "command.sh")
+"""Files of a try that the next one writes anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that `on_oom: adapt` has changed in a run."""
+
+    changes: Mapping[str, Any]
+    """Dotted recipe key -> value, None where the key is taken away: the recipe with them gives the plan."""
+    adaptations: tuple[Mapping[str, Any], ...]
+    """One object a try: step, resumed_from, changed {setting: [old, new]}, reason."""
+
+
+def read_record(run_dir: Path) -> Record | None:
+    """What was adapted in this run; None where nothing was, or where there is no plan to read."""
+    try:
+        found = json.loads((run_dir / "plan.json").read_text("utf-8")).get(KEY)
+    except (OSError, ValueError):
+        return None
+    return None if found is None else Record(found["changes"], tuple(found["adaptations"]))
+
+
+def with_record(bundle: Bundle, record: Record | None) -> Bundle:
+    """The bundle whose plan.json says what was adapted."""
+    if record is None:
+        return bundle
+    plan = json.loads(bundle.files["plan.json"])
+    plan[KEY] = {"changes": dict(record.changes), "adaptations": list(record.adaptations)}
+    return replace(bundle, files={**bundle.files, "plan.json": dump_json(plan)})
+
+
+def earlier_settings(run_dir: Path) -> list[dict[str, Any]]:
+    """Setting -> value of each try's plan, the first one first. Raises ValueError for a broken plan."""
+    earlier = sorted(run_dir.glob("plan-*.json"), key=lambda file: (len(file.name), file.name))
+    plans = [json.loads(file.read_text("utf-8")) for file in (*earlier, run_dir / "plan.json")]
+    return [{key: setting["value"] for key, setting in plan["settings"].items()} for plan in plans]
+
+
+def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) -> str | None:
+    """Write the files of the next try; those of the last one stay as plan-1.json, plan-2.json and so on.
+
+    Checkpoints that cannot be continued are put aside, with the metrics that led to them. Returns the name of
+    the folder that they lie in then; None where none were moved. Raises RecipeError as `write_run_dir`.
+    """
+    number = 1 + len(list(run_dir.glob("plan-*.json")))
+    aside = None
+    if not keeps_checkpoints:
+        aside = _put_aside(run_dir, number)
+    for name in _KEPT:
+        old, new = run_dir / name, bundle.files.get(name)
+        if old.is_file() and old.read_text("utf-8") != new:
+            kept = old.with_name(f"{old.stem}-{number}{old.suffix}")
+            write_file(kept, old.read_text("utf-8"))
+            if new is None:
+                old.unlink()
+    write_run_dir(bundle, run_dir, resume=True, same_run=False)
+    return aside
+
+
+def _put_aside(run_dir: Path, number: int) -> str | None:
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    if metrics.is_file():
+        metrics.rename(run_dir / f"metrics-{number}.jsonl")
+    if not any(checkpoints.glob("checkpoint-*")):
+        return None
+    aside = f"checkpoints-{number}"
+    checkpoints.rename(run_dir / aside)
+    return aside
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step that the run has logged; 0 where there is none."""
+    step = 0
+    try:
+        lines = (run_dir / "metrics.jsonl").read_text("utf-8").splitlines()
+    except OSError:
+        return step
+    for line in lines:
+        try:
+            step = max(step, int(json.loads(line)["step"]))
+        except (ValueError, KeyError, TypeError):  # a killed process leaves half a line
+            continue
+    return step
+
+
+def checkpoints_of(run_dir: Path, since: float = 0.0) -> dict[int, Path]:
+    """Step -> folder of the complete checkpoints, those alone that were finished after `since` (epoch, s)."""
+    found = {}
+    for state in (run_dir / "checkpoints").glob("checkpoint-*/trainer_state.json"):
+        number = state.parent.name.rpartition("-")[2]
+        if number.isdigit() and state.stat().st_mtime >= since:
+            found[int(number)] = state.parent
+    return found

@@ -1,0 +1,142 @@
+"""The host: memory, limits, logins, and the settings outside a recipe that change a run."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import re
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.facts.machine_disk import hub_home
+from launcher.facts.probe import host_memory_bytes
+
+WATCHED = (
+    "ACCELERATE_", "BITSANDBYTES_", "BNB_", "CUDA_", "DEEPSPEED_", "DS_", "FSDP_", "GLOO_", "HF_", "NCCL_",
+    "OMP_", "PYTORCH_", "TORCH_", "TOKENIZERS_", "TRANSFORMERS_", "TRITON_", "WANDB_",
+)  # fmt: skip
+"""Beginnings of variables that the training stack reads."""
+WATCHED_NAMES = (
+    "CC", "CXX", "CFLAGS", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "MAX_JOBS", "NVIDIA_TF32_OVERRIDE", "PYTHONPATH", "RANK", "TORCH_EXTENSIONS_DIR", "WORLD_SIZE",
+    "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY",
+)  # fmt: skip
+SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE)", re.IGNORECASE)
+_NOT_SECRET = ("TOKENIZERS_", "HF_TOKEN_PATH")
+HIDDEN = "(set)"
+"""In place of a secret's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """Sizes in bytes; limits of this process, None where there is none."""
+
+    memory: int | None
+    """What this process may use: the machine's memory or its control group's limit."""
+    available: int | None
+    """What nobody uses now."""
+    cores: int
+    memlock: int | None
+    nofile: int | None
+    environment: Mapping[str, str]
+    """Variables that the training stack reads; a secret's value is `(set)`."""
+    hub_login: bool
+    wandb_login: bool
+    accelerate_config: str | None
+    """accelerate's default configuration file, where there is one."""
+
+
+def read_host(environ: Mapping[str, str]) -> HostFacts:
+    """Logins are looked for, never read out."""
+    return HostFacts(
+        memory=host_memory_bytes(),
+        available=_available(),
+        cores=len(os.sched_getaffinity(0)),
+        memlock=_limit(resource.RLIMIT_MEMLOCK),
+        nofile=_limit(resource.RLIMIT_NOFILE),
+        environment=watched_environment(environ),
+        hub_login=_hub_login(environ),
+        wandb_login=_wandb_login(environ),
+        accelerate_config=_accelerate_config(environ),
+    )
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name is likely to hold a secret."""
+    return SECRET_NAME.search(name) is not None and not name.startswith(_NOT_SECRET)
+
+
+def watched_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change runs, without secrets or credentials inside addresses."""
+    found = {}
+    for name in sorted(environ):
+        if name.startswith(WATCHED) or name in WATCHED_NAMES:
+            value = re.sub(r"(?<=//)[^/@\s]+@", "", environ[name])
+            proxy = name.lower().endswith("_proxy")
+            found[name] = HIDDEN if proxy or is_secret_name(name) else value
+    return found
+
+
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _available() -> int | None:
+    """The least of what the kernel calls available and what the control group leaves."""
+    found = []
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    match = re.search(r"MemAvailable:\s*(\d+) kB", text)
+    if match:
+        found.append(int(match[1]) * 1024)
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        inactive = re.search(r"^inactive_file (\d+)", Path("/sys/fs/cgroup/memory.stat").read_text(), re.M)
+        found.append(max(0, limit - used + (int(inactive[1]) if inactive else 0)))
+    except (OSError, ValueError):  # no control group, or the word "max"
+        pass
+    return min(found, default=None)
+
+
+def _hub_login(environ: Mapping[str, str]) -> bool:
+    if environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return True
+    path = Path(environ.get("HF_TOKEN_PATH") or hub_home(environ) / "token").expanduser()
+    return _has_content(path)
+
+
+def _wandb_login(environ: Mapping[str, str]) -> bool:
+    """$WANDB_API_KEY, or an entry of the netrc file for the server."""
+    if environ.get("WANDB_API_KEY"):
+        return True
+    server = re.sub(r"^\w+://|/.*$", "", environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
+    home = Path(environ.get("HOME", "~")).expanduser()
+    paths = [Path(environ["NETRC"])] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
+    for path in paths:
+        try:
+            if server in netrc.netrc(path).hosts:
+                return True
+        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
+            continue
+    return False
+
+
+def _accelerate_config(environ: Mapping[str, str]) -> str | None:
+    folder = hub_home(environ) / "accelerate"
+    for name in ("default_config.yaml", "default_config.json"):
+        if (folder / name).is_file():
+            return str(folder / name)
+    return None
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.is_file() and path.stat().st_size > 0
+    except OSError:
+        return False

@@ -1,0 +1,116 @@
+"""Ports, interfaces, the hub, and the files that launchers read without being asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+DEFAULT_PORT = 29500
+"""MASTER_PORT of torchrun, accelerate and deepspeed."""
+HUB_SECONDS = 2.0
+HOSTFILE = Path("/job/hostfile")
+"""deepspeed's default --hostfile."""
+_ON = {"1", "ON", "YES", "TRUE"}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """What processes meet on, and what is fetched over."""
+
+    interfaces: tuple[str, ...]
+    """Names of those that are up, loopback left out."""
+    default_port_free: bool
+    host_resolves: bool
+    """Whether this machine's own name leads to an address, which process groups ask for."""
+    offline: bool
+    """HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is on."""
+    hub: str
+    """reachable | unreachable | offline"""
+    endpoint: str
+    """Host of the hub: $HF_ENDPOINT or huggingface.co."""
+    hostfile: tuple[str, ...] | None
+    """Lines of deepspeed's default hostfile; None without one."""
+
+
+def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> NetworkFacts:
+    """Look; no attempt takes longer than HUB_SECONDS, and none is made when offline is asked for."""
+    offline = any(environ.get(name, "").upper() in _ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    parts = urlsplit(environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    host = parts.hostname or "huggingface.co"
+    hub = "offline" if offline else _reach(parts.scheme, host, parts.port, environ)
+    return NetworkFacts(
+        interfaces=_interfaces(),
+        default_port_free=_is_free(DEFAULT_PORT),
+        host_resolves=_resolves(),
+        offline=offline,
+        hub=hub,
+        endpoint=host,
+        hostfile=_lines(hostfile),
+    )
+
+
+def _reach(scheme: str, host: str, port: int | None, environ: Mapping[str, str]) -> str:
+    """Whether a connection to the hub, or to the proxy that stands before it, opens."""
+    proxy = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme.upper()}_PROXY")
+    if proxy:
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        host, port = parts.hostname or host, parts.port or 8080
+    address = (host, port or (80 if scheme == "http" else 443))
+
+    def connect() -> None:
+        socket.create_connection(address, HUB_SECONDS).close()
+
+    return "reachable" if _succeeds(connect) else "unreachable"
+
+
+def _succeeds(attempt: Callable[[], object]) -> bool:
+    """Whether it ends without an OSError in time; looking up a name has no time limit of its own."""
+    done: list[bool] = []
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            attempt()
+            done.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS + 0.5)
+    return bool(done)
+
+
+def _interfaces() -> tuple[str, ...]:
+    names = []
+    for _, name in socket.if_nameindex():
+        state = "unknown"
+        with contextlib.suppress(OSError):
+            state = Path(f"/sys/class/net/{name}/operstate").read_text().strip()
+        if name != "lo" and state in ("up", "unknown"):
+            names.append(name)
+    return tuple(names)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _resolves() -> bool:
+    return _succeeds(lambda: socket.getaddrinfo(os.uname().nodename, None))
+
+
+def _lines(path: Path) -> tuple[str, ...] | None:
+    try:
+        return tuple(path.read_text("utf-8", errors="replace").splitlines())
+    except OSError:
+        return None

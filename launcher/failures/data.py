@@ -1,0 +1,194 @@
+"""Known failures of data: tokens, labels, batches, and how long training goes on over them."""
+
+from __future__ import annotations
+
+from launcher.failures.failure import Failure, Place
+
+_GATE = Place("worker", "launcher.train.data.gate:check_first_batch")
+_COLLATE = Place("worker", "launcher.train.data.collate:make_collator")
+
+DATA = (
+    Failure(
+        id="pad-token-missing",
+        title="a tokenizer without a pad token",
+        cause="Rows of a batch are filled up with a pad token, and this tokenizer names none.",
+        mend="name one: a reserved token of the vocabulary, else unk, else eos with labels made "
+        "before padding",
+        source="transformers/tokenization_utils_base.py _get_padding_truncation_strategies",
+        places=(Place("fix", "pad-token"), Place("refusal", "pad-token-missing"), Place("diagnose")),
+        patterns=(
+            r"Asking to pad but the tokenizer does not have a padding token",
+            r"Cannot handle batch sizes > 1 if no padding token is defined",
+        ),
+    ),
+    Failure(
+        id="pad-is-eos",
+        title="a pad token that hides the end of a text",
+        cause="Where pad and eos are one token, a collator that derives labels from ids masks every eos, "
+        "and the model never learns to stop.",
+        mend="make labels before padding, or give the tokenizer another pad token",
+        source="huggingface/transformers#23530; huggingface/trl#976",
+        places=(
+            Place("fix", "pad-token"),
+            _COLLATE,
+            Place("refusal", "targets-lost"),
+            Place("refusal", "eos-masked"),
+        ),
+    ),
+    Failure(
+        id="truncation-silent",
+        title="rows longer than the model or the limit",
+        cause="Nothing is cut unless asked, a tokenizer without a limit cuts nothing at all, and rotary "
+        "models train past their positions without an error; or much is cut and nobody is told.",
+        mend="set data.max_length, and data.overlong for what is longer",
+        source="transformers/tokenization_utils_base.py model_max_length",
+        places=(
+            Place("refusal", "too-much-truncated"),
+            Place("worker", "launcher.train.data.gate:check_truncation"),
+            Place("diagnose"),
+        ),
+        # A model with a table of positions has no row for them; rotary ones say nothing.
+        patterns=(
+            r"(?s)^(?:IndexError: )?index out of range in self\n.*"
+            r"(?:\bwpe|position_embeddings?|embed_positions)\(",
+            r"(?s)^(?:RuntimeError: )?The expanded size of the tensor \(\d+\) must match the existing size.*"
+            r"(?:position_ids|token_type_ids)\b.*\.expand\(",
+        ),
+    ),
+    Failure(
+        id="labels-all-masked",
+        title="rows without anything to learn",
+        cause="The prompt's mask or the cut at max_length removed every target, so the loss is a mean over "
+        "nothing: nan, which the Trainer logs as 0.0.",
+        mend="raise data.max_length, or change data.loss_on; `effilaunch prepare RECIPE --show 3` shows "
+        "what is learnt",
+        source="transformers/trainer.py (logging_nan_inf_filter); torch.nn.functional.cross_entropy",
+        places=(Place("refusal", "no-targets"), _GATE, Place("fix", "nan-shown-as-zero"), Place("diagnose")),
+        patterns=(r"no token of the first batch carries loss",),
+    ),
+    Failure(
+        id="ragged-labels",
+        title="rows or labels of unequal length in one batch",
+        cause="The collator pads ids and attention mask and leaves the labels as they are, or pads nothing, "
+        "so no tensor can be made of them.",
+        mend="pad labels too: DataCollatorForSeq2Seq, as the prepared data does",
+        source="transformers/tokenization_utils_base.py convert_to_tensors; data/data_collator.py",
+        places=(_COLLATE, Place("diagnose")),
+        patterns=(
+            r"features \(`\w+` in this case\) have excessive nesting",
+            r"^(?:ValueError: )?expected sequence of length \d+ at dim \d+ \(got \d+\)",
+            r"(?s)stack expects each tensor to be equal size.*"
+            r"\n  File \S*(?:data_collator|_utils/collate)\.py",
+        ),
+    ),
+    Failure(
+        id="columns-removed",
+        title="no column that the model takes",
+        cause="The Trainer drops every column that the model's forward does not name; of raw text nothing "
+        "is left.",
+        mend="tokenise the rows first: name their fields with data.train[].format and columns",
+        source="transformers/trainer.py _remove_unused_columns",
+        places=(Place("worker", "launcher.train.data.build:build_data"), Place("diagnose")),
+        patterns=(
+            r"No columns in the dataset match the model's forward method signature",
+            r"The batch received was empty, your model won't be able to train on it",
+            r"Invalid key: \d+ is out of bounds for size 0",
+        ),
+    ),
+    Failure(
+        id="no-loss",
+        title="a model that returns no loss",
+        cause="The batch has no labels, or the model was loaded without the head of its task, so there is "
+        "nothing to go down.",
+        mend="give rows with targets and the task that they are for (`task:`)",
+        source="transformers/trainer.py compute_loss",
+        places=(Place("worker", "launcher.train.models:auto_class"), _GATE, Place("diagnose")),
+        patterns=(r"The model did not return a loss from the inputs",),
+    ),
+    Failure(
+        id="iterable-max-steps",
+        title="a stream without a number of steps",
+        cause="The end of streamed rows is not known before it comes, so the learning rate has no length to "
+        "be planned over.",
+        mend="set trainer.max_steps, or data.streaming: false",
+        source="transformers/trainer.py set_initial_training_values",
+        places=(Place("refusal", "conflict"), Place("diagnose")),
+        patterns=(
+            r"train_dataset does not implement __len__",
+            r"Please specify `max_steps` in streaming mode",
+        ),
+        changes={"trainer.max_steps": 1000, "trainer.num_train_epochs": None},
+    ),
+    Failure(
+        id="max-steps-wins",
+        title="epochs that are not counted",
+        cause="With trainer.max_steps above 0 the Trainer ignores num_train_epochs and says so only in an "
+        "info line.",
+        mend="keep one of the two",
+        source="transformers/trainer.py set_initial_training_values",
+        places=(Place("refusal", "conflict"),),
+    ),
+    Failure(
+        id="zero-steps",
+        title="a run that trains nothing",
+        cause="Fewer samples than one batch with dataloader_drop_last, or a stream that ends at once. The "
+        "Trainer warns and returns as if all were well, or speaks of a loader without a length.",
+        mend="lower the batch size, give more rows, or drop trainer.dataloader_drop_last",
+        source="transformers/trainer.py (epoch_iterator)",
+        places=(
+            Place("worker", "launcher.train.data.gate:check_steps"),
+            Place("refusal", "no-steps"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"There seems not to be a single sample in your epoch_iterator",
+            # A loader of length 0 counts as one without a length; a stream is refused in other words before.
+            r"args\.max_steps must be set to a positive value if dataloader does not have a length",
+            r"Batch does not contain any data \(`None`\)\. At the end of all iterable data",
+        ),
+        changes={"trainer.dataloader_drop_last": False},
+    ),
+    Failure(
+        id="token-id-range",
+        title="a token id without a row in the embedding",
+        cause="The tokenizer gives ids beyond the embedding: another model's tokenizer, or tokens that were "
+        "added without resizing. A CPU raises IndexError, CUDA ends in a device-side assert.",
+        mend="use the model's own tokenizer, or list new tokens under model.add_tokens",
+        source="torch.nn.functional.embedding; transformers resize_token_embeddings",
+        places=(
+            Place("refusal", "token-id-range"),
+            Place("worker", "launcher.train.tokens:fit_vocabulary"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"^(?:IndexError: )?index out of range in self$",
+            r"Assertion `+srcIndex < srcSelectDimSize`+ failed",
+            r"vectorized_gather_kernel.{0,200}Assertion `+ind >= ?0 && ind < ind_dim_size",
+        ),
+    ),
+    Failure(
+        id="chat-template-missing",
+        title="a tokenizer without a chat template",
+        cause="Conversations become text by the tokenizer's template, and a base model's tokenizer has none.",
+        mend="give model.chat_template, a file or the template itself",
+        source="transformers/tokenization_utils_base.py get_chat_template",
+        places=(Place("refusal", "chat-template-missing"), Place("diagnose")),
+        patterns=(
+            r"tokenizer\.chat_template is not set",
+            r"No chat template is set for this tokenizer",
+        ),
+    ),
+    Failure(
+        id="eval-without-dataset",
+        title="evaluation without rows",
+        cause="trainer.eval_strategy asks for evaluations, and there is no evaluation set.",
+        mend="add data.eval (e.g. {split: 0.02}), or trainer.eval_strategy: 'no'",
+        source="transformers/trainer.py Trainer.__init__",
+        places=(Place("refusal", "conflict"), Place("diagnose")),
+        patterns=(
+            r"but you didn't pass an `eval_dataset` to `Trainer`",
+            r"Trainer: evaluation requires an eval_dataset",
+        ),
+        changes={"data.eval": {"split": 0.02}},
+    ),
+)

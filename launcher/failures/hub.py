@@ -1,0 +1,153 @@
+"""Known failures of loggers, the hub and its caches."""
+
+from __future__ import annotations
+
+from launcher.failures.failure import Failure, Place
+
+_ENVIRONMENT = Place("worker", "launcher.execute.environment:mend_environment")
+_MODEL = Place("refusal", "model-missing")
+
+HUB = (
+    Failure(
+        id="wandb-login",
+        title="wandb without a login",
+        cause="trainer.report_to names wandb and this machine has no key for it: without a terminal it "
+        "stops, with one it waits for an answer.",
+        mend="run `wandb login`, set WANDB_API_KEY, or log offline (launch.env.WANDB_MODE: offline)",
+        source="wandb/sdk/lib/wbauth/authenticate.py",
+        places=(_ENVIRONMENT, Place("doctor", "wandb"), Place("diagnose")),
+        patterns=(
+            r"No API key configured\. Use `{1,2}wandb login`{1,2} to log in",
+            r"api_key not configured \(no-tty\)",
+            r"wandb\S*: .{0,80}user is not logged in",
+        ),
+        changes={"launch.env.WANDB_MODE": "offline"},
+    ),
+    Failure(
+        id="wandb-disabled-gone",
+        title="WANDB_DISABLED is no longer read",
+        cause="transformers dropped the variable: a run that reports to wandb does so although "
+        "WANDB_DISABLED is set.",
+        mend="write trainer.report_to: none",
+        source="huggingface/transformers#41375",
+        versions="transformers>=5",
+        places=(_ENVIRONMENT, Place("doctor", "environment")),
+        changes={"trainer.report_to": "none"},
+    ),
+    Failure(
+        id="report-to-default",
+        title="no tracker by default",
+        cause="report_to was `all` and is now `none`, so the same script no longer logs anywhere.",
+        mend="name the tracker: trainer.report_to: wandb",
+        source="transformers/training_args.py report_to",
+        versions="transformers>=5",
+        places=(Place("worker", "launcher.plan.arguments:decide_trainer"),),
+    ),
+    Failure(
+        id="report-to-unknown",
+        title="a tracker that transformers does not know",
+        cause="The name under report_to is looked up only when the Trainer is built, after the model "
+        "is loaded.",
+        mend="write trainer.report_to as one of the names that the message lists, or none",
+        source="transformers/integrations/integration_utils.py get_reporting_integration_callbacks",
+        places=(Place("refusal", "wrong-choice"), Place("diagnose")),
+        patterns=(r"\w+ is not supported, only azure_ml, ",),
+        changes={"trainer.report_to": "none"},
+    ),
+    Failure(
+        id="hub-unreachable",
+        title="the hub cannot be reached",
+        cause="A file is neither in the cache nor could it be fetched: no network, offline mode, or the hub "
+        "answered with an error.",
+        mend="fetch model and data where there is a network (`effilaunch prepare RECIPE`, "
+        "`hf download NAME`), or name a folder under model.name_or_path",
+        source="transformers/utils/hub.py cached_files; huggingface_hub/file_download.py; datasets/load.py",
+        places=(
+            Place("refusal", "hub-unreachable"),
+            _MODEL,
+            Place("refusal", "model-config-missing"),
+            Place("refusal", "tokenizer-missing"),
+            Place("doctor", "hub"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"We couldn't connect to 'https?://[^']+' to load",
+            r"outgoing traffic has been disabled",
+            r"Couldn't reach (?:'[^']+' on the Hub \(|the Hugging Face Hub for dataset|"
+            r".{1,200}\((?:OfflineModeIsEnabled|ConnectionError|ConnectTimeout|ReadTimeout|LocalEntryNotFound))",
+            r"Cannot reach https?://\S+: offline mode is enabled",
+            r"\b50[0234] Server Error: .{0,80} for url: https?://(?:huggingface\.co|hf\.co)\b",
+            r"There was a specific connection error when trying to load",
+            r"HTTPSConnectionPool\(host='(?:huggingface|hf)\.co', port=443\): Max retries exceeded",
+            r"we cannot find the requested files in the (?:disk cache|cached path|local cache)",
+            r"An error happened while trying to locate the files? on the Hub,? and we cannot find the "
+            r"(?:requested|appropriate)",
+            # The client's own error, where nobody put it in other words.
+            r"(?s)\b(?:Connect(?:ion)?Error|ConnectTimeout|ReadTimeout|MaxRetryError)\b.*"
+            r"\n  File \S*huggingface_hub/",
+        ),
+    ),
+    Failure(
+        id="hub-gated",
+        title="a gated repository",
+        cause="The repository gives its files only to accounts that accepted its terms, and no such "
+        "account's token is here.",
+        mend="accept the terms on the repository's page, then set HF_TOKEN or run `hf auth login`",
+        source="transformers/utils/hub.py cached_files; huggingface_hub/errors.py GatedRepoError",
+        places=(_MODEL, Place("refusal", "hub-data"), Place("doctor", "gated"), Place("diagnose")),
+        patterns=(
+            r"You are trying to access a gated repo",
+            r"^(?:[\w.]+\.)?GatedRepoError: ",
+            r"is a gated (?:repository|dataset on the Hub)",
+            r"Cannot access gated repo for url",
+            r"Access to (?:model|dataset) \S+ is restricted",
+            r"is awaiting a review from the repo authors",
+        ),
+    ),
+    Failure(
+        id="hub-bad-path",
+        title="a path that was taken for a repository",
+        cause="The folder does not exist where the run looked, so its path went to the hub as a repository's "
+        "name: it cannot be one, or no repository that this account may see has it.",
+        mend="correct model.name_or_path (or the adapter's or data set's path); relative paths are relative "
+        "to the recipe",
+        source="huggingface_hub/utils/_validators.py validate_repo_id",
+        places=(
+            Place("refusal", "model-config-missing"),
+            Place("refusal", "data-missing"),
+            Place("refusal", "adapter-missing"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"Repo id must be in the form 'repo_name' or 'namespace/repo_name'",
+            r"Repo id must use alphanumeric chars",
+            r"Incorrect path_or_model_id: ",
+            r"is not a local folder and is not a valid model identifier listed on",
+            r"^(?:[\w.]+\.)?RepositoryNotFoundError: ",
+            r"^(?:[\w.]+\.)?DatasetNotFoundError: Dataset .{1,200} doesn't exist on the Hub",
+            r"Can't load (?:tokenizer|(?:the )?\w+) (?:for|of) '[^']+'\. If you were trying to load it from",
+        ),
+    ),
+    Failure(
+        id="cache-disk",
+        title="no room in the download cache",
+        cause="The cache lies under the home folder unless told otherwise, and its disk is smaller than the "
+        "file; the download starts all the same and ends when the disk is full.",
+        mend="set HF_HOME to a folder on a larger disk, or remove old models from the cache",
+        source="huggingface_hub/file_download.py _check_disk_space",
+        places=(Place("doctor", "caches"), Place("diagnose")),
+        patterns=(
+            r"Not enough free disk space to download the file",
+            r"(?s)No space left on device.*\n  File \S*\bhuggingface_hub/file_download\.py",
+        ),
+    ),
+    Failure(
+        id="cache-var-gone",
+        title="TRANSFORMERS_CACHE is no longer read",
+        cause="The variable was dropped, so models are fetched again into the home folder.",
+        mend="set HF_HUB_CACHE (or HF_HOME) in its place",
+        source="huggingface_hub/constants.py HF_HUB_CACHE",
+        versions="transformers>=5",
+        places=(_ENVIRONMENT, Place("doctor", "environment")),
+    ),
+)

@@ -1,0 +1,187 @@
+"""Known failures of checkpoints: saving them, and going on from them."""
+
+from __future__ import annotations
+
+from launcher.failures.failure import Failure, Place
+
+_DIFFERS = Place("refusal", "resume-differs")
+
+SAVING = (
+    Failure(
+        id="rng-weights-only",
+        title="a checkpoint that torch will not unpickle",
+        cause="torch.load reads weights only; a file of the checkpoint, mostly rng_state*.pth, holds objects "
+        "outside its list of safe types, as numpy of another major version or an old run wrote them.",
+        mend="move rng_state*.pth out of the checkpoint (the run then goes on with fresh random states), or "
+        "resume with the versions that wrote it",
+        source="transformers/trainer.py _load_rng_state; huggingface/transformers#34631",
+        versions="torch>=2.6",
+        places=(Place("worker", "launcher.train.resuming:put_aside_random_states"), Place("diagnose")),
+        patterns=(r"Weights only load failed", r"WeightsUnpickler error"),
+    ),
+    Failure(
+        id="zero-world-size",
+        title="ZeRO states of another number of devices",
+        cause="ZeRO cuts the optimizer's states into one piece a rank, and this checkpoint was written by "
+        "another number of ranks.",
+        mend="resume on as many devices as wrote it, or start a new run from the saved weights",
+        source="deepspeed/runtime/engine.py _load_zero_checkpoint; deepspeedai/DeepSpeed#2921",
+        places=(_DIFFERS, Place("diagnose")),
+        patterns=(
+            r"partitioning with a new world size is not currently supported",
+            r"The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+",
+        ),
+    ),
+    Failure(
+        id="zero-stage-change",
+        title="a checkpoint of another ZeRO stage",
+        cause="ZeRO-3 writes other files than the stages below it; DeepSpeed finds none that it can read "
+        "and stops at a bare assertion.",
+        mend="resume with the sharding.zero_stage that wrote the checkpoint",
+        source="deepspeed/runtime/state_dict_factory.py check_ckpt_list",
+        places=(_DIFFERS, Place("diagnose")),
+        patterns=(
+            r"(?s)AssertionError.*\bin check_ckpt_list\b",
+            r"checkpoint count \d+ is different from saved mp_world_size",
+        ),
+    ),
+    Failure(
+        id="save-only-model-resume",
+        title="a folder without training states",
+        cause="DeepSpeed resumes from its own states, and the folder has none: it was saved with "
+        "save_only_model, or it is no checkpoint. Without DeepSpeed such a run goes on silently, with a "
+        "fresh optimizer and schedule.",
+        mend="resume from a checkpoint-N folder with states (trainer.save_only_model: false), or start a new "
+        "run from its weights",
+        source="transformers/integrations/deepspeed.py deepspeed_load_checkpoint",
+        places=(Place("refusal", "checkpoint-without-states"), Place("diagnose")),
+        patterns=(r"Can't find a valid checkpoint at ",),
+        changes={"trainer.save_only_model": False},
+    ),
+    Failure(
+        id="save-only-model-best",
+        title="the best checkpoint without DeepSpeed's states",
+        cause="load_best_model_at_end loads through DeepSpeed, which needs the states that save_only_model "
+        "leaves out.",
+        mend="drop trainer.save_only_model, or trainer.load_best_model_at_end",
+        source="transformers/trainer.py _validate_args",
+        places=(Place("fix", "save-only-model-best"), Place("diagnose")),
+        patterns=(r"can't be used with `save_only_model` along with `load_best_model_at_end`",),
+        changes={"trainer.save_only_model": False},
+    ),
+    Failure(
+        id="no-checkpoint",
+        title="nothing to resume from",
+        cause="Resuming was asked for, and the folder holds no checkpoint yet.",
+        mend="start without resuming; `run --resume auto` starts afresh by itself",
+        source="transformers/trainer.py train",
+        places=(
+            Place("worker", "launcher.train.training:find_checkpoint"),
+            Place("refusal", "no-checkpoint"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"No valid checkpoint found in output directory",
+            r"(?s)Can't find a valid checkpoint at .*\n  File \S*transformers/trainer\.py, line \d+, in "
+            r"_load_from_checkpoint\b",
+        ),
+    ),
+    Failure(
+        id="output-dir-reuse",
+        title="a second run in the folder of a first",
+        cause="Nothing upstream guards an output folder any more: checkpoints of two runs mix, and old ones "
+        "are overwritten.",
+        mend="name another --output-dir, or continue that run with --resume auto",
+        source="transformers/training_args.py (overwrite_output_dir was removed)",
+        versions="transformers>=5",
+        places=(Place("refusal", "run-dir-not-empty"),),
+    ),
+    Failure(
+        id="resume-args-drift",
+        title="a continuation with other settings",
+        cause="Batch size or number of steps differ from those of the checkpoint, so the Trainer skips the "
+        "wrong rows; it only warns.",
+        mend="restore the values that the run began with, or start a new run",
+        source="transformers/trainer_utils.py compare_trainer_and_checkpoint_args",
+        places=(_DIFFERS,),
+    ),
+    Failure(
+        id="best-strategy",
+        title="checkpoints and evaluations that do not meet",
+        cause="load_best_model_at_end needs an evaluation for each checkpoint: equal strategies, and "
+        "save_steps a multiple of eval_steps.",
+        mend="give save_strategy and eval_strategy one value, and save_steps a multiple of eval_steps",
+        source="transformers/training_args.py __post_init__",
+        places=(Place("refusal", "conflict"), Place("diagnose")),
+        patterns=(
+            r"--load_best_model_at_end requires the sav(?:e|ing)\b",
+            r"requires the saving steps to be a (?:round )?multiple of the evaluation",
+        ),
+    ),
+    Failure(
+        id="best-metric",
+        title="a best metric that nobody measures",
+        cause="metric_for_best_model names a value that the evaluation does not return; without metrics only "
+        "the loss is there. It is found out at the first evaluation.",
+        mend="add the metric to data.metrics, or use eval_loss",
+        source="transformers/trainer.py _determine_best_metric",
+        places=(Place("refusal", "conflict"), Place("diagnose")),
+        patterns=(
+            r"which is not found in the evaluation metrics",
+            r"(?s)^KeyError: 'eval_\w+'\n.*\n  File \S*transformers/trainer\.py",
+        ),
+        changes={"trainer.metric_for_best_model": "eval_loss"},
+    ),
+    Failure(
+        id="peft-prompt-best",
+        title="the best checkpoint of a prompt-learning adapter",
+        cause="Prompt-learning adapters cannot be loaded back into a running model, so the best one is not "
+        "restored at the end.",
+        mend="drop trainer.load_best_model_at_end, or train a LoRA adapter",
+        source="transformers/trainer.py _load_best_model; huggingface/peft#2256",
+        places=(Place("refusal", "wrong-choice"),),
+    ),
+    Failure(
+        id="shared-tensors",
+        title="weights that share memory when saved",
+        cause="Two parameters are one tensor, and the model does not declare them tied, so safetensors "
+        "refuses to write both.",
+        mend="declare them in the model's _tied_weights_keys, or clone one of them before saving",
+        source="safetensors/torch.py; transformers/modeling_utils.py save_pretrained",
+        places=(
+            Place("refusal", "shared-tensors"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"Some tensors share memory, this will lead to duplicate memory on disk",
+            r"The weights trying to be saved contained shared tensors",
+        ),
+    ),
+    Failure(
+        id="checkpoint-disk",
+        title="the disk is full",
+        cause="A checkpoint of a full fine-tune with AdamW takes 12 to 16 bytes a parameter, and one more "
+        "than save_total_limit exist while it is written; a quota ends a run like a full disk.",
+        mend="free space, point --output-dir at a larger disk, or save less (trainer.save_total_limit: 1, "
+        "trainer.save_only_model: true, an adapter)",
+        source="transformers/trainer.py _save_checkpoint",
+        places=(
+            Place("refusal", "disk-full"),
+            Place("worker", "launcher.plan.arguments:decide_trainer"),
+            Place("doctor", "disk"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            # Shared memory says the same of itself: that is no disk.
+            r"(?m)^(?!.*(?:</torch_|/dev/shm)).*No space left on device",
+            r"Disk quota exceeded",
+            r"FilesystemQuotaExceeded",
+            r"code: 28, kind: StorageFull",
+            # torch.save's writer, which does not ask why.
+            r"PytorchStreamWriter failed writing file",
+            r"basic_ios::clear: iostream error",
+            r"inline_container\.cc:\d+\] ?\.? ?unexpected pos \d+ vs \d+",
+        ),
+        changes={"trainer.save_total_limit": 1},
+    ),
+)

@@ -1,0 +1,1 @@
+"""What is wrong with a DeepSpeed config, and with which line of it."""

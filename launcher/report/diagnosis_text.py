@@ -1,0 +1,83 @@
+"""A diagnosis as people read it: the cause in one line, the mend, the recipe's lines, then the traceback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.diagnose.findings import Diagnosis, Edit, Error, Finding, Unknown
+
+_OUTER, _INNER = 2, 6
+"""Calls that are shown of a long traceback: at its beginning and at its end."""
+
+
+def diagnosis_text(diagnosis: Diagnosis) -> str:
+    """All findings, one block each."""
+    blocks = [_finding(finding, diagnosis.ranks) for finding in diagnosis.findings]
+    blocks += [_unknown(unknown, diagnosis.ranks) for unknown in diagnosis.unknown]
+    if not blocks:
+        return "no failure found\n"
+    return "\n".join(blocks)
+
+
+def ranks_text(ranks: Sequence[int], total: int) -> str:
+    """`rank 3`, `ranks 0-3, 7`, `all 8 ranks`; empty where the logs name none."""
+    if not ranks:
+        return ""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) == total:
+        return f"all {total} ranks"
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return "ranks " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def _finding(finding: Finding, total: int) -> str:
+    failure = finding.failure
+    lines = [f"{failure.id}: {failure.title}{_whose(finding.ranks, finding.first_rank, total)}"]
+    lines += [f"  cause: {failure.cause}", f"  mend: {failure.mend}"]
+    if finding.recipe:
+        lines += ["  recipe:", *(f"    {_edit(edit)}" for edit in finding.recipe)]
+    return "\n".join(lines) + "\n\n" + _error(finding.error)
+
+
+def _unknown(unknown: Unknown, total: int) -> str:
+    whose = _whose(unknown.ranks, unknown.first_rank, total)
+    return f"unknown failure{whose}: none of the known ones\n\n" + _error(unknown.error)
+
+
+def _whose(ranks: Sequence[int], first: int | None, total: int) -> str:
+    text = ranks_text(ranks, total)
+    if not text:
+        return ""
+    return f" ({text}, first rank {first})" if len(ranks) > 1 and first is not None else f" ({text})"
+
+
+def _edit(edit: Edit) -> str:
+    place = f"{edit.file}:{edit.line}" if edit.line else edit.file
+    if edit.new is None:
+        return f"{place}: {edit.path}: take out {_value(edit.old)}"
+    if edit.old is None:
+        return f"{place}: {edit.path}: add {_value(edit.new)}"
+    return f"{place}: {edit.path}: {_value(edit.old)} -> {_value(edit.new)}"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _error(error: Error) -> str:
+    """The traceback with the middle of a long one left out, and where it stands."""
+    place = f"  in {error.file}:{error.line}\n" if error.file else ""
+    calls = [f"    {f.file}:{f.line} in {f.function}" for f in error.frames]
+    if len(calls) > _OUTER + _INNER + 1:
+        left_out = len(calls) - _OUTER - _INNER
+        calls = [*calls[:_OUTER], f"    … {left_out} more calls", *calls[-_INNER:]]
+    message = "\n".join(f"  {line}" for line in error.headline.splitlines())
+    return place + "".join(call + "\n" for call in calls) + message + "\n"

@@ -1,0 +1,1 @@
+"""Scripts that fail, or do not, with the real libraries; their output is the corpus of `diagnose`."""

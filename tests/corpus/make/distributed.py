@@ -1,0 +1,254 @@
+"""Failures of launching: ports, devices, launchers, ranks that wait or are killed."""
+
+from __future__ import annotations
+
+from tests.corpus.make.capture import MADE, capture, caused, main
+
+GLOO = {"ACCELERATE_USE_CPU": "true"}
+TRAIN = """\
+import tiny
+from transformers import Trainer, TrainingArguments
+
+args = TrainingArguments("out", per_device_train_batch_size=4, max_steps=4, use_cpu=True)
+Trainer(tiny.model(), args, train_dataset=tiny.rows()).train()
+"""
+LISTEN = """\
+import socket, time
+listener = socket.create_server(("0.0.0.0", 29631))
+time.sleep(60)
+"""
+
+
+def _shell(failure: str, variant: str, command: str, **files: str) -> None:
+    """Register a command line; `files` are named without their `.py`."""
+    name = f"{failure}-{variant}" if variant else failure
+    beside = {f"{stem}.py": text for stem, text in {"train": TRAIN, **files}.items()}
+
+    def make() -> None:
+        capture(name, failure, command, files=beside, env=GLOO, by="make/distributed.py:_shell")
+
+    MADE[name] = make
+
+
+_LISTENING = "python listen.py & other=$!; sleep 2; {}; code=$?; kill $other; exit $code"
+_shell(
+    "port-in-use",
+    "torchrun",
+    _LISTENING.format("python -m torch.distributed.run --nproc_per_node=2 --master_port=29631 train.py"),
+    listen=LISTEN,
+)
+_shell(
+    "port-in-use",
+    "script",
+    _LISTENING.format("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29631 python train.py"),
+    listen=LISTEN,
+    train="import torch.distributed\n\ntorch.distributed.init_process_group('gloo')\n",
+)
+_shell(
+    "accelerate-flags",
+    "exclusive",
+    "python -m accelerate.commands.launch --cpu --multi_gpu --num_processes=2 train.py",
+)
+_shell(
+    "accelerate-flags",
+    "one-process",
+    "python -m accelerate.commands.launch --multi_gpu --num_processes=1 train.py",
+)
+_shell(
+    "include-and-num-gpus",
+    "",
+    "python -m deepspeed.launcher.runner --include localhost:0 --num_gpus=1 train.py",
+)
+_shell("include-bad-slot", "", "python -m deepspeed.launcher.runner --include localhost:0,7 train.py")
+_shell("no-gpu", "deepspeed", "DS_ACCELERATOR=cuda python -m deepspeed.launcher.runner train.py")
+_shell(
+    "pdsh-missing",
+    "",
+    "printf 'node1 slots=1\\nnode2 slots=1\\n' > hosts; "
+    "python -m deepspeed.launcher.runner --hostfile hosts --no_ssh_check --master_addr node1 train.py",
+)
+_shell(
+    "hostfile",
+    "ssh",
+    "printf 'node1 slots=1\\nnode2 slots=1\\n' > hosts; "
+    "python -m deepspeed.launcher.runner --hostfile hosts train.py",
+)
+_shell(
+    "hostfile",
+    "bad-entry",
+    "printf 'node1: slots 1\\n' > hosts; python -m deepspeed.launcher.runner --hostfile hosts train.py",
+)
+_shell(
+    "sigkill-oom",
+    "shell",
+    "python train.py; exit $?",
+    train="import os, signal\n\nos.kill(os.getpid(), signal.SIGKILL)\n",
+)
+
+
+@caused("local-rank-arg", launcher="deepspeed", ranks=2)
+def local_rank_arg():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--learning_rate", type=float, default=1e-4)
+    print(parser.parse_args())
+
+
+@caused("local-rank-arg", "hf-parser", launcher="deepspeed", arguments=("--output_dir", "out"))
+def local_rank_hf_parser():
+    from dataclasses import dataclass
+
+    from transformers import HfArgumentParser
+
+    @dataclass
+    class Arguments:
+        output_dir: str
+
+    print(HfArgumentParser(Arguments).parse_args_into_dataclasses())
+
+
+@caused("plain-python-deepspeed")
+def plain_python_deepspeed():
+    import tiny
+    from transformers import Trainer, TrainingArguments
+
+    zero = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}
+    args = TrainingArguments("out", deepspeed=zero, per_device_train_batch_size=4, max_steps=4, use_cpu=True)
+    Trainer(tiny.model(), args, train_dataset=tiny.rows()).train()
+
+
+@caused("nccl-timeout", "gloo", launcher="torchrun", ranks=2)
+def gloo_timeout():
+    import datetime
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
+    if dist.get_rank() == 0:
+        print("rank 0 tokenises the data")
+        time.sleep(12)
+    dist.all_reduce(torch.ones(4))
+    print("all here")
+
+
+@caused("nccl-timeout", "monitored-barrier", launcher="torchrun", ranks=2)
+def monitored_barrier():
+    import datetime
+    import time
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        time.sleep(10)
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=3))
+
+
+@caused("notebook-cuda-init")
+def notebook():
+    from accelerate import Accelerator, notebook_launcher
+
+    accelerator = Accelerator(cpu=True)
+    print(accelerator.device)
+    notebook_launcher(lambda: None, num_processes=2)
+
+
+@caused("sigkill-oom", "deepspeed", launcher="deepspeed", ranks=2, launcher_arguments=("--no_local_rank",))
+def killed_under_deepspeed():
+    import os
+    import signal
+    import time
+
+    import tiny
+
+    model = tiny.model()
+    print("loaded", sum(p.numel() for p in model.parameters()))
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)  # what the kernel does when memory is out
+    time.sleep(30)
+
+
+@caused("sigkill-oom", "torchrun", launcher="torchrun", ranks=2, env=GLOO)
+def killed_under_torchrun():
+    import os
+    import signal
+
+    import tiny
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Kill(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3 and os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    args = TrainingArguments("out", per_device_train_batch_size=4, max_steps=8, logging_steps=1)
+    Trainer(tiny.model(), args, train_dataset=tiny.rows(64), callbacks=[Kill()]).train()
+
+
+@caused("sigkill-oom", "accelerate", launcher="accelerate", ranks=2)
+def killed_under_accelerate():
+    import os
+    import signal
+
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    accelerator.print("loading the model")
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        os.kill(os.getpid(), signal.SIGKILL)
+    accelerator.wait_for_everyone()
+
+
+@caused("sigkill-oom", "loader")
+def killed_loader():
+    import os
+    import signal
+
+    import tiny
+    from torch.utils.data import Dataset
+    from transformers import Trainer, TrainingArguments
+
+    class Rows(Dataset):
+        def __init__(self):
+            self.rows = tiny.rows()
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, index):
+            if index == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return self.rows[index]
+
+    args = TrainingArguments("out", dataloader_num_workers=2, max_steps=8, use_cpu=True)
+    Trainer(tiny.model(), args, train_dataset=Rows()).train()
+
+
+@caused("sigkill-oom", "allocator")
+def host_allocation():
+    import resource
+
+    import tiny
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    torch.set_num_threads(1)
+    args = TrainingArguments("out", per_device_train_batch_size=4, max_steps=8, use_cpu=True)
+    Trainer(tiny.model(vocab_size=4_000_000, hidden_size=512), args, train_dataset=tiny.rows()).train()
+
+
+@caused("sigkill-oom", "numpy")
+def host_array():
+    import numpy
+
+    tokens = numpy.zeros((2_000_000_000, 2048), dtype=numpy.int64)
+    print(tokens.shape)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Makers of the held-out logs: as capture.caused, and by shell commands that filter the output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.corpus.make.capture import MADE, Script, body, capture, caused
+
+SRUN = "sed -u 's/^/0: /'"
+"""As `srun -l` writes the lines of task 0."""
+CLOCK = """while IFS= read -r line; do printf '%(%Y-%m-%dT%H:%M:%S)T %s\\n' -1 "$line"; done"""
+DOCKER = (
+    "python -u -c 'import json, sys\n"
+    'for line in sys.stdin: print(json.dumps({"log": line, "stream": "stderr", "tag": "job-17"}))\''
+)
+"""As the json-file driver of a container keeps each line."""
+
+
+def held(failure: str, variant: str = "", **how: object) -> Callable[[Script], Script]:
+    """`caused` for the held-out set."""
+    return caused(failure, variant, kind="held_out", **how)
+
+
+def shell(
+    failure: str, variant: str, command: str, env: Mapping[str, str] = {}, files: Mapping[str, object] = {}
+) -> Callable[[Script], Script]:
+    """As `held`, but run by a shell command that knows the script as train.py."""
+
+    def register(script: Script) -> Script:
+        name = f"{failure}-{variant}"
+        by = f"make/{Path(inspect.getfile(script)).name}:{script.__name__}"
+        beside = {"train.py": body(script), **files}
+        MADE[name] = lambda: capture(name, failure, command, env=env, files=beside, by=by, kind="held_out")
+        return script
+
+    return register

@@ -1,0 +1,211 @@
+"""`on_oom: adapt`: the order of savings, the unchanged global batch, what is passed over, and the end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from factories import BASE, facts, recipe
+
+from launcher.facts.hardware import parse_hardware
+from launcher.plan.adapting import adapt, is_out_of_memory, moment_of, ways_out
+from launcher.plan.planner import make_plan
+
+FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
+SMALL = "huggyllama/llama-7b"
+
+
+def tries(folder, on="8xA100-80GB", text=BASE, *, moment="training", host_bytes=None, **overrides):
+    """The first plan, and every adaptation after it until nothing is left."""
+    loaded = recipe(folder, text, **overrides)
+    told = facts(on, SMALL, loaded.recipe.task, host_bytes=host_bytes)
+    failed = first = make_plan(loaded, told)
+    found, before = [], {}
+    while (step := adapt(loaded, told, failed, before=before, moment=moment)) is not None:
+        found.append(step)
+        failed, before = step.plan, step.changes
+        assert len(found) < 30, "it must end"
+    return first, found
+
+
+def test_the_micro_batch_is_halved_to_one_before_anything_else(tmp_path):
+    first, found = tries(
+        tmp_path, global_batch_size=64, trainer__per_device_train_batch_size=8,
+        trainer__activation_checkpointing="false", sharding__engine="ddp",
+    )  # fmt: skip
+    assert [step.plan.batch.micro for step in found[:4]] == [4, 2, 1, 1]
+    assert [step.plan.batch.accumulation for step in found[:4]] == [2, 4, 8, 8]
+    assert [step.plan.job.checkpointing for step in found[:4]] == [False, False, False, True]
+    assert {step.plan.batch.global_size for step in found} == {first.batch.global_size} == {64}
+    assert all(step.keeps_checkpoints for step in found[:4])
+
+
+def test_then_checkpointing_then_zero_then_the_host(tmp_path):
+    first, found = tries(
+        tmp_path, text=FULL, global_batch_size=16, trainer__per_device_train_batch_size=1,
+        trainer__activation_checkpointing="false", sharding__zero_stage=1,
+    )  # fmt: skip
+    assert first.job.zero_stage == 1
+    seen = [
+        (
+            s.plan.job.checkpointing,
+            s.plan.job.zero_stage,
+            s.plan.job.offload_optimizer,
+            s.plan.job.offload_param,
+        )
+        for s in found
+    ]
+    assert seen == [
+        (True, 1, "none", "none"),
+        (True, 2, "none", "none"),
+        (True, 3, "none", "none"),
+        (True, 3, "cpu", "none"),
+        (True, 3, "cpu", "cpu"),
+    ]
+    assert [step.keeps_checkpoints for step in found] == [True, True, False, False, True]
+    assert all(a.plan.memory.needed < b.plan.memory.needed for b, a in pairwise(found[1:]))
+
+
+def test_accumulation_that_the_recipe_names_keeps_the_global_batch(tmp_path):
+    first, found = tries(
+        tmp_path, trainer__per_device_train_batch_size=4, trainer__gradient_accumulation_steps=3,
+    )  # fmt: skip
+    assert first.batch.global_size == 96
+    assert (found[0].plan.batch.micro, found[0].plan.batch.accumulation) == (2, 6)
+    assert found[0].plan.batch.global_size == 96
+
+
+def test_an_odd_micro_batch_goes_to_a_divisor(tmp_path):
+    _, found = tries(tmp_path, global_batch_size=72, trainer__per_device_train_batch_size=9)
+    assert [step.plan.batch.micro for step in found[:2]] == [3, 1]
+
+
+def test_what_the_failed_plan_chose_is_not_chosen_anew(tmp_path):
+    """With a smaller batch the search alone would leave checkpointing out again."""
+    loaded = recipe(tmp_path, FULL, global_batch_size=256)
+    told = facts("8xA100-80GB")
+    pinned = recipe(tmp_path, FULL, global_batch_size=256, trainer__activation_checkpointing="true")
+    failed = make_plan(pinned, told)
+    step = adapt(loaded, told, failed, before={})
+    assert step.plan.job.checkpointing is True
+    assert (step.plan.job.engine, step.plan.job.zero_stage) == (failed.job.engine, failed.job.zero_stage)
+    assert step.plan.batch.micro < failed.batch.micro
+
+
+def test_the_reason_names_the_line_that_is_replaced(tmp_path):
+    text = BASE.replace("max_steps: 10", "max_steps: 10, per_device_train_batch_size: 4")
+    _, found = tries(tmp_path, text=text, global_batch_size=64)
+    assert "micro-batch 4 ran out of memory: 2 with accumulation 4" in found[0].reason
+    assert "in place of trainer.per_device_train_batch_size of" in found[0].reason
+    assert "recipe.yaml:4" in found[0].reason
+    assert found[0].changed["trainer.per_device_train_batch_size"] == (4, 2)
+    assert found[0].changed["trainer.gradient_accumulation_steps"] == (2, 4)
+    setting = found[0].plan.settings["trainer.per_device_train_batch_size"]
+    assert (setting.source, setting.by) == ("override", "on_oom: adapt")
+    _, silent = tries(tmp_path, global_batch_size=64)
+    assert "in place of" not in silent[0].reason
+
+
+def test_one_device_has_nobody_to_share_with(tmp_path):
+    _, found = tries(
+        tmp_path, "1xA100-80GB", global_batch_size=1, trainer__activation_checkpointing="true",
+    )  # fmt: skip
+    assert [step.plan.job.offload_optimizer for step in found] == ["cpu"] * len(found)
+    assert found[-1].plan.job.offload_param == "cpu"
+
+
+def test_a_cpu_has_no_other_memory_to_move_to(tmp_path):
+    text = BASE.replace("max_length: 512", "max_length: 64")
+    _, found = tries(
+        tmp_path, "2xcpu", text, global_batch_size=2, trainer__activation_checkpointing="true",
+        sharding__zero_stage=2,
+    )  # fmt: skip
+    assert [step.plan.job.zero_stage for step in found] == [3]
+    assert {step.plan.job.offload_optimizer for step in found} == {"none"}
+
+
+def test_what_a_fix_refuses_is_passed_over(tmp_path):
+    """int8 weights are not sharded, and 8-bit AdamW cannot be offloaded."""
+    _, found = tries(
+        tmp_path, model__quantization="int8", trainer__optim="adamw_bnb_8bit", global_batch_size=8,
+        trainer__activation_checkpointing="true", sharding__engine="ddp",
+    )  # fmt: skip
+    assert all(step.plan.job.zero_stage < 3 for step in found)
+    assert all(step.plan.job.offload_optimizer == "none" for step in found)
+
+
+def test_offload_that_the_host_cannot_hold_is_passed_over(tmp_path):
+    given = {"global_batch_size": 8, "trainer__activation_checkpointing": "true", "sharding__zero_stage": 3}
+    _, much = tries(tmp_path, text=FULL, host_bytes=2 * 10**12, **given)
+    _, little = tries(tmp_path, text=FULL, host_bytes=10**9, **given)
+    assert [step.plan.job.offload_optimizer for step in much] == ["cpu", "cpu"]
+    assert little == []
+
+
+def test_an_evaluation_that_ran_out_of_memory_leaves_training_alone(tmp_path):
+    text = BASE.replace("max_length: 512}", "max_length: 512, eval: {split: 0.1}}")
+    first, found = tries(
+        tmp_path, text=text, moment="evaluating", global_batch_size=64,
+        trainer__per_device_train_batch_size=8, trainer__per_device_eval_batch_size=4,
+    )  # fmt: skip
+    assert [step.plan.job.eval_batch for step in found[:2]] == [2, 1]
+    assert {step.plan.batch.micro for step in found} == {first.batch.micro}
+
+
+def test_while_loading_no_batch_matters(tmp_path):
+    first, found = tries(
+        tmp_path, text=FULL, moment="loading", global_batch_size=64, trainer__per_device_train_batch_size=4,
+        sharding__zero_stage=2,
+    )  # fmt: skip
+    assert found[0].plan.job.zero_stage == 3
+    assert {step.plan.batch.micro for step in found} == {first.batch.micro}
+
+
+@pytest.mark.parametrize(
+    ("failure", "on", "adapts"),
+    [
+        ("cuda-oom", "1xA100-80GB", True),
+        ("eval-oom", "1xA100-80GB", True),
+        ("sigkill-oom", "1xA100-80GB", False),
+        ("sigkill-oom", "cpu", True),
+        ("nccl-timeout", "cpu", False),
+    ],
+)
+def test_which_failures_adapting_can_mend(failure, on, adapts):
+    assert is_out_of_memory(failure, parse_hardware(on)) is adapts
+
+
+@pytest.mark.parametrize(
+    ("failure", "calls", "moment"),
+    [
+        ("cuda-oom", ["forward", "compute_loss", "training_step", "_inner_training_loop", "fit"], "training"),
+        ("cuda-oom", ["to", "from_pretrained", "load_model", "train", "main"], "loading"),
+        ("cuda-oom", ["partition", "initialize", "_prepare_for_training", "fit"], "loading"),
+        ("cuda-oom", ["_init_group", "step", "_inner_training_loop", "fit"], "loading"),
+        ("eval-oom", ["forward", "prediction_step", "evaluation_loop"], "evaluating"),
+        ("sigkill-oom", [], "training"),
+    ],
+)
+def test_when_memory_ran_out(failure, calls, moment):
+    assert moment_of(failure, calls) == moment
+
+
+def test_checkpoints_without_training_states_are_not_continued(tmp_path):
+    _, found = tries(
+        tmp_path, global_batch_size=64, trainer__per_device_train_batch_size=8,
+        trainer__save_only_model="true", sharding__engine="ddp",
+    )  # fmt: skip
+    assert not found[0].keeps_checkpoints
+    assert "save_only_model" in found[0].unreadable
+
+
+def test_the_plan_says_what_it_would_try(tmp_path):
+    first, found = tries(
+        tmp_path, text=FULL, global_batch_size=64, trainer__per_device_train_batch_size=4,
+        trainer__activation_checkpointing="false", sharding__zero_stage=1,
+    )  # fmt: skip
+    assert ways_out(first) == ["micro-batch 2, 1", "activation checkpointing", "ZeRO-2, ZeRO-3", "offload"]
+    assert ways_out(found[-1].plan) == []
+    on_cpu, _ = tries(tmp_path, "2xcpu", BASE.replace("512", "64"), sharding__zero_stage=3,
+                      trainer__activation_checkpointing="true", global_batch_size=2)  # fmt: skip
+    assert ways_out(on_cpu) == []

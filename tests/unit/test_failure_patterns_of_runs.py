@@ -1,0 +1,211 @@
+"""Patterns of launching, data, saving, memory and the hub: each spelling is known, what is near is not."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launcher.failures.data import DATA
+from launcher.failures.distributed import DISTRIBUTED
+from launcher.failures.hub import HUB
+from launcher.failures.memory import MEMORY
+from launcher.failures.saving import SAVING
+
+ENTRIES = (*DISTRIBUTED, *DATA, *SAVING, *MEMORY, *HUB)
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+CALLS = "\n  File a/trainer.py, line 1, in {}\n  File b.py, line 2, in train"
+
+SPELLINGS = {
+    "port-in-use": [
+        "The server socket has failed to listen on any local network address. port: 29500, code: -98, "
+        "name: EADDRINUSE, message: address already in use",
+        "Tried to launch distributed communication on port `29500`, but another process is utilizing it.",
+        "OSError: [Errno 98] Address already in use",
+    ],
+    "include-and-num-gpus": ["ValueError: Cannot specify num_nodes/gpus with include/exclude"],
+    "include-bad-slot": ["No slot '7' specified on host 'localhost'", "CUDA error: invalid device ordinal"],
+    "no-gpu": ["RuntimeError: Unable to proceed, no GPU resources available", "No CUDA GPUs are available"],
+    "local-rank-arg": ["train.py: error: unrecognized arguments: --local_rank=0"],
+    "plain-python-deepspeed": ["ModuleNotFoundError: No module named 'mpi4py'"],
+    "accelerate-flags": [
+        "You can only use one of `--cpu`, `--multi_gpu`, `--tpu`, `--use_deepspeed`, `--use_fsdp` at a time.",
+        "You need to use at least 2 processes to use `--multi_gpu`.",
+    ],
+    "pdsh-missing": ["RuntimeError: launcher 'pdsh' not installed."],
+    "hostfile": [
+        "ValueError: Hostfile contains a bad entry: a b c, unable to proceed with launching",
+        "host=n1 was not reachable via ssh. If you are running with a single node please remove it",
+    ],
+    "nccl-timeout": [
+        "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=875, OpType=ALLREDUCE)",
+        "Timed out waiting 1800000ms for recv operation to complete",
+    ],
+    "rtx40-p2p": ["Using RTX 4000 series doesn't support faster communication broadband via P2P or IB."],
+    "notebook-cuda-init": [
+        "CUDA has been initialized before the `notebook_launcher` could create a forked subprocess.",
+        "RuntimeError: Cannot re-initialize CUDA in forked subprocess.",
+    ],
+    "sigkill-oom": [
+        "[launch.py:325:sigkill_handler] ['python', '-u', 'train.py'] exits with return code = -9",
+        "failed (exitcode: -9) local_rank: 2 (pid: 12) of binary: /usr/bin/python3",
+        "  exitcode  : -9 (pid: 12)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 12",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=1.batch.",
+        "slurmstepd: error: Detected 2 oom-kill events in StepId=1.batch.",
+        "Killed",
+        "run.sh: line 4:  812 Killed                  python train.py",
+        "RuntimeError: DataLoader worker (pid 812) is killed by signal: Killed.",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
+    ],
+    "pad-token-missing": [
+        "Asking to pad but the tokenizer does not have a padding token. Please select a token",
+        "ValueError: Cannot handle batch sizes > 1 if no padding token is defined.",
+    ],
+    "truncation-silent": [
+        "IndexError: index out of range in self\n  File functional.py, line 2, in embedding\n"
+        "  File modeling_gpt2.py, line 600, in forward\n    position_embeds = self.wpe(position_ids)"
+    ],
+    "ragged-labels": [
+        "Perhaps your features (`labels` in this case) have excessive nesting (inputs type `list`)",
+        "ValueError: expected sequence of length 5 at dim 1 (got 7)",
+    ],
+    "columns-removed": [
+        "No columns in the dataset match the model's forward method signature: (input_ids, labels).",
+        "The batch received was empty, your model won't be able to train on it.",
+    ],
+    "no-loss": [
+        "ValueError: The model did not return a loss from the inputs, only the following keys: logits."
+    ],
+    "iterable-max-steps": ["The train_dataset does not implement __len__, max_steps has to be specified."],
+    "zero-steps": [
+        "There seems not to be a single sample in your epoch_iterator, stopping training at step 0!"
+    ],
+    "token-id-range": [
+        "IndexError: index out of range in self",
+        "Indexing.cu:1290: indexSelectSmallIndex: Assertion `srcIndex < srcSelectDimSize` failed.",
+    ],
+    "chat-template-missing": [
+        "Cannot use chat template functions because tokenizer.chat_template is not set and no template"
+    ],
+    "eval-without-dataset": [
+        "`args.eval_strategy` to steps but you didn't pass an `eval_dataset` to `Trainer`."
+    ],
+    "rng-weights-only": ["_pickle.UnpicklingError: Weights only load failed. This file can still be loaded"],
+    "zero-world-size": [
+        "The checkpoint being loaded used a DP world size of 2 but the current world size is 4. Automatic "
+        "adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported."
+    ],
+    "zero-stage-change": [
+        "AssertionError\n  File a.py, line 169, in check_ckpt_list\n  File b.py, line 1, in x"
+    ],
+    "save-only-model-resume": ["ValueError: Can't find a valid checkpoint at runs/a/checkpoint-5"],
+    "save-only-model-best": [
+        "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`."
+    ],
+    "no-checkpoint": ["ValueError: No valid checkpoint found in output directory (runs/a)"],
+    "best-strategy": [
+        "--load_best_model_at_end requires the save and eval strategy to match, except when",
+        "--load_best_model_at_end requires the saving steps to be a round multiple of the evaluation steps",
+    ],
+    "best-metric": [
+        "The `metric_for_best_model` training argument is set to 'eval_f1', which is not found in the "
+        "evaluation metrics."
+    ],
+    "shared-tensors": ["Some tensors share memory, this will lead to duplicate memory on disk"],
+    "checkpoint-disk": [
+        "OSError: [Errno 28] No space left on device",
+        "OSError: [Errno 122] Disk quota exceeded: 'runs/a'",
+    ],
+    "cuda-oom": [
+        OOM,
+        "RuntimeError: CUDA error: out of memory",
+        "OutOfMemoryError: the hook says so",
+    ],
+    "oom-fragmentation": [OOM + ". 3.76 GiB is reserved by PyTorch but unallocated."],
+    "logits-oom": [OOM + CALLS.format("cross_entropy")],
+    "eval-oom": [OOM + CALLS.format("evaluation_loop")],
+    "auto-batch-eval-oom": [
+        "RuntimeError: Evaluation hit an out-of-memory error. `auto_find_batch_size` only"
+    ],
+    "wandb-login": ["wandb.errors.UsageError: No API key configured. Use `wandb login` to log in."],
+    "report-to-unknown": ["ValueError: foo is not supported, only azure_ml, comet_ml, mlflow are supported."],
+    "hub-unreachable": [
+        "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them",
+        "Cannot find the requested files in the disk cache and outgoing traffic has been disabled.",
+        "ConnectionError: Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)",
+        "504 Server Error: Gateway Time-out for url: https://huggingface.co/api/datasets/a/b",
+    ],
+    "hub-gated": [
+        "OSError: You are trying to access a gated repo.",
+        "Dataset 'a/b' is a gated dataset on the Hub. Visit the dataset page",
+    ],
+    "hub-bad-path": [
+        "HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/a/b/c'."
+    ],
+    "cache-disk": ["UserWarning: Not enough free disk space to download the file."],
+}
+
+NOTHING_WRONG = [
+    "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
+    "Unable to find hostfile, will proceed with training with local resources only.",
+    "huggingface/tokenizers: The current process just got forked, after parallelism has already been used.",
+    "Token indices sequence length is longer than the specified maximum sequence length (600 > 512)",
+    "The following arguments do not match the ones in the `trainer_state.json` within the checkpoint",
+    "Detected VISIBLE_DEVICES=0,1 but ignoring it because one or several of --include/--exclude",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    "size mismatch for classifier.weight: copying a param with shape torch.Size([2, 8]) from checkpoint",
+    "srun: error: node01: task 0: Killed",
+    "slurmstepd: error: *** JOB 1 ON node01 CANCELLED AT 2026-01-01T00:00:00 ***",
+    "[launch.py:319:sigkill_handler] Killing subprocess 102265",
+    "exits with return code = -15",
+    "exitcode  : 1 (pid: 12)",
+    "unable to write to file </torch_12_34_5>: No space left on device (28)",
+    "Error while creating shared memory segment /dev/shm/nccl-a (size 1): No space left on device (28)",
+    "UserWarning: Unable to fetch remote file due to the following error 403 - Cannot access gated repo",
+    "pytorch allocator cache flushes since last step. this happens when there is high memory pressure",
+    "IndexError: list index out of range",
+    "500 Server Error: Internal Server Error for url: https://example.org/model",
+]
+
+
+def matches(text):
+    """Ids of the failures of which a pattern fits the text, with the length of the longest fit."""
+    found = {}
+    for failure in ENTRIES:
+        for pattern in failure.patterns:
+            hit = re.search(pattern, text)
+            if hit:
+                found[failure.id] = max(found.get(failure.id, 0), hit.end() - hit.start())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in SPELLINGS.items() for text in texts]
+)
+def test_a_spelling_is_known_and_fits_its_own_failure_best(name, text):
+    found = matches(text)
+    assert name in found
+    assert max(found, key=found.__getitem__) == name
+
+
+@pytest.mark.parametrize("text", NOTHING_WRONG)
+def test_what_healthy_or_other_runs_print_is_no_failure(text):
+    assert matches(text) == {}
+
+
+def test_every_failure_with_patterns_has_a_spelling_here():
+    """Our own messages are matched too, but come from our own tests."""
+    own = {"exit-code-lost", "labels-all-masked"}
+    assert {failure.id for failure in ENTRIES if failure.patterns} - own == set(SPELLINGS)
+
+
+def test_patterns_and_the_place_diagnose_go_together():
+    for failure in ENTRIES:
+        kinds = {place.kind for place in failure.places}
+        assert bool(failure.patterns) == ("diagnose" in kinds), failure.id
+
+
+def test_memory_in_pieces_needs_gigabytes():
+    small = OOM + ". 1.02 GiB is reserved by PyTorch but unallocated."
+    assert set(matches(small)) == {"cuda-oom"}

@@ -1,0 +1,379 @@
+"""The registry of known failures is complete, and everything that it points at is there."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from factories import plan
+from lint_cases import BROKEN
+from packaging.version import Version
+
+from launcher.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
+from launcher.errors import RecipeError
+from launcher.facts.software import PACKAGES
+from launcher.failures import FAILURES
+from launcher.failures.failure import Failure
+from launcher.failures.versions import holds, requirements
+from launcher.lint.against_recipe import AgainstRecipe
+from launcher.lint.check import lint_text
+from launcher.plan.fixes import FIXES
+from launcher.recipe.loading import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+IDS = (ROOT / "tests/unit/failure_ids.txt").read_text("utf-8").split()
+FULL_FINE_TUNE = """\
+model: {name_or_path: huggyllama/llama-7b}
+data: {train: [{path: data/train.jsonl}], max_length: 512}
+"""
+TRAINED = """\
+model: {name_or_path: huggyllama/llama-7b}
+adapter: {type: lora, r: 8}
+data: {train: [{path: data/train.jsonl}], max_length: 512}
+trainer: {max_steps: 10}
+"""
+# What an entry says in one line of what is on disk: lines that healthy runs print.
+HARMLESS = (
+    "Installed CUDA version 11.8 does not match the version torch was compiled with 11.7 but since the APIs "
+    "are compatible, accepting this combination",
+    "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.",
+    "UserWarning: torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly.",
+    "UserWarning: None of the inputs have requires_grad=True. Gradients will be None",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    "Warning: fused_adam compatibility check failed (CUDA_HOME does not exist, unable to compile CUDA "
+    "op(s)), treating the op as not compatible",
+    "UserWarning: Model has `tie_word_embeddings=True` and a tied layer is part of the adapter, but "
+    "`ensure_weight_tying` is not set to True.",
+    "UserWarning: Could not find a config file in model - will assume that the vocabulary was not modified.",
+    "FutureWarning: `gradient_checkpointing_enable` is deprecated and will be removed in v6.",
+    "Input type into Linear4bit is torch.float16, but bnb_4bit_compute_dtype=torch.float32 (default). This "
+    "will lead to slow inference.",
+    "No prebuilt binary for CUDA 13.1, loading CUDA 13.0 instead. ",
+    "trainable params: 4,194,304 || all params: 6,742,609,920 || trainable%: 0.0622",
+    "Unable to find hostfile, will proceed with training with local resources only.",
+    "Unused kwargs: ['_load_in_4bit', '_load_in_8bit', 'quant_method']. These kwargs are not used in <class "
+    "'transformers.utils.quantization_config.BitsAndBytesConfig'>.",
+    "MatMul8bitLt: inputs will be cast from torch.float32 to float16 during quantization",
+)
+# Errors of other causes that look alike.
+OTHERS = (
+    "TypeError: MyTrainer.compute_loss() got an unexpected keyword argument 'num_items_in_batch'",
+    "RuntimeError: size mismatch for classifier.weight: copying a param with shape torch.Size([2, 768]) from "
+    "checkpoint, the shape in current model is torch.Size([3, 768]).",
+    "json.decoder.JSONDecodeError: Expecting property name enclosed in double quotes: line 3 column 5",
+    "TypeError: '>' not supported between instances of 'str' and 'int'",
+    "pydantic_core.ValidationError: 1 validation error for Settings\nx\n  Extra inputs are not permitted",
+    "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same",
+    "ValueError: Unexpected keyword arguments in the request",
+)
+# id -> messages as the installed libraries, or older ones, write them
+MESSAGES = {
+    "fp16-unscale": ["Attempting to unscale FP16 gradients."],
+    "fp16-on-bf16-params": [
+        "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
+    ],
+    "half-float-matmul": [
+        "expected scalar type Half but found Float",
+        "expected scalar type Float but found Half",
+        "expected mat1 and mat2 to have the same dtype, but got: float != c10::Half",
+        "mat1 and mat2 must have the same dtype, but got Half and Float",
+        "expected m1 and m2 to have the same dtype, but got: c10::Half != float",
+        "Input type (float) and bias type (c10::Half) should be the same",
+    ],
+    "fp16-and-bf16": [
+        "At most one of fp16 and bf16 can be True, but not both",
+        "bfloat16 and fp16 modes cannot be simultaneously enabled",
+        "`--mixed_precision` arg cannot be set to `fp16` when `bf16` is set in the DeepSpeed config file.",
+    ],
+    "no-grad-fn": ["element 0 of tensors does not require grad and does not have a grad_fn"],
+    "checkpointing-unsupported": [
+        "BloomFoo does not support activation checkpointing.",
+        "XLNetModel is not compatible with gradient checkpointing. Make sure all the architecture support it",
+    ],
+    "checkpointing-kwarg-typo": ["Unexpected keyword arguments: use_rentrant"],
+    "target-modules-missing": [
+        "Target modules {'q_proj', 'v_proj'} not found in the base model. Please check the target modules",
+        "No modules were targeted for adaptation. This might be caused by a combination",
+    ],
+    "lora-bad-values": [
+        "`r` should be a positive integer value but the value passed is 0",
+        "LoraConfig.__init__() got an unexpected keyword argument 'lora_alhpa'",
+        "Invalid task type: 'CAUSAL'. Must be one of the following task types: SEQ_CLS",
+    ],
+    "resized-embeddings-lost": [
+        "Error(s) in loading state_dict for PeftModelForCausalLM:\n\tsize mismatch for base_model.model."
+        "model.embed_tokens.weight: copying a param with shape torch.Size([32001, 4096]) from checkpoint"
+    ],
+    "load-in-kwargs-removed": [
+        "LlamaForCausalLM.__init__() got an unexpected keyword argument 'load_in_8bit'"
+    ],
+    "bnb-config-typo": [
+        "Unused kwargs: ['load_in_8bit_cpu']. These kwargs are not used in <class "
+        "'transformers.utils.quantization_config.BitsAndBytesConfig'>."
+    ],
+    "bnb-bad-quant-type": ["quant_type must be 'nf4' or 'fp4', got 'nf5'"],
+    "bnb-cuda-binary": ["CUDA Setup failed despite GPU being available. Please run the following command"],
+    "kbit-cpu-offload": [
+        "Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the",
+        "You can't train a model that has been loaded in 8-bit or 4-bit precision with CPU or disk offload. ",
+    ],
+    "ds-typo-nested": [
+        "1 validation error for DeepSpeedZeroConfig\nstagee\n  Extra inputs are not permitted "
+        "[type=extra_forbidden, input_value=2, input_type=int]"
+    ],
+    "ds-float-bucket": [
+        "1 validation error for DeepSpeedZeroConfig\nreduce_bucket_size\n  Input should be a valid integer, "
+        "got a number with a fractional part [type=int_from_float, input_value=15099494.4, input_type=float]",
+        "1 validation error for DeepSpeedZeroConfig\nreduce_bucket_size\n  Input should be a valid integer, "
+        "unable to parse string as an integer [type=int_parsing, input_value='5e8', input_type=str]",
+    ],
+    "ds-removed-key": [
+        "The DeepSpeed compression library has been removed. A leftover 'compression_training' block",
+        "MiCS ZeRO-3 sharding has been removed; 'zero_optimization.mics_shard_size' is no longer supported.",
+        "Mixture-of-Quantization (MoQ) / 'quantize_training' has been removed. See",
+    ],
+    "ds-bfloat16-alias": [
+        "`bfloat16.enabled` not found in kwargs. Please specify `bfloat16.enabled` without `auto` (set to "
+        "correct value) in the DeepSpeed config file or pass it in kwargs."
+    ],
+    "ds-auto-unresolved": [
+        "`optimizer.params.eps` not found in kwargs. Please specify `optimizer.params.eps` without `auto`"
+    ],
+    "ds-hf-mismatch": [
+        "Please correct the following DeepSpeed config values that mismatch TrainingArguments values:\n- ds "
+        "optimizer.params.lr=0.001 vs hf learning_rate=2e-05"
+    ],
+    "ds-warmup-zero": [
+        "warmup_num_steps must be a positive integer, got 0",
+        "Please correct the following DeepSpeed config values that mismatch TrainingArguments values:\n- ds "
+        "scheduler.params.warmup_num_steps=0 vs hf warmup_steps=1",
+    ],
+    "ds-total-steps": ["WarmupDecayLR.__init__() missing 1 required positional argument: 'total_num_steps'"],
+    "jit-no-nvcc": [
+        "CUDA_HOME does not exist, unable to compile CUDA op(s)",
+        "CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+    ],
+    "jit-no-ninja": ["Unable to JIT load the cpu_adam op due to ninja not being installed."],
+    "jit-no-compiler": ["Error building extension 'cpu_adam': [1/3] c++ -MMD -MF cpu_adam.o.d"],
+    "jit-cuda-mismatch": [
+        ">- DeepSpeed Op Builder: Installed CUDA version 13.1 does not match the version torch was compiled "
+        "with 13.0, unable to compile cuda/cpp extensions without a matching cuda version."
+    ],
+}
+
+
+def named(name: str) -> Failure:
+    return next(failure for failure in FAILURES if failure.id == name)
+
+
+def matched(text: str) -> set[str]:
+    return {f.id for f in FAILURES if any(re.search(pattern, text) for pattern in f.patterns)}
+
+
+@cache
+def modules() -> tuple[ast.Module, ...]:
+    """The syntax trees of launcher, without the registry itself."""
+    paths = sorted((ROOT / "launcher").rglob("*.py"))
+    return tuple(ast.parse(path.read_text("utf-8")) for path in paths if "failures" not in path.parts)
+
+
+def calls(name: str) -> Iterator[ast.Call]:
+    """Every call of a function of this name."""
+    for tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                called = node.func
+                if name == getattr(called, "id", getattr(called, "attr", None)):
+                    yield node
+
+
+def makers() -> set[tuple[str, int]]:
+    """Problem and the functions that hand a parameter on as its code, with that one's position."""
+    found = {("Problem", 0)}
+    for tree in modules():
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            names = [argument.arg for argument in function.args.args if argument.arg != "self"]
+            for node in ast.walk(function):
+                made = isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Problem"
+                if made and node.args and getattr(node.args[0], "id", None) in names:
+                    found.add((function.name, names.index(node.args[0].id)))
+    return found
+
+
+@cache
+def codes() -> frozenset[str]:
+    """The codes of all Problems that launcher can raise, but those of fixes."""
+    found: set[str] = set()
+    for name, position in makers():
+        for call in calls(name):
+            given = [k.value for k in call.keywords if k.arg == "code"] + call.args[position : position + 1]
+            for value in given:
+                # `"a" if … else "b"` is two codes
+                parts = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+                found |= {p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str)}
+    return frozenset(found)
+
+
+FIGHTS = """{
+  "train_micro_batch_size_per_gpu": 77,
+  "optimizer": {"type": "AdamW", "params": {}},
+  "scheduler": {"type": "WarmupLR", "params": {}},
+  "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+}"""
+
+
+@pytest.fixture(scope="module")
+def lint_codes(tmp_path_factory) -> frozenset[str]:
+    """What lint really says of broken configs, and of one that fights a recipe."""
+    folder = tmp_path_factory.mktemp("recipe")
+    text = FULL_FINE_TUNE + "trainer: {max_steps: 10, optim: adafactor, max_grad_norm: 0.3}\n"
+    fights = lint_text(FIGHTS, "ds.json", AgainstRecipe(plan(folder, text=text)))
+    alone = [finding for text, *_ in BROKEN.values() for finding in lint_text(text, "ds.json")]
+    return frozenset(finding.code for finding in [*fights, *alone])
+
+
+@cache
+def named_anywhere() -> frozenset[str]:
+    """Every name that the code of launcher reads."""
+    names = (
+        getattr(node, "attr", getattr(node, "id", None))
+        for tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    return frozenset(name for name in names if name)
+
+
+@cache
+def functions(module: str) -> frozenset[str]:
+    """The functions and methods of a module, found without importing it."""
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds))
+
+
+def test_every_id_of_the_catalogue_has_one_entry():
+    ids = [failure.id for failure in FAILURES]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == set(IDS)
+    assert len(IDS) == len(set(IDS))
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
+def test_an_entry_says_what_where_and_what_to_do(failure):
+    assert all((failure.title, failure.cause, failure.mend, failure.source))
+    assert failure.places
+    assert not failure.title.endswith(".")
+    assert failure.cause.endswith(".")
+    for place in failure.places:
+        assert place.ref or place.kind == "diagnose"
+        assert not (place.kind == "diagnose" and place.ref)
+
+
+def test_what_has_patterns_is_diagnosed_and_the_other_way_round():
+    by_symptoms = {"nan-shown-as-zero"}
+    diagnosed = {f.id for f in FAILURES if any(place.kind == "diagnose" for place in f.places)}
+    assert diagnosed == {f.id for f in FAILURES if f.patterns} | by_symptoms
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
+def test_everything_that_an_entry_points_at_is_there(failure, lint_codes):
+    known = {
+        "fix": {fix.id for fix in FIXES},
+        "lint": lint_codes,
+        "doctor": {check.id for check in CHECKS} | {PLAN_CHECK_ID, DATA_CHECK_ID},
+        "refusal": codes(),
+        "warning": codes(),
+        "diagnose": {""},
+    }
+    for place in failure.places:
+        if place.kind == "worker":
+            module, _, name = place.ref.partition(":")
+            assert name in functions(module), place.ref
+            assert name in named_anywhere(), f"nothing calls {place.ref}"
+        elif place.kind == "none":
+            assert len(place.ref.split()) > 3, "a reason is a sentence"
+        else:
+            assert place.ref in known[place.kind], f"no {place.kind} {place.ref}"
+
+
+def test_an_entry_that_points_at_nothing_would_be_seen(lint_codes):
+    assert not {"no-such-code", "utf-8", "run"} & codes()
+    assert {"eos-masked", "launcher-conflict", "does-not-fit", "unknown-key"} <= codes()
+    assert "ds-no-such-code" not in lint_codes
+    assert "attach_adaptor" not in functions("launcher.train.adapters")
+
+
+def test_a_place_is_named_once():
+    for failure in FAILURES:
+        assert len(failure.places) == len(set(failure.places)), failure.id
+
+
+@pytest.mark.parametrize("failure", [f for f in FAILURES if f.patterns], ids=lambda f: f.id)
+def test_patterns_are_regular_expressions_that_a_plain_word_does_not_meet(failure):
+    for pattern in failure.patterns:
+        compiled = re.compile(pattern)
+        assert not compiled.search("")
+        assert not compiled.search("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize("entry", [*FAILURES, *FIXES], ids=lambda entry: entry.id)
+def test_versions_are_requirements_on_packages_whose_versions_are_known(entry):
+    assert {requirement.name for requirement in requirements(entry.versions)} <= set(PACKAGES)
+
+
+@pytest.mark.parametrize("failure", [f for f in FAILURES if f.changes], ids=lambda f: f.id)
+def test_changes_are_settings_of_a_recipe(failure, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(TRAINED, encoding="utf-8")
+    given = {dotted: value for dotted, value in failure.changes.items() if value is not None}
+    load_recipe(path, [f"{dotted}={json.dumps(value)}" for dotted, value in given.items()])
+    for dotted in failure.changes.keys() - given.keys():
+        assert known_key(dotted, tmp_path), dotted
+
+
+def known_key(dotted: str, folder: Path) -> bool:
+    """Whether a recipe may have the key: it is refused for its value at most."""
+    path = folder / "probe.yaml"
+    path.write_text(TRAINED, encoding="utf-8")
+    try:
+        load_recipe(path, [f"{dotted}=[1]"])
+    except RecipeError as error:
+        return not {"unknown-key", "owned-key", "renamed-key"} & {p.code for p in error.problems}
+    return True
+
+
+def test_a_misspelt_key_is_not_known(tmp_path):
+    assert known_key("trainer.tf32", tmp_path)
+    assert not known_key("trainer.tf23", tmp_path)
+    assert not known_key("adapter.rank_of", tmp_path)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_message_is_matched_by_its_own_entry_alone(name):
+    for message in MESSAGES[name]:
+        assert matched(message) == {name}, message
+
+
+@pytest.mark.parametrize("line", [*HARMLESS, *OTHERS], ids=lambda line: line[:40])
+def test_what_only_looks_alike_is_matched_by_none(line):
+    assert matched(line) == set()
+
+
+def test_requirements_on_versions():
+    assert holds("*", {})
+    assert holds("transformers>=5,<6; torch>=2.5", {"transformers": "5.23.0", "torch": "2.13.0+cu130"})
+    assert not holds("transformers>=5,<6; torch>=2.5", {"transformers": "5.23.0", "torch": "2.4.1"})
+    assert not holds("transformers>=5,<6", {"transformers": "6.0.0"})
+    assert not holds("transformers<5.23", {"transformers": "5.23.0"})
+    assert holds("trl>=0.12", {}), "a package that is not here will be where the run is"
+    assert holds("torch>=2.5", {"torch": "a build of mine"})
+    assert holds("deepspeed>=0.19", {"deepspeed": str(Version("0.19.9.dev0"))})

@@ -1,0 +1,84 @@
+"""A run that would fill its disk is refused before it starts; and what the plan says of large logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from factories import plan
+
+from launcher.commands import room
+from launcher.commands.room import check_room
+from launcher.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
+from launcher.errors import MachineError
+from launcher.facts.machine_disk import read_folder
+
+LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}
+
+
+def disk_of(monkeypatch, free):
+    there = read_folder
+    monkeypatch.setattr(room, "read_folder", lambda path: replace(there(path), free=free))
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_refused_with_numbers(tmp_path, monkeypatch):
+    made = plan(tmp_path, adapter="null", sharding__zero_stage=3, **LONG)
+    one = checkpoint_bytes(made)
+    assert one > 12 * 6_738_415_616, "weights, fp32 masters and both moments"
+    assert checkpoints_kept(made) == 3, "a new one is written before the oldest goes"
+    wanted = 3 * one + result_bytes(made)
+    disk_of(monkeypatch, wanted)
+    check_room(made, tmp_path / "runs" / "new")
+    disk_of(monkeypatch, wanted - 1)
+    with pytest.raises(MachineError) as caught:
+        check_room(made, tmp_path / "runs" / "new")
+    (problem,) = caught.value.problems
+    assert caught.value.exit_code == 4
+    assert (problem.code, problem.path) == ("disk-full", "trainer.save_total_limit")
+    assert "3 checkpoints of" in problem.message
+    assert "are free" in problem.message
+
+
+def test_what_a_resumed_run_has_written_needs_no_room_again(tmp_path, monkeypatch):
+    made = plan(tmp_path, **LONG)
+    wanted = 3 * checkpoint_bytes(made) + result_bytes(made)
+    disk_of(monkeypatch, wanted - 1000)
+    with pytest.raises(MachineError):
+        check_room(made, tmp_path)
+    (tmp_path / "checkpoints" / "checkpoint-500").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "checkpoint-500" / "optimizer.pt").write_bytes(bytes(1000))
+    check_room(made, tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["no", "steps"])
+def test_a_run_that_saves_nothing_needs_room_for_its_result_alone(tmp_path, monkeypatch, strategy):
+    made = plan(tmp_path, trainer__save_strategy=strategy, trainer__max_steps=5000)
+    disk_of(monkeypatch, result_bytes(made))
+    if strategy == "no":
+        check_room(made, tmp_path)
+        return
+    with pytest.raises(MachineError):
+        check_room(made, tmp_path)
+
+
+GEMMA = {"model__name_or_path": "google/gemma-3-1b-pt", "trainer__per_device_train_batch_size": 8}
+
+
+def logits_said(made):
+    return [warning for warning in made.warnings if warning.startswith("logits take")]
+
+
+def test_logits_that_are_most_of_the_memory_are_warned_of_with_their_size(tmp_path):
+    made = plan(tmp_path, "1xA100-80GB", data__max_length=2048, **GEMMA)
+    (said,) = logits_said(made)
+    logits, total = made.memory.components.logits, made.memory.total
+    assert f"{logits / 2**30:.1f} GiB of the {total / 2**30:.1f} GiB" in said
+    assert "262,144 words at 8 x 2048 positions" in said
+    assert "trainer.use_liger_kernel: true" in said
+
+
+@pytest.mark.parametrize(
+    "mend", [{"trainer__use_liger_kernel": "true"}, {"model__name_or_path": "huggyllama/llama-7b"}]
+)
+def test_what_it_names_mends_it(tmp_path, mend):
+    assert logits_said(plan(tmp_path, "1xA100-80GB", data__max_length=2048, **{**GEMMA, **mend})) == []
