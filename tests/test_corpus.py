@@ -1,7 +1,8 @@
 """What `diagnose` says of real logs: how many failures it names rightly, and that it names nothing else.
 
-The corpus is made by tests/corpus/make with the real libraries, or transcribed from public threads; the
-`held_out` logs were collected after the patterns were final, by somebody who had not read them.
+The corpus is made by tests/corpus/make with the real libraries, or transcribed from public threads. The logs
+of the held-out sets were collected after the patterns were committed, by somebody who had not read them; what
+was measured then, before the misses were mended, is in tests/corpus/README.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ CORPUS = Path(__file__).parent / "corpus"
 INDEX = [json.loads(line) for line in (CORPUS / "index.jsonl").read_text("utf-8").splitlines()]
 NAMED, HELD_OUT_NAMED = 0.95, 0.85
 FEWEST_FAILURES, FEWEST_HELD_OUT, FEWEST_HEALTHY, FEWEST_UNKNOWN = 60, 20, 30, 10
+FAILED = ("known", "first_held_out", "held_out")
 IDS = {failure.id for failure in FAILURES}
 PRIVATE = re.compile(
     r"(?<![\w.])/root/|/home/(?!user\b|xxx\b)\w+|\.pyenv|/tmp/(?!torchelastic_|tmp|pip-|err_)\w|"
@@ -37,15 +39,26 @@ def of(kind):
 @cache
 def verdict(file):
     """The id that a log gets, `unknown`, or None where no failure is seen."""
-    diagnosis = diagnose([str(CORPUS / file)], FAILURES)
+    diagnosis = diagnosis_of(file)
     if diagnosis.findings:
         return diagnosis.findings[0].failure.id
     return "unknown" if diagnosis.unknown else None
 
 
+@cache
+def diagnosis_of(file):
+    return diagnose([str(CORPUS / file)], FAILURES)
+
+
+def is_named(entry):
+    """Of a run that went on, what surprises people later is noticed, perhaps beside other things."""
+    noticed = [finding.failure.id for finding in diagnosis_of(entry["file"]).noticed]
+    return verdict(entry["file"]) == entry["id"] or entry["id"] in noticed
+
+
 def share(entries):
     """Fraction named rightly, and the table of those that were not."""
-    wrong = [entry for entry in entries if verdict(entry["file"]) != entry["id"]]
+    wrong = [entry for entry in entries if not is_named(entry)]
     rows = [f"  {e['file']}: {e['id']}, called {verdict(e['file'])}" for e in wrong]
     return (len(entries) - len(wrong)) / max(1, len(entries)), "\n".join(rows)
 
@@ -60,7 +73,7 @@ def test_the_index_says_where_each_log_is_from():
     for entry in INDEX:
         assert set(entry) == {"file", "id", "how", "by", "versions", "set"}, entry
         assert entry["file"].startswith(f"{entry['set']}/")
-        assert (entry["id"] in IDS) if entry["set"] in ("known", "held_out") else entry["id"] is None, entry
+        assert (entry["id"] in IDS) if entry["set"] in FAILED else entry["id"] is None, entry
         if entry["how"] == "transcribed":
             assert entry["by"].startswith("https://"), entry
         else:
@@ -74,7 +87,7 @@ def test_the_index_says_where_each_log_is_from():
 
 
 def test_there_are_enough_logs_of_each_kind():
-    failures = of("known") + of("held_out")
+    failures = [entry for kind in FAILED for entry in of(kind)]
     assert len(failures) >= FEWEST_FAILURES
     assert len(of("healthy")) >= FEWEST_HEALTHY
     assert len(of("unknown")) >= FEWEST_UNKNOWN
@@ -85,11 +98,11 @@ def test_there_are_enough_logs_of_each_kind():
 def test_held_out_logs_are_a_third_of_the_failures():
     held_out = of("held_out")
     assert len(held_out) >= FEWEST_HELD_OUT
-    assert 3 * len(held_out) >= len(held_out) + len(of("known"))
+    assert 3 * len(held_out) >= sum(len(of(kind)) for kind in FAILED)
 
 
 def test_failures_are_named(capsys):
-    failures = of("known") + of("held_out")
+    failures = [entry for kind in FAILED for entry in of(kind)]
     named, wrong = share(failures)
     with capsys.disabled():
         sys.stdout.write(f"\n{table()}\n{wrong}\n")
@@ -121,10 +134,10 @@ def test_no_log_tells_whose_machine_it_was(entry):
 
 def table():
     """One row for each set: logs, rightly named, failures in it."""
-    rows = [f"{'set':10} {'logs':>5} {'right':>6} {'ids':>4}"]
-    for kind in ("known", "held_out", "healthy", "unknown"):
+    rows = [f"{'set':14} {'logs':>5} {'right':>6} {'ids':>4}"]
+    for kind in (*FAILED, "healthy", "unknown"):
         entries = of(kind)
         wanted = {"healthy": None, "unknown": "unknown"}
-        right = sum(verdict(e["file"]) == wanted.get(kind, e["id"]) for e in entries)
-        rows.append(f"{kind:10} {len(entries):5} {right:6} {len(Counter(e['id'] for e in entries)):4}")
+        right = sum(is_named(e) if e["id"] else verdict(e["file"]) == wanted[kind] for e in entries)
+        rows.append(f"{kind:14} {len(entries):5} {right:6} {len(Counter(e['id'] for e in entries)):4}")
     return "\n".join(rows)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +19,78 @@ from launcher.failures import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
 
+STDIN = "-"
+GZIP = b"\x1f\x8b"
+OTHER_FORMS = {
+    GZIP: "compressed by gzip, and not named .gz",
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zXZ": "compressed by xz",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a zip archive",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+"""What a file begins with -> what it is; a log has lines of UTF-8."""
+_BEGINNING = 4096
+
 
 def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
     """Diagnose run directories and logs; with `apply`, write a mended recipe beside the run's own."""
-    diagnosis = diagnose(paths, FAILURES)
+    for path in paths:
+        _refuse_other_forms(path)
+    try:
+        diagnosis = diagnose(paths, FAILURES)
+    except (EOFError, zlib.error):
+        message = "cannot diagnose: a compressed log is cut off or damaged"
+        hint = "unpack it as far as it goes: zcat LOG.gz > LOG"
+        raise RecipeError(Problem("log-unreadable", message, hint=hint)) from None
     recipe = recipe_of(paths)
     if recipe is not None:
         diagnosis = with_recipe(diagnosis, recipe)
     data = dict(diagnosis.to_json())
     text = diagnosis_text(diagnosis)
-    if apply:
+    if not apply:
+        return Outcome(data, text)
+    try:
         mended = str(_apply(diagnosis, recipe))
-        data["mended"] = mended
-        text += f"\nwrote {mended}\n"
-    return Outcome(data, text)
+    except RecipeError as error:  # the diagnosis is worth having all the same
+        return Outcome(data, text, error.problems, RecipeError.exit_code)
+    return Outcome({**data, "mended": mended}, f"{text}\nwrote {mended}\n")
+
+
+def _refuse_other_forms(given: str) -> None:
+    """RecipeError for a name that no file can have, and for a file that is no text."""
+    if given == STDIN:
+        if sys.stdin is None:
+            raise RecipeError(Problem("usage", "standard input is closed", hint="name a log"))
+        return
+    try:
+        path = Path(given)
+        if not path.is_file():
+            (path / "plan.json").is_file()  # a folder that may not be entered says so here
+            return
+        with path.open("rb") as stream:
+            begins = stream.read(_BEGINNING)
+    except OSError as error:
+        message, hint = f"cannot diagnose: {error.strerror or error}", "name a run directory or a log"
+        raise RecipeError(Problem("log-unreadable", message, given, hint=hint)) from None
+    found = next((what for magic, what in OTHER_FORMS.items() if begins.startswith(magic)), None)
+    if path.suffix == ".gz" and begins.startswith(GZIP):
+        return
+    if found is None:
+        found = _no_text(begins)
+    if found is not None:
+        hint = "unpack it, or save it as UTF-8, first"
+        raise RecipeError(Problem("log-unreadable", f"cannot diagnose: it is {found}", given, hint=hint))
+
+
+def _no_text(begins: bytes) -> str | None:
+    """What a file of these first bytes is, None for text: a log that was emptied begins with zeros."""
+    shown = begins.lstrip(b"\0")
+    if shown.count(b"\0") * 3 > len(shown) and not shown[::2].count(b"\0"):
+        return "text in UTF-16"
+    wrong = shown.decode("utf-8", errors="replace").count("\ufffd")
+    return "a binary file" if b"\0" in shown and wrong * 10 > len(shown) else None
 
 
 def recipe_of(paths: Sequence[str]) -> Path | None:
@@ -41,7 +101,7 @@ def recipe_of(paths: Sequence[str]) -> Path | None:
             original = Path(json.loads((folder / "plan.json").read_text("utf-8"))["recipe"])
             if original.is_file() and original.read_bytes() == copy.read_bytes():
                 return original
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         if copy.is_file():
             return copy
@@ -49,8 +109,11 @@ def recipe_of(paths: Sequence[str]) -> Path | None:
 
 
 def with_recipe(diagnosis: Diagnosis, recipe: Path) -> Diagnosis:
-    """The findings with the lines of the recipe that their changes touch."""
-    text = recipe.read_text("utf-8", errors="replace")
+    """The findings with the lines of the recipe that they change; without, where it cannot be read."""
+    try:
+        text = recipe.read_text("utf-8", errors="replace")
+    except OSError:  # the logs tell what they tell
+        return diagnosis
     findings = [replace(f, recipe=edits(str(recipe), text, f.failure.changes)) for f in diagnosis.findings]
     return replace(diagnosis, findings=findings)
 

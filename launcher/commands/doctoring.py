@@ -22,11 +22,14 @@ from launcher.facts.machine_host import is_secret_name
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.render.new_file import write_new
 from launcher.report.doctor_text import bundle_text, doctor_text
 from launcher.report.outcome import Outcome
 
 _NOT_FOUND = "model-config-missing"
 _ENV = "launch.env."
+_USERS = ("USER", "LOGNAME", "SUDO_USER", "WANDB_ENTITY", "WANDB_USERNAME", "WANDB_EMAIL")
+"""Variables that name a person."""
 
 
 def doctor_command(recipe: str | None, on: str | None, bundle: str | None) -> Outcome:
@@ -127,13 +130,20 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
 def bundle_path(given: str, folder: Path) -> Path:
     """A file that does not exist yet; RecipeError otherwise."""
     name = given or f"effilaunch-doctor-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.md"
-    path = folder / Path(name).expanduser()
-    if path.exists():
+    try:
+        path = folder / Path(name).expanduser()
+        taken, here = path.exists() or path.is_symlink(), path.parent.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RecipeError(Problem("bundle-name", f"no file can have this name: {reason}", name)) from None
+    if taken:
         hint = "name a new file; a recipe stands before --bundle"
         raise RecipeError(Problem("bundle-exists", "it exists and is not overwritten", str(path), hint=hint))
-    if not path.parent.is_dir():
+    if not here:
         hint = "make the folder first"
         raise RecipeError(Problem("bundle-folder", "its folder does not exist", str(path), hint=hint))
+    if not os.access(path.parent, os.W_OK):  # said before the checks, which take their time
+        raise RecipeError(Problem("bundle-unwritable", "its folder cannot be written to", str(path)))
     return path
 
 
@@ -147,8 +157,7 @@ def write_bundle(path: Path, findings: Sequence[Finding], machine: Machine, aske
     assert isinstance(facts, dict), "a mapping stays one"
     text = bundle_text(rows, facts, redact(asked, private) if asked else None, __version__)
     try:
-        with path.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        write_new(path, text)
     except OSError as error:
         problem = Problem("bundle-unwritable", f"cannot be written: {error.strerror}", str(path))
         raise RecipeError(problem) from None
@@ -156,9 +165,12 @@ def write_bundle(path: Path, findings: Sequence[Finding], machine: Machine, aske
 
 def private_here() -> Private:
     """Names and secrets of this user and machine."""
-    home = Path.home()
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither $HOME nor an entry for this user
+        home = Path("/")
     node = os.uname().nodename
-    users = {os.environ.get(name, "") for name in ("USER", "LOGNAME", "SUDO_USER")} | {home.name}
+    users = {os.environ.get(name, "") for name in _USERS} | {home.name}
     with contextlib.suppress(OSError, KeyError):  # a container's user may have no name
         users.add(getpass.getuser())
     secrets = [value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= 6]

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.lint.check import Rule, decoded, lint_text
-from launcher.lint.finding import Finding
+from launcher.lint.check import LARGEST, Rule, decoded, lint_text
+from launcher.lint.finding import Finding, printable
 from launcher.lint.mend import mended
+from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 
 STDIN = "-"
@@ -51,8 +52,14 @@ def fixed_path(file: str) -> Path:
 
 
 def _read(file: str) -> bytes:
+    """What a file holds, up to the first byte that is too many: a device has no end."""
     try:
-        return sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
+        if file != STDIN:
+            with Path(file).open("rb") as stream:
+                return stream.read(LARGEST + 1)
+        if sys.stdin is None:
+            raise RecipeError(Problem("usage", "standard input is closed", hint="name a file"))
+        return sys.stdin.buffer.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RecipeError(Problem("file-unreadable", f"cannot read it: {reason}", file=file)) from None
@@ -95,8 +102,7 @@ def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -
     if better == text:
         return None
     try:
-        with target.open("x", encoding="utf-8", newline="") as out:
-            out.write(better)
+        write_new(target, better)
     except OSError as error:
         reason = error.strerror or str(error)
         raise RecipeError(
@@ -112,7 +118,9 @@ def _text(findings: Sequence[Finding], files: int, fixed: Sequence[dict[str, Any
     lines.append(f"{count} finding{'s' if count != 1 else ''} in {checked}" if count else f"{checked}: clean")
     for entry in fixed:
         left = entry["left"]
-        lines.append(f"wrote {entry['to']}: " + (f"{len(left)} left to mend by hand" if left else "clean"))
+        lines.append(
+            f"wrote {printable(entry['to'])}: " + (f"{len(left)} left to mend by hand" if left else "clean")
+        )
         lines += [f"  {f['line']}:{f['column']}: {f['code']}: {f['message']}" for f in left]
     if fix and findings and not fixed:
         lines.append("nothing here can be mended without knowing what was meant; no file written")

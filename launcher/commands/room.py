@@ -20,13 +20,13 @@ def check_room(plan: Plan, run_dir: Path) -> None:
     wanted = written_bytes(plan) - _written(run_dir / "checkpoints")
     if folder.free >= wanted:
         return
-    kept = checkpoints_kept(plan)
-    count = "one checkpoint" if kept is None else f"{kept} checkpoints"
+    kept, one = checkpoints_kept(plan), size(checkpoint_bytes(plan))
+    saved = f"one checkpoint of {one}" if kept in (None, 1) else f"{kept} checkpoints of {one} each"
     raise MachineError(
         Problem(
             "disk-full",
-            f"the run writes {size(wanted)} ({count} of {size(checkpoint_bytes(plan))} each and the result) "
-            f"to {run_dir}, where {size(folder.free)} are free",
+            f"the run writes {size(wanted)} ({saved} and the result) to {run_dir}, where "
+            f"{size(folder.free)} are free",
             path="trainer.save_total_limit",
             hint="make room, name another folder with --output-dir, lower trainer.save_total_limit, or save "
             "weights alone with trainer.save_only_model: true",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.gather import data_problems, gather
 from launcher.commands.planning import bundle_json
 from launcher.commands.room import check_room
+from launcher.diagnose.patch import edits
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.adapted import read_record, with_record
+from launcher.execute.failed import KnownFailure
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import MARKER, default_run_dir, latest_run_dir, write_run_dir
 from launcher.facts import probe
@@ -20,6 +24,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import render
+from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.text import adapted_lines, plan_text, result_text
 
@@ -62,7 +67,12 @@ def run_command(
     if record is not None:
         lines = adapted_lines(record.adaptations)
         say("\n".join(["memory ran out before; the run goes on as it was adapted:", *lines, ""]))
-    finished, result = run_tries(planned, facts, bundle, run_dir, devices=devices, resume=checkpoint, say=say)
+    try:
+        finished, result = run_tries(
+            planned, facts, bundle, run_dir, devices=devices, resume=checkpoint, say=say
+        )
+    except KnownFailure as failure:
+        raise with_recipe_lines(failure, given, run_dir) from failure
     if unkept := remember_run(finished, result, facts):
         note(unkept)
     command: list[str] = []
@@ -93,8 +103,19 @@ def _run_dir(recipe: Path, resume: str | None, output_dir: str | None) -> tuple[
     return chosen.absolute(), str(checkpoint)
 
 
-def check_machine(plan: Plan) -> str:
-    """The device ids to use; MachineError (4) when this machine cannot run the plan."""
+def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> KnownFailure:
+    """The failure; where changes of the recipe mend it, its hint names their lines, as `diagnose` does."""
+    changed = edits(str(recipe), recipe.read_text("utf-8"), failure.finding.failure.changes)
+    if not changed:
+        return failure
+    problem = failure.problems[0]
+    lines = "; ".join(map(edit_text, changed))
+    hint = f"{problem.hint}; `effilaunch diagnose {shlex.quote(str(run_dir))} --apply` changes {lines}"
+    return KnownFailure(replace(problem, hint=hint), failure.finding)
+
+
+def needed_modules(plan: Plan) -> list[str]:
+    """What the workers import."""
     needed = [*NEEDED]
     if plan.value("sharding.engine") == "deepspeed":
         needed.append("deepspeed")
@@ -111,7 +132,15 @@ def check_machine(plan: Plan) -> str:
         and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then
     ):
         needed.append("flash_attn")
-    require_modules(needed)
+    liger = plan.settings.get("trainer.use_liger_kernel")
+    if liger is not None and liger.value:  # else the Trainer stops when the weights are loaded
+        needed.append("liger_kernel")
+    return needed
+
+
+def check_machine(plan: Plan) -> str:
+    """The device ids to use; MachineError (4) when this machine cannot run the plan."""
+    require_modules(needed_modules(plan))
     hardware = plan.hardware
     if hardware.num_nodes > 1:
         raise MachineError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager as ContextManager
@@ -15,15 +14,8 @@ from typing import IO, cast
 
 from launcher.diagnose import forms
 from launcher.diagnose.findings import Diagnosis, Error, Finding, Unknown
-from launcher.diagnose.matching import (
-    BY_A_LINE,
-    NEEDS_A_FAILURE,
-    TOLD_BEFORE,
-    candidates,
-    proves_failure,
-    recognise_error,
-    weight,
-)
+from launcher.diagnose.lines import Lines
+from launcher.diagnose.matching import candidates, is_launchers, proves_failure, recognise_error, weight
 from launcher.diagnose.reading import Learnt, clean, raw_lines
 from launcher.diagnose.run_dir import earlier_bytes, is_run_dir, logs_of, rank_of, recorded_errors
 from launcher.diagnose.symptoms import Watch
@@ -39,13 +31,10 @@ class Examination:
         self.registry = registry
         self.errors = Errors()
         self.watch = Watch()
-        self.by_line: list[tuple[Failure, Error]] = []
+        self.lines = Lines(registry)
         self.ranks: set[int] = set()
         self.tasks: set[int] = set()
         self._order = 0
-        told = {*BY_A_LINE, *TOLD_BEFORE.values()}
-        shown = [failure for failure in registry if failure.id in told]
-        self._plain = [(re.compile(p.encode()), failure) for failure in shown for p in failure.patterns]
 
     def read(self, stream: IO[bytes], name: str, rank: int | None, *, skip: int = 0) -> None:
         """One log, to its end. skip: its first bytes, which an earlier run wrote."""
@@ -53,18 +42,16 @@ class Examination:
         for number, raw, matters in raw_lines(stream, skip, forms.WORDS):
             self._order += 1
             self.watch.last = raw[:400].strip() or self.watch.last
+            self.lines.every(raw, number, name)
             if not matters and self.errors.idle:
                 self._count(*forms.rank_in(raw))
                 continue
-            plain = [failure for pattern, failure in self._plain if pattern.search(raw)]
             for line in clean(raw, number, name, rank, learnt):
                 line.order = self._order
                 self._count(line.rank, line.task)
                 self.watch.feed(line)
                 self.errors.feed(line)
-                self.by_line += [
-                    (f, Error("", line.text, kind="line", file=name, line=number)) for f in plain[:1]
-                ]
+                self.lines.some(raw, line.text, number, name)
         self.errors.close()
         if rank is not None:
             self.ranks.add(rank)
@@ -87,16 +74,21 @@ class Examination:
         found = self._known(left)
         unknown: list[Unknown] = []
         failed = [error for error in left if proves_failure(error, success=bool(errors.success))]
-        if not found:
-            found = self._shown_by_lines(failed=bool(failed))
-        if not found and not failed and not errors.success:
-            found = self.watch.findings(self.registry)
-        elif not found:
-            found = self.watch.divergence(self.registry) if not failed else []
+        found = found or self.lines.shown(failed=bool(failed))
+        if not found and not failed:
+            symptoms = self.watch.divergence if errors.success else self.watch.findings
+            found = symptoms(self.registry)
+        if not found and (told := self.lines.explained(failed)) is not None:
+            found = [Finding(told[0], told[1], *self._ranks(told[1]))]
+        if not found and failed and all(map(_names_no_cause, failed)):
+            found = self.lines.before_the_end()
         if not found and failed:
-            first = failed[0].real()
-            unknown = [Unknown(first, *self._ranks(failed[0], first))]
-        return Diagnosis(found, unknown, max(1, len(self.ranks)))
+            shown = failed[0]
+            if is_launchers(shown):  # it names no cause; a line that a process wrote before may
+                shown = next((error for error in left if not is_launchers(error)), shown)
+            unknown = [Unknown(shown.real(), *self._ranks(shown, shown.real()))]
+        noticed = [] if found or unknown else self.lines.noticed()
+        return Diagnosis(found, unknown, max(1, len(self.ranks)), noticed)
 
     def _known(self, left: Sequence[Error]) -> list[Finding]:
         """The first error that is a known failure, unless an unknown one stands before it."""
@@ -110,15 +102,10 @@ class Examination:
                 alike = [
                     e for e in left if (other := recognise_error(e, self.registry)) and other[0] is failure
                 ]
-                return [Finding(self._told(failure), link, *self._ranks(error, link, *alike))]
+                return [Finding(self.lines.closer(failure), link, *self._ranks(error, link, *alike))]
             if decided is None and error.kind == "traceback" and error.type and weight(error) == 0:
                 decided = error
         return []
-
-    def _told(self, failure: Failure) -> Failure:
-        """The failure, or the one that it is by a line of the same logs."""
-        closer = TOLD_BEFORE.get(failure.id)
-        return next((told for told, _ in self.by_line if told.id == closer), failure)
 
     def _ranks(self, error: Error, *alike: Error) -> tuple[tuple[int, ...], int | None]:
         """All ranks of an error and of those that are the same failure, and its first rank."""
@@ -130,12 +117,10 @@ class Examination:
             self.ranks |= ranks
         return tuple(sorted(ranks)), first
 
-    def _shown_by_lines(self, *, failed: bool) -> list[Finding]:
-        """The failures that a line tells of that is no error."""
-        for failure, error in self.by_line:
-            if failure.id in BY_A_LINE and (failed or failure.id not in NEEDS_A_FAILURE):
-                return [Finding(failure, error, (), None)]
-        return []
+
+def _names_no_cause(error: Error) -> bool:
+    """Whether it is a launcher's, or a traceback whose end is not in the log."""
+    return is_launchers(error) or (error.kind == "traceback" and not error.type)
 
 
 def _independent(unknown: Error, other: Error) -> bool:
@@ -147,6 +132,7 @@ def _independent(unknown: Error, other: Error) -> bool:
 
 def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
     """Read run directories and logs (`-`: standard input). RecipeError (2) for what cannot be read."""
+    paths = [_run_below(path) for path in paths]
     examination = Examination(registry)
     for folder in filter(is_run_dir, map(Path, paths)):
         for recorded in recorded_errors(folder):
@@ -166,6 +152,27 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
     return examination.verdict()
 
 
+def _run_below(given: str) -> str:
+    """The run directory that a folder holds, for one who names the folder above it; else what was given."""
+    folder = Path(given)
+    if given == "-" or not folder.is_dir() or is_run_dir(folder):
+        return given
+    runs = sorted(
+        (plan.parent for pattern in ("*/plan.json", "*/*/plan.json") for plan in folder.glob(pattern)),
+        key=lambda run: (run / "plan.json").stat().st_mtime,
+    )
+    if len(runs) > 1:
+        raise RecipeError(
+            Problem(
+                "log-unreadable",
+                f"cannot diagnose: the folder holds {len(runs)} run directories",
+                given,
+                hint=f"name one of them; the latest is {runs[-1]}",
+            )
+        )
+    return str(runs[0]) if runs else given
+
+
 @dataclass(frozen=True, slots=True)
 class _Log:
     name: str
@@ -183,7 +190,7 @@ def _logs(paths: Sequence[str]) -> Iterator[_Log]:
             yield _Log("-", None, _standard_input)
         elif path.is_dir():
             logs = logs_of(path)
-            if not logs and not is_run_dir(path):
+            if not logs and not recorded_errors(path) and not (path / "metrics.jsonl").is_file():
                 raise _unreadable(given, "the folder holds no logs")
             earlier = earlier_bytes(path)
             for log in logs:

@@ -146,10 +146,13 @@ class Diagnosis:
     unknown: Sequence[Unknown]
     ranks: int
     """Ranks that the logs name; at least 1."""
+    noticed: Sequence[Finding] = ()
+    """Where nothing failed: what the logs warn of and people are surprised by later."""
 
     def to_json(self) -> Mapping[str, Any]:
         return {
             "findings": [finding.to_json() for finding in self.findings],
             "unknown": [unknown.to_json() for unknown in self.unknown],
             "ranks": self.ranks,
+            "noticed": [finding.to_json() for finding in self.noticed],
         }

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
+DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .{0,80}\(most recent call first\):\s*$")
+"""Where a process stood, as faulthandler writes it: the innermost call first."""
 HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
 WRAPPED = re.compile(r"(?:Original|Remote|Worker) Traceback \(most recent call last\)", re.IGNORECASE)
 IGNORED = re.compile(r"^\s*(?:Exception ignored in|Exception in thread .*tqdm|--- Logging error ---)")
-FRAME = re.compile(r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+FRAME = re.compile(
+    r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d{1,9})(?:,? in (?P<function>.+))?$'
+)
 CELL_FRAME = re.compile(
     r"^(?:File |Cell |Input )?(?P<file>[~/<][^\s:]+|.*\.py|In ?\[\d+\])"
-    r"(?::(?P<line>\d+), in| in) (?P<function>[\w.<>]+)(?:\(|$)"
+    r"(?::(?P<line>\d{1,9}), in| in) (?P<function>[\w.<>]+)(?:\(|$)"
 )
 """A call in a notebook's traceback."""
 DIRECT = "The above exception was the direct cause of the following exception"
@@ -20,17 +24,24 @@ GROUP_MARGIN = re.compile(r"^\s*[+|](?: |$)")
 
 _NAME = r"(?:[A-Za-z_]\w*\.)*"
 _ENDING = r"(?:Error|Exception|Interrupt|Exit|Failure|Iteration|Timeout|Fault|OutOfMemory|Group|Call|Quit)"
-EXCEPTION = re.compile(rf"^(?P<indent>\s*)(?P<type>{_NAME}[A-Z]\w*?{_ENDING}\d?)(?:: ?(?P<message>.*))?$")
+EXCEPTION = re.compile(
+    rf"^(?P<indent>\s*)(?P<type>{_NAME}(?:[A-Z]\w*?{_ENDING}\d?|Exception))(?:: ?(?P<message>.*))?$"
+)
 """The last line of a traceback; on its own it is an error too, when it has a message."""
 ANY_CLASS = re.compile(
     r"^(?P<indent>\s*)(?P<type>[A-Za-z_]\w*(?:\.\w+)*\.[A-Z]\w*|[A-Z][A-Za-z]\w*)(?:: ?(?P<message>.*))?$"
 )
 """A class that is not called an error; only right after the lines of a traceback."""
 TOLD = re.compile(
-    rf"^(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s)[^\"'`]{{1,80}}?[:(] ?)"
+    rf"^(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s|\S+:\d+:)[^\"'`]{{1,80}}?[:(] ?)"
     rf"(?P<type>{_NAME}[A-Z]\w*?{_ENDING})(?:: |\()(?P<message>.+)$"
 )
 """An exception that somebody speaks of: pytest, or a program that caught it and may have dealt with it."""
+STOPPED = re.compile(
+    r"^(?!\s)[^\"'`:]{0,60}\b(?:stopped|failed|aborted|crashed|died|gave up)\b[^\"'`:]{0,40}: "
+    r"(?P<message>\S.+)$"
+)
+"""A program's own words for its end, with the exception's message but not its class."""
 DOUBLED = re.compile(rf"(?P<type>[A-Z]\w*{_ENDING})(?P=type)(?:: ?)+(?P<message>.*)$")
 """Two ranks wrote the same line at once."""
 
@@ -79,7 +90,11 @@ WORDS = (
     b"ssert", b"CANCELLED", b"loss'", b'loss"', b"train_runtime", b"uccess", b"omplete", b"finished",
     b"ERROR", b"CRITICAL", b"FATAL", b"Running training", b"OVERFLOW", b"[E", b"atchdog", b"OUT_OF_MEMORY",
     b"ut of memory", b"ut Of Memory", b"core dumped", b"oom", b"rank  ", b"single sample", b"free disk",
-    b"rainable params: 0 ", b"a second time", b".py in ",
+    b"ost recent call", b"stopped", b"rashed", b" died", b"gave up", b"rainable params: 0 ", b"a second time",
+    b".py in ", b"num_train_epochs", b"trainer_state", b"WANDB_DISABLED", b"TRANSFORMERS_CACHE",
+    b"--report_to", b"VISIBLE_DEVICES", b"got forked", b"slow inference", b"slow speed", b"Params4bit",
+    b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
+    b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not",
 )  # fmt: skip
 """A line without any of these matters only while a traceback is open: a fast sieve for logs of gigabytes."""
 _RANK = re.compile(rb"\[(?:rank|default) ?(\d{1,6})\]:|\[\d+,(\d{1,6})\]<|^(\d{1,6}): ")

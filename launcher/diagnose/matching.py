@@ -22,6 +22,9 @@ NEEDS_A_FAILURE = ("cache-disk",)
 TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable"}
 """Failure by its error -> the one it is where a line that is no error told of that."""
 
+EXPLAINED = ((re.compile(r"Error no file named .{1,200} found in directory"), "zero3-no-gather"),)
+"""An error that may have many causes, and the failure that is its cause where the logs show its sign."""
+
 _FOLLOWS = re.compile(
     r"Connection (?:reset|closed|refused)|[Bb]roken pipe|Socket Timeout|Timed out waiting|store->get|"
     r"recvValue failed|sendBytes failed|NCCL error|ncclRemoteError|ncclSystemError|remote process exited|"
@@ -39,6 +42,10 @@ _LAUNCHER = re.compile(
 _HOST_KILLED = re.compile(r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY", re.IGNORECASE)
 _SURVIVED_STEPS = 3
 """Logged steps after an error that prove that training went on."""
+
+
+_HEAD, _END = 12_000, 4_000
+"""Characters of an error's text that patterns are applied to, from its beginning and its end."""
 
 
 @cache
@@ -63,16 +70,22 @@ def recognise_error(error: Error, registry: Sequence[Failure]) -> tuple[Failure,
     """The failure of an exception or of one that it was raised from, and that exception."""
     if not error.type and "\n" in error.message:  # several lines that may be the message
         for line in error.message.splitlines():
-            failure = recognise((line,), registry)
+            failure = recognise((_shortened(line),), registry)
             if failure is not None:
                 return failure, error
     for link in (error, *reversed(error.causes)):
         # A terminal's width, or the library that draws tracebacks, may have broken the message into lines.
-        texts = dict.fromkeys((link.message, link.headline, link.text(), " ".join(link.headline.split())))
+        message, headline, text = map(_shortened, (link.message, link.headline, link.text()))
+        texts = dict.fromkeys((message, headline, text, " ".join(headline.split())))
         failure = recognise(tuple(texts), registry)
         if failure is not None:
             return failure, link
     return None
+
+
+def _shortened(text: str) -> str:
+    """A message may be a whole list of weights; a pattern's time grows with more than its length."""
+    return text if len(text) <= _HEAD + _END else f"{text[:_HEAD]}\n{text[-_END:]}"
 
 
 def weight(error: Error) -> int:
@@ -82,7 +95,7 @@ def weight(error: Error) -> int:
         return 0
     if forms.KILLED.search(text) and not _is_plain_exception(error):
         return 2
-    if _LAUNCHER.search(text) or forms.EXITED.search(text):
+    if is_launchers(error):
         return 6
     if _TIMED_OUT.search(text):
         return 4
@@ -91,6 +104,11 @@ def weight(error: Error) -> int:
     if error.kind == "line":
         return 1
     return 5 if not (text or error.causes) else 0
+
+
+def is_launchers(error: Error) -> bool:
+    """Whether it is a launcher's, which tells that a process ended and not why."""
+    return bool(_LAUNCHER.search(error.headline) or forms.EXITED.search(error.headline))
 
 
 def _is_plain_exception(error: Error) -> bool:

@@ -17,6 +17,7 @@ from launcher.diagnose.findings import Edit
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_marks import parse_yaml
+from launcher.render.new_file import write_new
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -59,9 +60,7 @@ def write_mended(recipe: Path, folder: Path, changes: Mapping[str, Any]) -> Path
     """Write `NAME.mended.yaml` into `folder`. RecipeError when it exists, or would be no valid recipe."""
     target = folder / f"{recipe.stem}.mended.yaml"
     try:
-        text = mended_text(recipe.read_text("utf-8"), changes)
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_new(target, mended_text(recipe.read_text("utf-8"), changes))
     except FileExistsError:
         message, hint = "already exists and is never overwritten", "move it away, or use it"
         raise RecipeError(Problem("mended-exists", message, str(target), hint=hint)) from None

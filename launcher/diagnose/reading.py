@@ -160,15 +160,16 @@ def _said(text: str) -> list[str] | None:
     """The lines that one line of JSON says; None where it is no log's line."""
     try:
         record = json.loads(text)
-    except ValueError:  # cut, or quoted once more
+    except (ValueError, RecursionError):  # cut, or quoted once more
         if _ESCAPED not in text:
             return None
         return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")
     if _ESCAPED in text:  # wherever it stands in the record
         texts = [value for value in record.values() if isinstance(value, str)]
-        return [line for value in texts for line in value.splitlines()]
+        return [line for value in texts for line in value.encode("utf-8", "replace").decode().splitlines()]
     said = next((record[key] for key in _SAID if isinstance(record.get(key), str)), None)
-    return None if said is None else said.splitlines() or [""]
+    # Half a character, escaped, is valid JSON and cannot be printed.
+    return None if said is None else said.encode("utf-8", "replace").decode().splitlines() or [""]
 
 
 def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Learnt) -> Line:

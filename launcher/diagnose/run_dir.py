@@ -46,7 +46,7 @@ def earlier_bytes(folder: Path) -> dict[str, int]:
     try:
         bound = json.loads((folder / "environment.json").read_text("utf-8"))["bound"]
         return {str(name): int(size) for name, size in bound["log_bytes"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
 
@@ -56,7 +56,7 @@ def recorded_errors(folder: Path) -> list[Error]:
     for path in sorted((folder / "logs").glob("error-*.json")):
         try:
             record = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             found.append(_recorded(path, record))

@@ -30,7 +30,7 @@ OVERFLOWS = 20
 HANG_S = 1800.0
 """Seconds without a step after which training counts as one that never starts."""
 
-_ROW = re.compile(r"\{['\"](?:loss|step|epoch)['\"].*\}")
+_ROW = re.compile(r"\{[^{}]*['\"](?:loss|step|epoch)['\"][^{}]*\}")
 _PAIR = re.compile(r"['\"](\w+)['\"]: ['\"]?(-?(?:nan|inf|NaN|Infinity|[\d.]+(?:[eE][-+]?\d+)?))['\"]?")
 
 FLAT = Failure(
@@ -120,10 +120,10 @@ class Watch:
         for number, text in enumerate(lines, 1):
             try:
                 row = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and isinstance(row.get("loss"), int | float | str):
-                self.row(_numbers(row), Line(text, number, str(path)))
+            if isinstance(row, dict) and "loss" in (numbers := _numbers(row)):
+                self.row(numbers, Line(text, number, str(path)))
 
     def findings(self, registry: Sequence[Failure]) -> list[Finding]:
         """What is wrong with a run that printed no error and no success."""
@@ -179,6 +179,6 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     for key, value in row.items():
         try:
             values[key] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             continue
     return values

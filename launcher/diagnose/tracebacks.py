@@ -23,10 +23,12 @@ _MOST_STREAMS = 4096
 _MOST_FRAMES = 200
 _MOST_LOOSE = 10
 _LONGEST_SOURCE = 200
+_MOST_CAUSES = 50
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _ENDS_MESSAGE = re.compile(
     r"^\s*$|^\[?[EWIF](?:\d{3,4})? |^\[[EWI]\d|^\[(?:INFO|WARN|ERROR|DEBUG)|^(?:INFO|WARNING|ERROR|DEBUG)\b|"
-    r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^\*{4}|^\{'|^-{8}|^Exception ignored|^Killed"
+    r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^\*{4}|^\{'|^-{8}|"
+    r"^Exception ignored|^Killed|^\"{3}$"
 )
 
 
@@ -36,6 +38,8 @@ class _Open:
 
     active: bool = False
     ignored: bool = False
+    dumped: bool = False
+    """Whether its calls come innermost first."""
     frames: list[Frame] = field(default_factory=list)
     indent: int | None = None
     """Of its calls."""
@@ -128,6 +132,11 @@ class Errors:
             return
         if forms.IGNORED.match(text):
             state.ignored = True
+        elif forms.DUMP.match(text):
+            if state.active:
+                self._lost(state)
+            self._begin(state, line, wrapped=False)
+            state.dumped = True
         elif forms.HEADER.search(text):
             self._begin(state, line, wrapped=bool(forms.WRAPPED.search(text)))
         elif (frame := forms.FRAME.match(text) or forms.CELL_FRAME.match(text)) is not None:
@@ -171,7 +180,7 @@ class Errors:
         if not (wrapped or state.chained):
             state.pending = None
         state.active, state.frames, state.indent, state.loose = True, [], None, []
-        state.start, state.foreign, state.inside = line, 0, True
+        state.start, state.foreign, state.inside, state.dumped = line, 0, True, False
 
     def _frame(self, state: _Open, line: Line, found: re.Match[str]) -> None:
         if not state.active:
@@ -180,7 +189,8 @@ class Errors:
         state.inside, state.foreign = True, 0
         if len(state.frames) < _MOST_FRAMES:
             function = found["function"] or "<module>"
-            state.frames.append(Frame(found["file"], int(found["line"] or 0), function.strip()))
+            frame = Frame(found["file"], int(found["line"] or 0), function.strip())
+            state.frames.insert(0 if state.dumped else len(state.frames), frame)
 
     def _inside(self, state: _Open, line: Line, text: str) -> None:
         """A line while a traceback is open: source, marks, its end, or somebody else's."""
@@ -209,11 +219,11 @@ class Errors:
             state.frames[-1] = replace(state.frames[-1], source=code[:_LONGEST_SOURCE])
 
     def _outside(self, state: _Open, line: Line, text: str) -> None:
-        if forms.SUCCESS.search(text):
-            self.success[line.file] = line.order
-        if forms.STEP.search(text):
+        if forms.STEP.search(text):  # such a row may name `train_runtime` too
             self.steps[line.file] = self.steps.get(line.file, 0) + 1
             return
+        if forms.SUCCESS.search(text):
+            self.success[line.file] = line.order
         self._in_table |= "Root Cause (first observed" in text
         if self._in_table and (row := forms.TABLE_RANK.match(text)) is not None:
             self.root_rank = int(row.group(1)) if self.root_rank is None else self.root_rank
@@ -229,6 +239,8 @@ class Errors:
             self._line(line, text, "line")
         elif (told := forms.TOLD.match(text)) is not None:
             self._line(line, told["message"], "line", told["type"])
+        elif (stopped := forms.STOPPED.match(text)) is not None:
+            self._line(line, stopped["message"], "line")
 
     def _end(self, state: _Open, line: Line, name: str, message: str, kind: Kind = "traceback") -> None:
         """The exception's own line."""
@@ -241,7 +253,7 @@ class Errors:
         error = self._error(line, name, message, kind, frames)
         if state.chained and state.pending is not None:
             before = state.pending
-            error.causes = (*before.causes, replace(before, causes=()))
+            error.causes = _chain(before)
             error.direct = state.direct
         state.pending, state.chained = None, False
         state.ended, state.length, state.blank = error, 0, False
@@ -253,7 +265,7 @@ class Errors:
         if frames and start is not None and not state.ignored:
             error = self._error(start, "", "\n".join(dict.fromkeys(state.loose)), "traceback", frames)
             if state.pending is not None:
-                error.causes = (*state.pending.causes, replace(state.pending, causes=()))
+                error.causes = _chain(state.pending)
             self.add(error)
         state.ignored = False
 
@@ -284,3 +296,9 @@ class Errors:
             last=line.order,
             steps_before=self.steps.get(line.file, 0),
         )
+
+
+def _chain(error: Error) -> tuple[Error, ...]:
+    """An exception and those that it was raised from: of a long chain the first and the last ones."""
+    first, rest = error.causes[:1], error.causes[1:]
+    return (*first, *rest[2 - _MOST_CAUSES :], replace(error, causes=()))

@@ -13,13 +13,20 @@ _SECRETS = (
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"),
     re.compile(r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*"),  # a JSON web token
     re.compile(r"\b[0-9a-fA-F]{32,}\b"),  # wandb's keys are 40 hexadecimal digits
-    re.compile(r"(?i)(?<=bearer )[A-Za-z0-9._~+/=-]{8,}"),
+    re.compile(r"(?i)\b(?:bearer|basic) +[A-Za-z0-9._~+/=-]{8,}"),
 )
 _ASSIGNED = re.compile(
-    r"""(?ix)\b([A-Z0-9_]*(?:token|api_?key|secret|passw(?:or)?d|credential)[A-Z0-9_]*["']?\s*[=:]\s*["']?)
-    (?!\(set\))[^\s"',}]{4,}"""
+    r"""(?ix)(?<![A-Z0-9_-])([A-Z0-9_-]*
+    (?:token|api_?key|secret|passw(?:or)?d|passphrase|credential|signature|\bsig|\bpwd)
+    [A-Z0-9_-]*["']?\s*[=:]\s*["']?)(?!\(set\))[^\s"',}&]{4,}"""
 )
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+# To the last @ of the word: a password may hold an @ or a slash.
+_CREDENTIALS = re.compile(r"""(?<=://)[^\s"'<>]+@""")
+_OTHER_HOME = re.compile(r"(?i)(/(?:home|users)/)[^/\s:\"',<>]+")
+_SECRET_KEY = re.compile(
+    r"(?i)(?:token(?!izers)|secret|passw|passphrase|credential|cookie|(?:^|_)(?:key|auth|pw|pwd|pass|pat)(?:_|$))"
+)
+_HIDDEN = ("(set)", "")
 _MAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+")
 _MAC = re.compile(r"(?i)(?<![0-9a-f:-])[0-9a-f]{2}(?:[:-][0-9a-f]{2}){5}(?:[:-][0-9a-f]{2})*(?![0-9a-f:-])")
 _GPU = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F]+(?:-[0-9a-fA-F]+)*")
@@ -44,6 +51,7 @@ def redact(text: str, private: Private) -> str:
         text = text.replace(secret, "<secret>")
     for home in _longest_first(private.homes):
         text = re.sub(re.escape(home.rstrip("/")) + r"(?![\w-])", "~", text)
+    text = _OTHER_HOME.sub(r"\1<user>", text)
     text = _CREDENTIALS.sub("<secret>@", text)
     text = _ASSIGNED.sub(r"\1<secret>", text)
     for pattern in _SECRETS:
@@ -65,10 +73,17 @@ def redact_json(value: object, private: Private) -> object:
     if isinstance(value, str):
         return redact(value, private)
     if isinstance(value, Mapping):
-        return {redact(str(key), private): redact_json(inner, private) for key, inner in value.items()}
+        return {redact(str(key), private): _member(str(key), inner, private) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [redact_json(inner, private) for inner in value]
     return value
+
+
+def _member(key: str, value: object, private: Private) -> object:
+    """The value of a key, whose name may tell that it is a secret."""
+    if isinstance(value, str) and value not in _HIDDEN and _SECRET_KEY.search(key):
+        return "<secret>"
+    return redact_json(value, private)
 
 
 def _longest_first(names: Sequence[str]) -> list[str]:

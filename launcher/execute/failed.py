@@ -98,7 +98,7 @@ def _reported(run_dir: Path, reports: list[dict[str, Any]]) -> Problem:
 
 
 def _known(problem: Problem, finding: Finding) -> Problem:
-    """The problem with the known failure's name, cause and mend; the error's own words stay in it."""
+    """The problem with the known failure's id, title, cause and mend; the error's own words stay in it."""
     failure = finding.failure
     said = finding.error.headline.partition("\n")[0]
     rank = finding.first_rank
@@ -107,5 +107,5 @@ def _known(problem: Problem, finding: Finding) -> Problem:
     log = problem.file
     if rank is not None and problem.code == "run-failed" and log is not None:
         log = str(Path(log).with_name(f"rank-{rank}.log"))
-    message = f"{failure.title}: {failure.cause.rstrip('.')} ({said})"
+    message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({said})"
     return replace(problem, code=failure.id, message=message, file=log, hint=failure.mend)

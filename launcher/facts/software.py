@@ -22,6 +22,12 @@ PACKAGES = (
     "wandb",
 )
 
+OF_NO_EXTRA = {
+    "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the torch that is here
+    "liger_kernel": "pip install liger-kernel",
+}
+"""Module -> what installs it."""
+
 
 def installed_versions() -> dict[str, str]:
     """Package name -> version, with `python`; packages that are not installed are left out."""
@@ -37,11 +43,9 @@ def installed_versions() -> dict[str, str]:
 def require_modules(names: Iterable[str]) -> None:
     """MachineError when a module that a command needs is not installed."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
-    hints = []
-    if set(absent) - {"flash_attn"}:
-        hints.append(f"pip install 'effilaunch[{'train,dpo' if 'trl' in absent else 'train'}]'")
-    if "flash_attn" in absent:  # of no extra: it is built against the torch that is here
-        hints.append("pip install flash-attn --no-build-isolation")
     if absent:
+        hints = [OF_NO_EXTRA[name] for name in absent if name in OF_NO_EXTRA]
+        if set(absent) - OF_NO_EXTRA.keys():
+            hints.insert(0, f"pip install 'effilaunch[{'train,dpo' if 'trl' in absent else 'train'}]'")
         problem = Problem("package-missing", f"not installed: {', '.join(absent)}", hint="; ".join(hints))
         raise MachineError(problem)

@@ -72,7 +72,9 @@ ADAPTERS = (
         places=(
             Place("worker", "launcher.train.adapters:attach_adapter"),
             Place("fix", "non-reentrant-checkpointing"),
+            Place("diagnose"),
         ),
+        signs=(r"the use_reentrant parameter should be passed explicitly",),
         changes={"trainer.activation_checkpointing_kwargs": {"use_reentrant": False}},
     ),
     Failure(
@@ -97,7 +99,12 @@ ADAPTERS = (
         mend="nothing: the plan turns it off and the saved configuration gets it back",
         source="transformers/trainer.py (model.config.use_cache = args.use_cache)",
         versions="transformers>=5",
-        places=(Place("fix", "use-cache-off"), Place("worker", "launcher.train.outcome:save_outcome")),
+        places=(
+            Place("fix", "use-cache-off"),
+            Place("worker", "launcher.train.outcome:save_outcome"),
+            Place("diagnose"),
+        ),
+        signs=(r"`use_cache=True` is incompatible with (?:gradient|activation) checkpointing",),
         changes={"trainer.use_cache": False},
     ),
     Failure(
@@ -113,6 +120,7 @@ ADAPTERS = (
             # A warning that was made an error: it has calls below it.
             r"(?s)^FutureWarning: `gradient_checkpointing(?:_kwargs)?` is deprecated and will be.*\n  File ",
         ),
+        signs=(r"`gradient_checkpointing(?:_kwargs)?` is deprecated and will be",),
     ),
     Failure(
         id="checkpointing-unsupported",
@@ -122,8 +130,8 @@ ADAPTERS = (
         source="transformers/modeling_utils.py supports_gradient_checkpointing",
         places=(Place("refusal", "checkpointing-unsupported"), Place("diagnose")),
         patterns=(
-            r"\w+ does not support (?:activation|gradient) checkpointing\.",
-            r"\w+ is not compatible with gradient checkpointing",
+            r"\b\w+ does not support (?:activation|gradient) checkpointing\.",
+            r"\b\w+ is not compatible with gradient checkpointing",
         ),
         changes={"trainer.activation_checkpointing": False},
     ),
@@ -251,6 +259,7 @@ ADAPTERS = (
             r"size mismatch for base_model\.model\.[\w.]*?"
             r"(?:embed_tokens|embed_in|embed_out|lm_head|wte|word_embeddings|shared)[\w.]*: copying a param",
         ),
+        signs=(r"will assume that the vocabulary was not modified",),
     ),
     Failure(
         id="tied-weights-adapter",
@@ -266,6 +275,7 @@ ADAPTERS = (
         ),
         # A warning that was made an error: it has calls below it.
         patterns=(r"(?s)^UserWarning: .*`ensure_weight_tying` is not set to True.*\n  File ",),
+        signs=(r"`ensure_weight_tying` is not set to True",),
         changes={"adapter.ensure_weight_tying": True},
     ),
     Failure(

@@ -54,6 +54,7 @@ DATA = (
             r"(?s)^(?:RuntimeError: )?The expanded size of the tensor \(\d+\) must match the existing size.*"
             r"(?:position_ids|token_type_ids)\b.*\.expand\(",
         ),
+        signs=(r"Token indices sequence length is longer than the specified maximum",),
     ),
     Failure(
         id="labels-all-masked",
@@ -65,6 +66,7 @@ DATA = (
         source="transformers/trainer.py (logging_nan_inf_filter); torch.nn.functional.cross_entropy",
         places=(Place("refusal", "no-targets"), _GATE, Place("fix", "nan-shown-as-zero"), Place("diagnose")),
         patterns=(r"no token of the first batch carries loss",),
+        signs=(r"This instance will be ignored in loss calculation",),
     ),
     Failure(
         id="ragged-labels",
@@ -126,7 +128,8 @@ DATA = (
         "info line.",
         mend="keep one of the two",
         source="transformers/trainer.py set_initial_training_values",
-        places=(Place("refusal", "conflict"),),
+        places=(Place("refusal", "conflict"), Place("diagnose")),
+        signs=(r"max_steps is given, it will override any value given in num_train_epochs",),
     ),
     Failure(
         id="zero-steps",

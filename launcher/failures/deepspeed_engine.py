@@ -103,7 +103,10 @@ DEEPSPEED_ENGINE = (
         places=(
             Place("worker", "launcher.render.ds_config:_zero"),
             Place("lint", "ds-zero3-no-gather"),
+            Place("diagnose"),
         ),
+        patterns=(r"Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save`",),
+        signs=(r"stage3_gather_16bit_weights_on_model_save=false",),
     ),
     Failure(
         id="zero3-auto-batch",
@@ -132,7 +135,10 @@ DEEPSPEED_ENGINE = (
         mend="name nvme_path on a local disk, or offload to cpu",
         source="deepspeed/runtime/zero/partition_parameters.py",
         places=(Place("refusal", "unsupported"), Place("lint", "ds-nvme-path-missing"), Place("diagnose")),
-        patterns=(r'"nvme_path" in DeepSpeed Config cannot be None',),
+        patterns=(
+            r'"nvme_path" in DeepSpeed Config cannot be None',
+            r"(?s)not NoneType\n.*\bin _configure_tensor_swapping\b",
+        ),
         changes={"sharding.offload_optimizer": "cpu", "sharding.offload_param": "none"},
     ),
 )

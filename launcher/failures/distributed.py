@@ -37,7 +37,8 @@ DISTRIBUTED = (
         "CUDA_VISIBLE_DEVICES and trains on devices that were not meant, perhaps somebody else's.",
         mend="name the devices with --include localhost:IDS, as `effilaunch run` does",
         source="deepspeed/launcher/runner.py main",
-        places=(_DEVICES,),
+        places=(_DEVICES, Place("diagnose")),
+        signs=(r"Detected (?:CUDA_)?VISIBLE_DEVICES=\S+ but ignoring it because",),
     ),
     Failure(
         id="include-and-num-gpus",
@@ -129,7 +130,10 @@ DISTRIBUTED = (
         places=(
             Place("worker", "launcher.plan.decide:decide_launcher"),
             Place("worker", "launcher.render.command:render_env"),
+            Place("diagnose"),
         ),
+        # A failure may show it: only nn.DataParallel has replicas.
+        patterns=(r"Caught \w+ in replica \d+ on device \d+",),
     ),
     Failure(
         id="accelerate-default-config",
@@ -216,7 +220,8 @@ DISTRIBUTED = (
         "that runs on the CPU.",
         mend="set OMP_NUM_THREADS to cores / processes, as the plan does where work is on the CPU",
         source="torch/distributed/run.py config_from_args",
-        places=(Place("worker", "launcher.plan.arguments:decide_runtime"),),
+        places=(Place("worker", "launcher.plan.arguments:decide_runtime"), Place("diagnose")),
+        signs=(r"Setting OMP_NUM_THREADS environment variable for each process to be 1\b",),
     ),
     Failure(
         id="tokenizers-fork",
@@ -225,7 +230,8 @@ DISTRIBUTED = (
         "with a warning, or deadlocks.",
         mend="set TOKENIZERS_PARALLELISM=false, as the plan does",
         source="huggingface/tokenizers TOKENIZERS_PARALLELISM",
-        places=(Place("worker", "launcher.plan.arguments:decide_runtime"),),
+        places=(Place("worker", "launcher.plan.arguments:decide_runtime"), Place("diagnose")),
+        signs=(r"The current process just got forked, after parallelism has already been used",),
     ),
     Failure(
         id="notebook-cuda-init",

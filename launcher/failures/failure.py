@@ -38,4 +38,6 @@ class Failure:
     versions: str = "*"
     """Where it is true, as `holds` reads it."""
     patterns: tuple[str, ...] = ()
+    signs: tuple[str, ...] = ()
+    """As `patterns`, for lines that a run prints which goes on: they are noticed, and are no failure."""
     changes: Mapping[str, Any] = field(default_factory=dict)

@@ -31,7 +31,12 @@ HUB = (
         mend="write trainer.report_to: none",
         source="huggingface/transformers#41375",
         versions="transformers>=5",
-        places=(_ENVIRONMENT, Place("doctor", "environment")),
+        places=(
+            _ENVIRONMENT,
+            Place("doctor", "environment"),
+            Place("diagnose"),
+        ),
+        signs=(r"Using the `WANDB_DISABLED` environment variable is deprecated",),
         changes={"trainer.report_to": "none"},
     ),
     Failure(
@@ -41,7 +46,8 @@ HUB = (
         mend="name the tracker: trainer.report_to: wandb",
         source="transformers/training_args.py report_to",
         versions="transformers>=5",
-        places=(Place("worker", "launcher.plan.arguments:decide_trainer"),),
+        places=(Place("worker", "launcher.plan.arguments:decide_trainer"), Place("diagnose")),
+        signs=(r"The default value for the training argument `--report_to` will change",),
     ),
     Failure(
         id="report-to-unknown",
@@ -51,7 +57,7 @@ HUB = (
         mend="write trainer.report_to as one of the names that the message lists, or none",
         source="transformers/integrations/integration_utils.py get_reporting_integration_callbacks",
         places=(Place("refusal", "wrong-choice"), Place("diagnose")),
-        patterns=(r"\w+ is not supported, only azure_ml, ",),
+        patterns=(r"\b\w+ is not supported, only azure_ml, ",),
         changes={"trainer.report_to": "none"},
     ),
     Failure(
@@ -148,6 +154,11 @@ HUB = (
         mend="set HF_HUB_CACHE (or HF_HOME) in its place",
         source="huggingface_hub/constants.py HF_HUB_CACHE",
         versions="transformers>=5",
-        places=(_ENVIRONMENT, Place("doctor", "environment")),
+        places=(
+            _ENVIRONMENT,
+            Place("doctor", "environment"),
+            Place("diagnose"),
+        ),
+        signs=(r"Using `(?:TRANSFORMERS_CACHE|PYTORCH_\w+_CACHE)` is deprecated",),
     ),
 )

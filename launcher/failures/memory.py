@@ -36,7 +36,9 @@ MEMORY = (
         ),
         # The message alone does not say where: the calls below it do.
         patterns=(
-            r"(?s)(?:out of memory\. Tried to allocate|CUDA error: out of memory).*\n.*\bin "
+            r"(?s)(?:out of memory\. Tried to allocate|CUDA error: out of memory|DefaultCPUAllocator: |"
+            r"^(?:torch\.(?:cuda\.)?)?OutOfMemoryError\b).*\n.*"
+            r"\bin "
             r"(?:evaluation_loop|prediction_loop|prediction_step|evaluate|_evaluate|_loglikelihood_tokens|"
             r"torch_pad_and_concatenate|nested_concat|nested_numpify|gather_for_metrics)\b",
         ),
@@ -58,7 +60,7 @@ MEMORY = (
         ),
         patterns=(
             r"(?s)out of memory\. Tried to allocate.*\n.*(?:\bin (?:ForCausalLMLoss|ForMaskedLMLoss|"
-            r"fixed_cross_entropy|cross_entropy|log_softmax|selective_log_softmax)\b|"
+            r"fixed_cross_entropy|cross_entropy|log_softmax|selective_log_softmax)\b|_cross_entropy\(|"
             r"logits = logits\.(?:float\(\)|to\(torch\.float32\)))",
         ),
         changes={"trainer.per_device_train_batch_size": 1},

@@ -64,7 +64,8 @@ QUANTIZATION = (
         "exact of its choices.",
         mend="use nf4 with a 16-bit compute_dtype, as the plan does",
         source="bitsandbytes/nn/modules.py; transformers/utils/quantization_config.py",
-        places=(Place("worker", "launcher.plan.decide:decide_weights"),),
+        places=(Place("worker", "launcher.plan.decide:decide_weights"), Place("diagnose")),
+        signs=(r"bnb_4bit_compute_d?type=torch\.float32 \(default\)",),
         changes={"model.quantization": "nf4"},
     ),
     Failure(
@@ -108,7 +109,7 @@ QUANTIZATION = (
         mend="drop `model.device_map`, or start one process",
         source="accelerate/accelerator.py prepare_model",
         places=(Place("fix", "device-map-distributed"), Place("diagnose")),
-        patterns=(r"in 8-bit(?: or 4-bit)? precision on multiple devices in any distributed mode",),
+        patterns=(r"in 8-bit(?: or 4-bit)? precision on multiple devices\b",),
         changes={"model.device_map": None},
     ),
     Failure(
@@ -173,6 +174,7 @@ QUANTIZATION = (
             r"Cannot flatten integer dtype tensors",
             r"Must flatten tensors with uniform dtype but got .{0,80}torch\.u?int8",
         ),
+        signs=(r"non-floating frozen Params4bit",),
         changes={"sharding.engine": "deepspeed"},
     ),
     Failure(
@@ -201,7 +203,7 @@ QUANTIZATION = (
             r"Configured CUDA binary not found at ",
             r"Could not find the bitsandbytes CUDA binary",
             r"Could not load bitsandbytes native library",
-            r"libbitsandbytes_\w+\.so: (?:cannot open shared object file|undefined symbol)",
+            r"libbitsandbytes_\w{1,40}\.so: (?:cannot open shared object file|undefined symbol)",
             r"(?:'NoneType' object|module 'bitsandbytes\S*') has no attribute "
             r"'c(?:quantize|dequantize|gemm|igemm|adam|lion|get)\w*'",
             r"name 'str2optimizer\w+' is not defined",

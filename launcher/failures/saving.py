@@ -55,7 +55,10 @@ SAVING = (
         "run from its weights",
         source="transformers/integrations/deepspeed.py deepspeed_load_checkpoint",
         places=(Place("refusal", "checkpoint-without-states"), Place("diagnose")),
-        patterns=(r"Can't find a valid checkpoint at ",),
+        patterns=(
+            r"Can't find a valid checkpoint at ",
+            r"No such file or directory: '\S*checkpoint-\d+/(?:scheduler|optimizer)\.pt'",
+        ),
         changes={"trainer.save_only_model": False},
     ),
     Failure(
@@ -103,7 +106,8 @@ SAVING = (
         "wrong rows; it only warns.",
         mend="restore the values that the run began with, or start a new run",
         source="transformers/trainer_utils.py compare_trainer_and_checkpoint_args",
-        places=(_DIFFERS,),
+        places=(_DIFFERS, Place("diagnose")),
+        signs=(r"do not match the ones in the `{1,2}trainer_state\.json`{1,2}",),
     ),
     Failure(
         id="best-strategy",
@@ -139,7 +143,8 @@ SAVING = (
         "restored at the end.",
         mend="drop trainer.load_best_model_at_end, or train a LoRA adapter",
         source="transformers/trainer.py _load_best_model; huggingface/peft#2256",
-        places=(Place("refusal", "wrong-choice"),),
+        places=(Place("refusal", "wrong-choice"), Place("diagnose")),
+        patterns=(r"When using prompt learning PEFT methods such as \w+, setting load_best_model_at_end",),
     ),
     Failure(
         id="shared-tensors",

@@ -13,8 +13,8 @@ from launcher.lint.positions import Document, read_json
 from launcher.lint.types import check_autos, check_types
 from launcher.lint.unknown import check_keys
 
-LARGEST = 1_000_000
-"""Bytes; the largest ds_config that anybody has is a hundredth of it."""
+LARGEST = 100_000
+"""Bytes; the largest ds_config that anybody has is a tenth of it."""
 MOST = 500
 """Findings that one rule may have; nobody reads more."""
 Rule = Callable[[Document], Iterator[Finding]]
@@ -39,7 +39,7 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
 def decoded(raw: bytes, file: str) -> tuple[str | None, Finding | None]:
     """The text of a file, or the one finding that says why there is none."""
     if len(raw) > LARGEST:
-        return None, _whole(file, f"{len(raw)} bytes are no ds_config")
+        return None, _whole(file, f"more than {LARGEST} bytes are no ds_config")
     if b"\0" in raw:
         return None, _whole(file, "a binary file (or UTF-16), not JSON in UTF-8")
     try:

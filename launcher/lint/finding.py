@@ -6,6 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
+_LONGEST = 2000
+"""Characters of a text that are shown; a key may be as long as its file."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, with escapes for what a terminal would not show; the end of a long one is cut."""
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +50,5 @@ class Finding:
         return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
-        text = f"{self.file}:{self.line}:{self.column}: {self.code}: {self.message}"
+        text = f"{printable(self.file)}:{self.line}:{self.column}: {self.code}: {self.message}"
         return f"{text} ({self.hint})" if self.hint else text

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from launcher.lint.finding import Edit, Finding, Severity
+from launcher.lint.finding import Edit, Finding, Severity, printable
 
 DEEPEST = 64
 MOST = 500
-"""Duplicate keys that are told one by one."""
+"""Duplicate keys, comments and the like that are told one by one."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.+-])")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -127,11 +127,6 @@ class Document:
         return () if holder is None or member is None else removal(holder, member)
 
 
-def printable(text: str) -> str:
-    """The text on one line, with escapes for what a terminal would not show."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def removal(holder: Node, member: Member) -> tuple[Edit, ...]:
     """The edit that takes `member` out of the object that holds it."""
     members = holder.members or []
@@ -206,7 +201,8 @@ class _Reader:
         return root
 
     def note(self, offset: int, path: str, code: str, message: str, *edits: Edit) -> None:
-        self.into.findings.append(self.into.found(offset, path, code, message, edits=edits))
+        if len(self.into.findings) < MOST:
+            self.into.findings.append(self.into.found(offset, path, code, message, edits=edits))
 
     def skip(self, path: str) -> None:
         """Go over blanks, and over comments with a finding each."""

@@ -14,7 +14,10 @@ from launcher.lint.positions import Document, Member, Node, join
 from launcher.lint.vocabulary import Row
 from launcher.recipe.suggestions import close_key
 
-_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+# No two neighbours of it match the same digits: a long text is refused in one pass.
+_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_LONGEST_NUMBER = 40
+"""Digits; what is longer is no setting, and would lose its last ones as a decimal number."""
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # DeepSpeed's other spellings of the types of communication_data_type.
 _FLOATS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
@@ -215,7 +218,9 @@ def _number_text(spot: _Spot, expected: str, *, lax: bool) -> Finding:
     """ "8" for 8."""
     text = spot.value.strip().replace("_", "")
     whole = re.fullmatch(r"[-+]?[0-9]+", text) is not None
-    number = int(text) if whole and len(text) < 40 else float(text)
+    if len(text) > _LONGEST_NUMBER or not math.isfinite(float(text)):
+        return spot.found("ds-wrong-type", expected, "write a number in the usual range")
+    number = int(text) if whole else float(text)
     new = str(number)
     if isinstance(number, float) and number.is_integer() and "int" in spot.row["types"]:
         new = str(int(number))

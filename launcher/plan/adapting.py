@@ -19,6 +19,7 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import plan_first
+from launcher.plan.profile import FROM_PROFILE
 from launcher.plan.search import search
 from launcher.recipe.changes import with_changes
 from launcher.recipe.loading import LoadedRecipe
@@ -163,7 +164,15 @@ def _kept(loaded: LoadedRecipe, failed: Plan) -> Changes:
     }
     if loaded.recipe.model.quantization == "auto":
         kept["model.quantization"] = job.quantization
-    return kept
+    # What a base profile says it goes on saying, a recipe may have no word for it (nvme).
+    return {key: value for key, value in kept.items() if key not in _of_profile(failed)}
+
+
+def _of_profile(plan: Plan) -> dict[str, Any]:
+    """The settings, of those that are changed here, that the base profile says."""
+    keys = (_STAGE, _OPTIMIZER, _PARAM)
+    said = {key: plan.settings[key] for key in keys if key in plan.settings}
+    return {key: setting.value for key, setting in said.items() if setting.reason == FROM_PROFILE}
 
 
 def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
@@ -209,6 +218,14 @@ def _smaller_evaluation(failed: Plan) -> Iterator[tuple[Changes, str]]:
 
 
 def _shared_out(failed: Plan) -> Iterator[tuple[Changes, str]]:
+    """What shares out more, as far as the base profile leaves it open."""
+    said = _of_profile(failed)
+    for change, reason in _sharings(failed):
+        if all(change.get(key, value) == value for key, value in said.items()):
+            yield change, reason
+
+
+def _sharings(failed: Plan) -> Iterator[tuple[Changes, str]]:
     """More ranks that share, then the host's memory; a CPU has no other memory to move to."""
     job = failed.job
     stage = job.zero_stage if job.engine == "deepspeed" else 0

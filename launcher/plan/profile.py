@@ -22,6 +22,8 @@ OWNED = {
 }
 # optimizer.params key -> TrainingArguments field that must say the same.
 OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+FROM_PROFILE = "from the base profile"
+"""The reason of a setting that the profile says."""
 
 
 def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
@@ -43,7 +45,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
             problems.append(_conflict(draft, f"zero_optimization.{key}", value, setting))
         else:
             origin = draft.place("sharding.config")[0] or "sharding.config"
-            draft.put(setting, value, "from the base profile", source="recipe", by=origin)
+            draft.put(setting, value, FROM_PROFILE, source="recipe", by=origin)
     precision = draft.get("precision")
     for kind in ("bf16", "fp16"):
         value = flat.get(f"{kind}.enabled")
@@ -71,7 +73,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
     extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
     if problems:
         raise RecipeError(problems)
-    draft.put_recipe("deepspeed.profile", extras, "from the base profile")
+    draft.put_recipe("deepspeed.profile", extras, FROM_PROFILE)
 
 
 def profile_value(profile: Mapping[str, Any], dotted: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.diagnose.findings import Diagnosis, Edit, Error, Finding, Unknown
+from launcher.lint.finding import printable
 
 _OUTER, _INNER = 2, 6
 """Calls that are shown of a long traceback: at its beginning and at its end."""
@@ -17,7 +18,7 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     blocks = [_finding(finding, diagnosis.ranks) for finding in diagnosis.findings]
     blocks += [_unknown(unknown, diagnosis.ranks) for unknown in diagnosis.unknown]
     if not blocks:
-        return "no failure found\n"
+        return "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
     return "\n".join(blocks)
 
 
@@ -43,8 +44,16 @@ def _finding(finding: Finding, total: int) -> str:
     lines = [f"{failure.id}: {failure.title}{_whose(finding.ranks, finding.first_rank, total)}"]
     lines += [f"  cause: {failure.cause}", f"  mend: {failure.mend}"]
     if finding.recipe:
-        lines += ["  recipe:", *(f"    {_edit(edit)}" for edit in finding.recipe)]
+        lines += ["  recipe:", *(f"    {edit_text(edit)}" for edit in finding.recipe)]
     return "\n".join(lines) + "\n\n" + _error(finding.error)
+
+
+def _noticed(finding: Finding) -> str:
+    failure, error = finding.failure, finding.error
+    return (
+        f"\nnoticed {failure.id}: {failure.title}\n  cause: {failure.cause}\n  mend: {failure.mend}\n"
+        f"  in {error.file}:{error.line}\n"
+    )
 
 
 def _unknown(unknown: Unknown, total: int) -> str:
@@ -59,7 +68,8 @@ def _whose(ranks: Sequence[int], first: int | None, total: int) -> str:
     return f" ({text}, first rank {first})" if len(ranks) > 1 and first is not None else f" ({text})"
 
 
-def _edit(edit: Edit) -> str:
+def edit_text(edit: Edit) -> str:
+    """`recipe.yaml:5: model.dtype: float16 -> float32`."""
     place = f"{edit.file}:{edit.line}" if edit.line else edit.file
     if edit.new is None:
         return f"{place}: {edit.path}: take out {_value(edit.old)}"
@@ -74,10 +84,10 @@ def _value(value: Any) -> str:
 
 def _error(error: Error) -> str:
     """The traceback with the middle of a long one left out, and where it stands."""
-    place = f"  in {error.file}:{error.line}\n" if error.file else ""
-    calls = [f"    {f.file}:{f.line} in {f.function}" for f in error.frames]
+    place = f"  in {printable(error.file)}:{error.line}\n" if error.file else ""
+    calls = [printable(f"    {f.file}:{f.line} in {f.function}") for f in error.frames]
     if len(calls) > _OUTER + _INNER + 1:
         left_out = len(calls) - _OUTER - _INNER
         calls = [*calls[:_OUTER], f"    … {left_out} more calls", *calls[-_INNER:]]
-    message = "\n".join(f"  {line}" for line in error.headline.splitlines())
+    message = "\n".join(f"  {printable(line)}" for line in error.headline.splitlines())
     return place + "".join(call + "\n" for call in calls) + message + "\n"

@@ -245,7 +245,8 @@ def find_checkpoint(job: Job) -> Path | None:
 
 def _last_checkpoint(folder: Path) -> Path | None:
     """The last complete checkpoint: the Trainer writes its state behind everything else."""
-    steps = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()}
+    numbered = ((path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*"))
+    steps = {int(number): path for number, path in numbered if number.isdigit()}
     for step in sorted(steps, reverse=True):
         if (steps[step] / "trainer_state.json").is_file():
             return steps[step]

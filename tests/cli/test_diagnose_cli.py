@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.cli import main
+from launcher.commands.running import with_recipe_lines
 from launcher.errors import MachineError, RunFailed
 from launcher.execute.failed import run_failure
 
@@ -153,9 +154,29 @@ def test_a_failed_run_is_named_after_the_known_failure(run_dir):
     assert error.exit_code == 5
     (problem,) = error.problems
     assert problem.code == "fp16-unscale"
+    assert problem.message.startswith("fp16-unscale: GradScaler met fp16 gradients. ")
     assert "rank 1 failed first: ValueError: Attempting to unscale FP16 gradients." in problem.message
     assert problem.hint == "load the weights in fp32, or train an adapter (kept in fp32) over fp16 weights"
     assert problem.file == str(run_dir / "logs" / "rank-1.log")
+
+
+def test_a_failed_run_names_the_lines_of_its_recipe(run_dir):
+    report(run_dir, 1, UNSCALE)
+    recipe = run_dir.parent / "mine.yaml"
+    failure = with_recipe_lines(run_failure(run_dir, 1, "launcher.log"), recipe, run_dir)
+    (problem,) = failure.problems
+    assert (failure.exit_code, problem.code) == (5, "fp16-unscale")
+    assert problem.hint.endswith(
+        f"`effilaunch diagnose {run_dir} --apply` changes {recipe}:5: model.dtype: float16 -> float32"
+    )
+
+
+def test_a_failed_run_that_no_change_of_the_recipe_mends_names_no_line(run_dir):
+    report(run_dir, 1, "RuntimeError: Weights only load failed")
+    (run_dir / "logs" / "rank-1.log").write_text("")
+    known = run_failure(run_dir, 1, "launcher.log")
+    assert known.problems[0].code == "rng-weights-only"
+    assert with_recipe_lines(known, run_dir.parent / "mine.yaml", run_dir) is known
 
 
 def test_a_worker_that_was_killed_without_a_word(run_dir):

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import types
+from functools import partial
 from typing import Any
 
 with socket.socket() as probe:
@@ -144,6 +145,8 @@ def swapped() -> dict[str, Any]:
     }.items():
         swapped = map_pytorch_optim_to_deepspeed(optimizer)
         found[name] = {"class": type(swapped).__name__, **made}
+    for name, optimizer in {"adagrad": torch.optim.Adagrad(weights), "lion": bnb.Lion32bit(weights)}.items():
+        found[name] = said(partial(map_pytorch_optim_to_deepspeed, optimizer))
     return found
 
 

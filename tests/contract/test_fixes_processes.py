@@ -93,11 +93,13 @@ def test_zero3_refuses_auto_find_batch_size(model):
 
 
 def test_offload_swaps_the_optimizer(model):
-    """DeepSpeedCPUAdam stands in for every optimizer; only for AdamW with its decoupled weight decay."""
+    """DeepSpeedCPUAdam stands in; only for AdamW with its decoupled weight decay. Others it cannot build."""
     found = under_deepspeed(model)["swapped"]
     assert found["adamw"] == {"class": "DeepSpeedCPUAdam", "adamw_mode": True}
     for other in ("adafactor", "adamw 8-bit"):
         assert found[other] == {"class": "DeepSpeedCPUAdam", "adamw_mode": False}
+    for other in ("adagrad", "lion"):
+        assert "unexpected keyword argument 'adamw_mode'" in found[other]
 
 
 def test_parameters_are_offloaded_at_stage_3_only(model):

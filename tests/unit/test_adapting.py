@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 import pytest
 from factories import BASE, facts, recipe
 
 from launcher.facts.hardware import parse_hardware
+from launcher.failures import FAILURES
+from launcher.failures.memory import MEMORY
+from launcher.plan import adapting
 from launcher.plan.adapting import adapt, is_out_of_memory, moment_of, ways_out
 from launcher.plan.planner import make_plan
 
@@ -15,10 +19,20 @@ FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
 SMALL = "huggyllama/llama-7b"
 
 
-def tries(folder, on="8xA100-80GB", text=BASE, *, moment="training", host_bytes=None, **overrides):
+def tries(
+    folder, on="8xA100-80GB", text=BASE, *, moment="training", host_bytes=None, profile=None, **overrides
+):
     """The first plan, and every adaptation after it until nothing is left."""
+    if profile is not None:
+        overrides["sharding__config"] = str(profile)
     loaded = recipe(folder, text, **overrides)
-    told = facts(on, SMALL, loaded.recipe.task, host_bytes=host_bytes)
+    told = facts(
+        on,
+        SMALL,
+        loaded.recipe.task,
+        host_bytes=host_bytes,
+        profile=None if profile is None else json.loads(profile.read_text("utf-8")),
+    )
     failed = first = make_plan(loaded, told)
     found, before = [], {}
     while (step := adapt(loaded, told, failed, before=before, moment=moment)) is not None:
@@ -142,6 +156,19 @@ def test_offload_that_the_host_cannot_hold_is_passed_over(tmp_path):
     assert little == []
 
 
+def test_what_a_base_profile_says_stays(tmp_path, root):
+    """Its offload to NVMe, which a recipe cannot say, and its stage, which the plan may not contradict."""
+    given = {"global_batch_size": 16, "trainer__per_device_train_batch_size": 2}
+    first, found = tries(tmp_path, text=FULL, profile=root / "ds_configs" / "zero3_nvme.json", **given)
+    assert ways_out(first) == ["micro-batch 1", "activation checkpointing"]
+    assert [step.plan.batch.micro for step in found] == [1, 1]
+    assert {(s.plan.job.offload_optimizer, s.plan.job.offload_param) for s in found} == {("nvme", "nvme")}
+    first, found = tries(tmp_path, text=FULL, profile=root / "ds_configs" / "zero2.json", **given)
+    assert ways_out(first) == ["micro-batch 1", "activation checkpointing", "offload"]
+    assert {step.plan.job.zero_stage for step in found} == {2}
+    assert found[-1].plan.job.offload_optimizer == "cpu"
+
+
 def test_an_evaluation_that_ran_out_of_memory_leaves_training_alone(tmp_path):
     text = BASE.replace("max_length: 512}", "max_length: 512, eval: {split: 0.1}}")
     first, found = tries(
@@ -173,6 +200,15 @@ def test_while_loading_no_batch_matters(tmp_path):
 )
 def test_which_failures_adapting_can_mend(failure, on, adapts):
     assert is_out_of_memory(failure, parse_hardware(on)) is adapts
+
+
+def test_the_failures_that_it_mends_are_known_by_these_ids():
+    mended = {*adapting._DEVICE_FAILURES, adapting._HOST_FAILURE}
+    assert mended <= {failure.id for failure in FAILURES}
+    by_itself = {failure.id for failure in MEMORY if "auto_find_batch_size" not in failure.mend}
+    assert by_itself == adapting._DEVICE_FAILURES, (
+        "every failure of device memory but upstream's own adapting"
+    )
 
 
 @pytest.mark.parametrize(

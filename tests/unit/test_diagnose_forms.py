@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from launcher.diagnose.examine import Examination
+from launcher.diagnose.examine import Examination, diagnose
+from launcher.errors import RecipeError
 from launcher.failures.failure import Failure
 
 REGISTRY = tuple(
@@ -137,3 +138,56 @@ KeyboardInterrupt
 def test_a_warning_that_a_model_is_wrapped_twice_is_a_failure_of_its_own():
     said = "mapping_func.py:148: UserWarning: You are trying to modify a model with PEFT for a second time.\n"
     assert name_of(see(said + "{'train_runtime': 12.3}\n")) == "double-peft"
+
+
+TABLE = """Traceback (most recent call last):
+  File "/venv/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+"""
+
+
+def test_behind_the_launchers_error_stands_what_the_process_said():
+    text = f"error: hooks.py:4: python: the hook Mine.on_step_end raised RuntimeError: my own\n{TABLE}"
+    (unknown,) = see(text).unknown
+    assert unknown.error.message.startswith("error: hooks.py:4")
+    (alone,) = see(TABLE).unknown
+    assert alone.error.type.endswith("ChildFailedError")
+
+
+def test_a_step_that_tells_its_runtime_is_no_success():
+    row = "{'loss': '6.9', 'grad_norm': '1.3', 'train_runtime': '0.32'}\n"
+    killed = "job.sh: line 3: 71 Segmentation fault (core dumped) python train.py\n"
+    assert name_of(see(row + killed)) == "unknown"
+    assert name_of(see("{'train_runtime': '9.1', 'train_loss': '6.9'}\n" + killed)) is None
+
+
+def test_the_quotes_that_end_a_quoted_traceback_are_no_message():
+    quoted = '"""\n' + TRACEBACK.replace(OOM, "KeyError: 'prompt'") + '"""\n'
+    (unknown,) = see(quoted).unknown
+    assert unknown.error.message == "'prompt'"
+
+
+def write_run(folder, message):
+    (folder / "logs").mkdir(parents=True)
+    (folder / "plan.json").write_text("{}")
+    (folder / "logs" / "launcher.log").write_text(TABLE)
+    record = {"type": "ValueError", "message": message, "traceback": "", "rank": 0, "time": 1.0}
+    (folder / "logs" / "error-rank-0.json").write_text(json.dumps(record))
+
+
+def test_the_one_run_directory_below_a_folder_is_taken(tmp_path):
+    write_run(tmp_path / "recipe" / "20261122T0800Z", "nobody knows this")
+    for folder in (tmp_path, tmp_path / "recipe"):
+        (unknown,) = diagnose([str(folder)], REGISTRY).unknown
+        assert unknown.error.message == "nobody knows this"
+
+
+def test_of_several_run_directories_one_has_to_be_named(tmp_path):
+    for name in ("one", "two"):
+        write_run(tmp_path / name, "nobody knows this")
+    with pytest.raises(RecipeError, match="2 run directories") as caught:
+        diagnose([str(tmp_path)], REGISTRY)
+    assert "the latest is" in caught.value.problems[0].hint

@@ -37,13 +37,20 @@ PRIVATE = Private(
         "Authorization: Bearer abcdefghijkl",
         "ghp_abcdefghijklmnopqrst",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIi.sig",
+        "postgres://u:sword@fish/swordfish@db/x",
+        "postgres://fish/swordfish@db/x",
+        "https://hub.example/x?a=b&sig=swordfish&X-Amz-Signature=swordfish",
+        "Basic YWJjZGVmZ2hpag==abcdefghij",
+        "/home/bob/lib:/nas/users/bob",
+        "/Users/Bob/x",
+        "passphrase: swordfish",
     ],
 )
 def test_what_is_private_goes(text):
     kept = redact(text, PRIVATE).lower()
     for private in (
         "hf_a", "0123", "swordfish", "horse", "alice", "gpu-box", "20.30", "ff:fe", "db8", "42:ac", "8f2b",
-        "bob", "abcdefghij", "eyjh",
+        "bob", "abcdefghij", "eyjh", "fish/",
     ):  # fmt: skip
         assert private not in kept, kept
     assert "<" in kept or "~" in kept
@@ -60,7 +67,7 @@ def test_what_is_private_goes(text):
         "cpu_adam, fused_adam",
         "29500 is free",
         "TOKENIZERS_PARALLELISM false",
-        "/home/alicebob".replace("alicebob", "bobalice"),
+        "/data/bobalice",
         "HF_TOKEN=(set)",
     ],
 )
@@ -69,12 +76,28 @@ def test_what_is_needed_stays(text):
 
 
 def test_a_home_of_another_user_whose_name_begins_alike_is_no_tilde():
-    assert redact("/home/alice2/x", PRIVATE) == "/home/alice2/x"
+    assert redact("/home/alice2/x", PRIVATE) == "/home/<user>/x"
 
 
 def test_json_is_redacted_in_keys_and_depth():
     value = {"alice": [{"path": "/home/alice/x"}, 3, None, True], "n": ("10.0.0.1",)}
     assert redact_json(value, PRIVATE) == {"<user>": [{"path": "~/x"}, 3, None, True], "n": ["<address>"]}
+
+
+def test_the_name_of_a_key_tells_that_its_value_is_a_secret():
+    value = {
+        "HF_TOKEN": "(set)",
+        "DS_PW": "short",
+        "NCCL_AUTH": "a b",
+        "api_key": 3,
+        "WANDB_PASSPHRASE": "x y",
+    }
+    assert redact_json(value, PRIVATE) == {
+        "HF_TOKEN": "(set)", "DS_PW": "<secret>", "NCCL_AUTH": "<secret>", "api_key": 3,
+        "WANDB_PASSPHRASE": "<secret>",
+    }  # fmt: skip
+    kept = {"TOKENIZERS_PARALLELISM": "false", "hub_login": True, "path": "/data", "keys": "a", "author": "c"}
+    assert redact_json(kept, PRIVATE) == kept
 
 
 def test_nothing_private_changes_nothing():

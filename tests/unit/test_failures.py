@@ -281,7 +281,7 @@ def test_an_entry_says_what_where_and_what_to_do(failure):
 def test_what_has_patterns_is_diagnosed_and_the_other_way_round():
     by_symptoms = {"nan-shown-as-zero"}
     diagnosed = {f.id for f in FAILURES if any(place.kind == "diagnose" for place in f.places)}
-    assert diagnosed == {f.id for f in FAILURES if f.patterns} | by_symptoms
+    assert diagnosed == {f.id for f in FAILURES if f.patterns or f.signs} | by_symptoms
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)

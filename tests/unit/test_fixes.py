@@ -98,14 +98,15 @@ def test_a_fix_is_silent_elsewhere(tmp_path, name, given):
 
 @pytest.mark.parametrize(("name", "given"), pairs(0))
 def test_a_fix_can_be_disabled(tmp_path, name, given):
-    assert not acted(tmp_path, name, given, fixes__disable=f"[{name}]")[0]
+    assert name not in [fix.id for fix in plan_of(tmp_path, given, fixes__disable=f"[{name}]").fixes]
 
 
 @pytest.mark.parametrize("name", [fix.id for fix in FIXES if fix.versions != "*"])
 def test_a_fix_is_left_out_for_versions_that_it_is_not_for(tmp_path, name):
     old = {requirement.name: "0.1" for requirement in requirements(BY_ID[name].versions)}
     for given in CASES[name][0]:
-        assert not acted(tmp_path, name, given, versions={**TESTED, **old})[0]
+        made = plan_of(tmp_path, given, versions={**TESTED, **old})
+        assert name not in [fix.id for fix in made.fixes]
 
 
 @pytest.mark.parametrize("name", SETTING)

@@ -1,7 +1,9 @@
-"""Missing packages are named with the extra that brings them."""
+"""What a plan's workers import; missing packages are named with what installs them."""
 
 import pytest
+from factories import plan
 
+from launcher.commands.running import NEEDED, needed_modules
 from launcher.errors import MachineError
 from launcher.facts.software import require_modules
 
@@ -22,6 +24,7 @@ def test_what_is_missing_is_named():
         (["torch"], "pip install 'effilaunch[train]'"),
         (["torch", "trl"], "pip install 'effilaunch[train,dpo]'"),
         (["flash_attn"], "pip install flash-attn --no-build-isolation"),
+        (["liger_kernel"], "pip install liger-kernel"),
         (
             ["peft", "flash_attn"],
             "pip install 'effilaunch[train]'; pip install flash-attn --no-build-isolation",
@@ -36,3 +39,30 @@ def test_the_hint_installs_what_is_missing(monkeypatch, absent, hint):
     assert problem.code == "package-missing"
     assert problem.message == f"not installed: {', '.join(absent)}"
     assert problem.hint == hint
+
+
+FLASH = {"model__attn_implementation": "flash_attention_2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        ({}, ["peft"]),
+        ({"adapter": "null", "sharding__offload_optimizer": "cpu"}, ["deepspeed"]),
+        ({"model__quantization": "nf4", "sharding__engine": "ddp"}, ["peft", "bitsandbytes"]),
+        ({"task": "dpo"}, ["peft", "trl"]),
+        ({"trainer__use_liger_kernel": "true"}, ["peft", "liger_kernel"]),
+        ({"trainer__use_liger_kernel": "false"}, ["peft"]),
+        (FLASH, ["peft", "flash_attn"]),
+    ],
+)
+def test_what_the_workers_of_a_plan_import(tmp_path, monkeypatch, given, more):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    made = plan(tmp_path, "1xA100-80GB", **given)
+    assert needed_modules(made) == [*NEEDED, *more]
+
+
+def test_the_hubs_kernel_stands_in_for_flash_attn(tmp_path, monkeypatch):
+    made = plan(tmp_path, "1xA100-80GB", **FLASH)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "kernels" else None)
+    assert "flash_attn" not in needed_modules(made)

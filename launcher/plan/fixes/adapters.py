@@ -91,8 +91,8 @@ ADAPTER_FIXES = (
         title="torch.compile and a quantised base",
         condition="trainer.torch_compile with model.quantization",
         action="warn",
-        reason="transformers refuses a quantised model that was compiled before the Trainer is built; what "
-        "trainer.torch_compile asks for is compiled after that check, untested by it.",
+        reason="transformers refuses a quantised model that was compiled before the Trainer is built. What "
+        "trainer.torch_compile asks for is compiled after that check: nothing promises that it trains.",
         source="transformers/trainer_utils.py validate_quantization_for_training",
         versions="*",
         changes=_kbit_compile,

@@ -9,7 +9,7 @@ from functools import partial
 
 from tests.corpus.make.capture import caused, main
 
-held_out = partial(caused, kind="held_out")
+held_out = partial(caused, kind="first_held_out")
 
 
 @held_out("pad-token-missing", "map-workers")

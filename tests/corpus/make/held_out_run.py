@@ -10,7 +10,7 @@ from functools import partial
 from tests.corpus.make import capture as captured
 from tests.corpus.make.capture import caused, main
 
-held_out = partial(caused, kind="held_out")
+held_out = partial(caused, kind="first_held_out")
 SAMPLE = """
 import argparse, sys
 import tiny
@@ -31,7 +31,7 @@ def shell(failure: str, variant: str, command: str, **how: object) -> None:
     """Register a shell command as the cause of `failure`."""
     name = f"{failure}-{variant}"
     captured.MADE[name] = lambda: captured.capture(
-        name, failure, command, kind="held_out", by="make/held_out_run.py:shell", **how
+        name, failure, command, kind="first_held_out", by="make/held_out_run.py:shell", **how
     )  # type: ignore[arg-type]
 
 

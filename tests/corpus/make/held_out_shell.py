@@ -19,8 +19,17 @@ DOCKER = (
 
 
 def held(failure: str, variant: str = "", **how: object) -> Callable[[Script], Script]:
-    """`caused` for the held-out set."""
-    return caused(failure, variant, kind="held_out", **how)
+    """`caused` for the held-out set that the maker's module belongs to."""
+
+    def register(script: Script) -> Script:
+        return caused(failure, variant, kind=_set_of(script), **how)(script)
+
+    return register
+
+
+def _set_of(script: Script) -> str:
+    first = Path(inspect.getfile(script)).name.startswith("held_out_")
+    return "first_held_out" if first else "held_out"
 
 
 def shell(
@@ -32,7 +41,8 @@ def shell(
         name = f"{failure}-{variant}"
         by = f"make/{Path(inspect.getfile(script)).name}:{script.__name__}"
         beside = {"train.py": body(script), **files}
-        MADE[name] = lambda: capture(name, failure, command, env=env, files=beside, by=by, kind="held_out")
+        kind = _set_of(script)
+        MADE[name] = lambda: capture(name, failure, command, env=env, files=beside, by=by, kind=kind)
         return script
 
     return register

@@ -1,0 +1,81 @@
+"""lint against files that were made to stop it: what takes long, and names that no terminal shows."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from launcher.lint.check import LARGEST, lint_text
+from launcher.lint.mend import applied, mended
+from launcher.lint.types import _NUMBER
+
+SECONDS = 10.0
+
+
+@pytest.mark.parametrize("value", ['"1e999"', '"-1e400"', f'"{"9" * 50}"', f'"{"9" * 5000}"'])
+@pytest.mark.parametrize("key", ["gradient_clipping", "train_batch_size"])
+def test_a_number_that_no_setting_could_have_is_found_and_not_rewritten(key, value):
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "{key}": {value}}}'
+    found = [finding for finding in lint_text(text, "a.json") if finding.path == key]
+    assert [finding.code for finding in found] == ["ds-wrong-type"]
+    better, left = mended(text, "a.json")
+    assert json.loads(better)[key] == json.loads(value), "the text as it was: inf is no JSON"
+    assert key in {finding.path for finding in left}
+
+
+def test_the_largest_number_in_a_text_is_refused_in_one_pass():
+    begun = time.monotonic()
+    assert _NUMBER.fullmatch("9" * LARGEST + "x") is None
+    assert time.monotonic() - begun < 1.0
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "#\n" * (LARGEST // 3),
+        ", ".join(['"sub_group_size": 1'] * (LARGEST // 25)),
+        ", ".join(f'"stage3_x{number}": {{}}' for number in range(LARGEST // 25)),
+    ],
+    ids=["comments", "duplicates", "unknown-keys"],
+)
+def test_a_file_of_mistakes_is_mended_in_time(inner):
+    text = f'{{"train_batch_size": 8, "zero_optimization": {{"stage": 2, {inner}}}}}'
+    assert len(text) < LARGEST
+    begun = time.monotonic()
+    better, _ = mended(text, "a.json")
+    assert time.monotonic() - begun < 3 * SECONDS  # a slow machine; it took minutes
+    assert better
+
+
+@pytest.mark.parametrize("tail", [",", ", // c\n", ",/* c */", " # c\n,"])
+def test_an_object_that_is_emptied_stays_json(tail):
+    text = f'{{"train_batch_size": 8, "bf16": {{"loss_scale": 0{tail}}}}}'
+    better, left = mended(text, "a.json")
+    assert json.loads(better)["bf16"] == {}
+    assert not [finding for finding in left if finding.code.startswith("ds-json")]
+
+
+def test_edits_that_touch_are_left_for_the_next_round():
+    from launcher.lint.finding import Edit
+
+    groups = [
+        [Edit(4, 6, "X")],
+        [Edit(6, 7, "Y")],
+        [Edit(0, 1, "A"), Edit(5, 6, "B")],
+        [Edit(8, 9), Edit(1, 2, "C")],
+    ]
+    assert applied("0123456789", groups) == "0C23X679"
+
+
+def test_a_name_of_a_file_does_not_reach_the_terminal_as_it_is():
+    finding = lint_text("[]", "a\n\x1b[31m\udcff.json")[0]
+    assert str(finding).startswith(r"a\n\x1b[31m\udcff.json:1:1: ")
+    assert finding.to_json()["file"] == "a\n\x1b[31m\udcff.json"
+
+
+def test_a_key_as_long_as_its_file_does_not_fill_the_screen():
+    found = lint_text(f'{{"train_batch_size": 8, "{"k" * 50_000}": 1}}', "a.json")
+    assert len(str(found[0])) < 5000
+    assert found[0].code == "ds-typo-toplevel"
