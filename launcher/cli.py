@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -261,6 +262,9 @@ def _report_bug(command: str, error: Exception, *, as_json: bool) -> int:
 
 def entry() -> NoReturn:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal has no letters for is no bug
+            stream.reconfigure(errors="backslashreplace")
     raise SystemExit(main())
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.gather import data_problems, gather
-from launcher.commands.running import NEEDED, check_machine
+from launcher.commands.running import check_machine
+from launcher.doctor.needs import NEEDED
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.local import execute, prepare_data
 from launcher.execute.remember import remember_run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.lint.check import LARGEST, Rule, decoded, lint_text
 from launcher.lint.finding import Finding, printable
 from launcher.lint.mend import mended
@@ -93,7 +93,12 @@ def _against(recipe: str) -> Rule:
     if loaded.recipe.sharding.config is not None:
         loaded = load_recipe(recipe, ["sharding.config=null"])
     loaded, facts = gather(loaded, None)
-    return AgainstRecipe(make_plan(loaded, facts))
+    try:
+        return AgainstRecipe(make_plan(loaded, facts))
+    except DoesNotFit as error:  # too little memory here says nothing against the file
+        if error.nearest_miss is None:
+            raise
+        return AgainstRecipe(error.nearest_miss)
 
 
 def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -> dict[str, Any] | None:

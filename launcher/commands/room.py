@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.doctor.check import size
-from launcher.doctor.needs import checkpoint_bytes, checkpoints_kept, written_bytes
+from launcher.doctor.needs import saved_text, written_bytes
 from launcher.errors import MachineError, Problem
 from launcher.facts.machine_disk import read_folder
 from launcher.plan.plan import Plan
@@ -20,12 +20,10 @@ def check_room(plan: Plan, run_dir: Path) -> None:
     wanted = written_bytes(plan) - _written(run_dir / "checkpoints")
     if folder.free >= wanted:
         return
-    kept, one = checkpoints_kept(plan), size(checkpoint_bytes(plan))
-    saved = f"one checkpoint of {one}" if kept in (None, 1) else f"{kept} checkpoints of {one} each"
     raise MachineError(
         Problem(
             "disk-full",
-            f"the run writes {size(wanted)} ({saved} and the result) to {run_dir}, where "
+            f"the run writes {size(wanted)} ({saved_text(plan)} and the result) to {run_dir}, where "
             f"{size(folder.free)} are free",
             path="trainer.save_total_limit",
             hint="make room, name another folder with --output-dir, lower trainer.save_total_limit, or save "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from launcher.commands.gather import data_problems, gather
 from launcher.commands.planning import bundle_json
 from launcher.commands.room import check_room
 from launcher.diagnose.patch import edits
+from launcher.doctor.needs import needed_modules
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.adapted import read_record, with_record
 from launcher.execute.failed import KnownFailure
@@ -27,8 +27,6 @@ from launcher.render.bundle import render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.text import adapted_lines, plan_text, result_text
-
-NEEDED = ("torch", "transformers", "accelerate", "datasets")
 
 
 def run_command(
@@ -112,30 +110,6 @@ def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> Kno
     lines = "; ".join(map(edit_text, changed))
     hint = f"{problem.hint}; `effilaunch diagnose {shlex.quote(str(run_dir))} --apply` changes {lines}"
     return KnownFailure(replace(problem, hint=hint), failure.finding)
-
-
-def needed_modules(plan: Plan) -> list[str]:
-    """What the workers import."""
-    needed = [*NEEDED]
-    if plan.value("sharding.engine") == "deepspeed":
-        needed.append("deepspeed")
-    if plan.value("adapter.type"):
-        needed.append("peft")
-    if plan.value("model.quantization") != "none":
-        needed.append("bitsandbytes")
-    if plan.value("task") == "dpo":
-        needed.append("trl")
-    if plan.value("task") == "image-classification":
-        needed.append("PIL")
-    if (
-        plan.value("model.attn_implementation") == "flash_attention_2"
-        and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then
-    ):
-        needed.append("flash_attn")
-    liger = plan.settings.get("trainer.use_liger_kernel")
-    if liger is not None and liger.value:  # else the Trainer stops when the weights are loaded
-        needed.append("liger_kernel")
-    return needed
 
 
 def check_machine(plan: Plan) -> str:

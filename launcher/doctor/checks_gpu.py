@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.doctor.check import Check, Verdict, fail, needed, numbers, ok, size, skip, warn
-from launcher.doctor.needs import on_gpu, setting
+from launcher.doctor.needs import has_env, on_gpu, setting
 from launcher.facts.machine import Machine
 from launcher.facts.machine_gpu import Gpu
 from launcher.plan.plan import Plan
@@ -36,6 +36,9 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
         found += f"; CUDA_VISIBLE_DEVICES={gpu.visible!r} leaves {len(gpu.usable)} of {len(gpu.gpus)}"
     if plan is not None and on_gpu(plan):
         wanted = plan.hardware
+        if wanted.num_nodes > 1:
+            message = f"the plan is for {wanted.num_nodes} machines, and `run` starts the processes of one"
+            return fail(found, message, "--on with one node; `run --dry-run` writes the bundle")
         if len(gpu.usable) < wanted.devices_per_node:
             message = f"the plan is for {wanted.label}, this machine shows {len(gpu.usable)} GPUs"
             return fail(found, message, "--on names other hardware; see also the check driver")
@@ -175,7 +178,7 @@ def p2p(machine: Machine, plan: Plan | None) -> Verdict:
         return skip("fewer than two GPUs")
     env = machine.host.environment
     if any("RTX 40" in g.name for g in gpus) and numbers(machine.gpu.driver or "0") < _P2P_DRIVER:
-        if {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"} <= env.keys():
+        if all(name in env or has_env(plan, name) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")):
             return ok("RTX 40 cards, P2P and IB switched off")
         message = "RTX 40 cards with a driver before 550.40.07: NCCL hangs or accelerate refuses"
         hint = "export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or update the driver"

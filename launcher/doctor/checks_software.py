@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
-from launcher.doctor.needs import reports_to, setting
+from launcher.doctor.needs import needed_modules, reports_to, setting
 from launcher.facts.machine import Machine
 from launcher.facts.machine_software import RANGES, TESTED, outside_range
+from launcher.facts.software import install_hint
 from launcher.plan.plan import Plan
 from launcher.recipe.data_paths import is_loaded_hub_id
 
 _ALWAYS = ("packaging", "pydantic", "pyyaml")
-_RUN = ("torch", "transformers", "accelerate", "datasets")
+_PACKAGE_OF = {"PIL": "pillow"}
+"""Module -> package, where the names differ."""
 
 
 def _wanted(plan: Plan | None) -> list[str]:
     """The packages without which the plan does not run."""
     if plan is None:
         return list(_ALWAYS)
-    names = [*_ALWAYS, *_RUN]
-    names += ["deepspeed"] if plan.job.engine == "deepspeed" else []
-    names += ["peft"] if plan.job.adapter else []
-    names += ["bitsandbytes"] if plan.job.quantization != "none" else []
-    names += ["trl"] if setting(plan, "task") == "dpo" else []
-    names += ["pillow"] if setting(plan, "task") == "image-classification" else []
+    names = [*_ALWAYS, *(_PACKAGE_OF.get(module, module) for module in needed_modules(plan))]
     return names + (["wandb"] if reports_to(plan, "wandb") else [])
 
 
 def versions(machine: Machine, plan: Plan | None) -> Verdict:
     """Packages against the supported ranges and the tested versions."""
     installed, wanted = machine.software.installed, _wanted(plan)
-    found = f"Python {machine.software.python}, {len(installed)} of {len(TESTED)} known packages"
+    known = len(TESTED.keys() & installed.keys())
+    found = f"Python {machine.software.python}, {known} of {len(TESTED)} known packages"
     missing = [name for name in wanted if name not in installed]
     if missing:
-        return fail(found, f"not installed: {', '.join(missing)}", "pip install 'effilaunch[train]'")
+        return fail(found, f"not installed: {', '.join(missing)}", install_hint(missing))
     wrong = {
         name: f"{name} {version} (supported: {name}{limits})"
         for name, version in installed.items()

@@ -7,6 +7,7 @@ from launcher.doctor.needs import (
     checkpoint_bytes,
     checkpoints_kept,
     nvme_path,
+    saved_text,
     weights_bytes,
     written_bytes,
 )
@@ -35,18 +36,16 @@ def disk(machine: Machine, plan: Plan | None) -> Verdict:
         if folder.free < _LEAST_FREE:
             return warn(found, "little room for checkpoints", "make room, or start runs elsewhere")
         return ok(found)
-    kept, one = checkpoints_kept(plan), checkpoint_bytes(plan)
     wanted = written_bytes(plan)
     if folder.filesystem == machine.disk.folders["hub"].filesystem:
         wanted += download_bytes(machine, plan)
     hint = "make room, name another folder with --output-dir, or lower trainer.save_total_limit"
     if folder.free < wanted:
-        count = "one checkpoint" if kept is None else f"{kept} checkpoints"
-        return fail(
-            found, f"the run writes {size(wanted)} ({count} of {size(one)} each and the result)", hint
+        return fail(found, f"the run writes {size(wanted)} ({saved_text(plan)} and the result)", hint)
+    if checkpoints_kept(plan) is None:
+        message = (
+            f"every checkpoint takes {size(checkpoint_bytes(plan))} and nothing limits how many are kept"
         )
-    if kept is None:
-        message = f"every checkpoint takes {size(one)} and nothing limits how many are kept"
         return warn(found, message, "set trainer.save_total_limit")
     return ok(found, f"the run writes {size(wanted)} at most")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.doctor.check import size
 from launcher.memory.job import WIDTHS
 from launcher.memory.states import base_weight_bytes, engine_width, state_widths
 from launcher.plan.plan import Plan
 
-_CPU_OPTIMIZERS = {"adagrad": "cpu_adagrad"}
+NEEDED = ("torch", "transformers", "accelerate", "datasets")
+"""What every worker imports."""
 
 
 def setting(plan: Plan, dotted: str, default: Any = None) -> Any:
@@ -28,14 +31,36 @@ def profile(plan: Plan) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def needed_modules(plan: Plan) -> list[str]:
+    """What the workers import."""
+    needed = [*NEEDED]
+    if plan.value("sharding.engine") == "deepspeed":
+        needed.append("deepspeed")
+    if plan.value("adapter.type"):
+        needed.append("peft")
+    if plan.value("model.quantization") != "none":
+        needed.append("bitsandbytes")
+    if plan.value("task") == "dpo":
+        needed.append("trl")
+    if plan.value("task") == "image-classification":
+        needed.append("PIL")
+    if (
+        plan.value("model.attn_implementation") == "flash_attention_2"
+        and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then
+    ):
+        needed.append("flash_attn")
+    if setting(plan, "trainer.use_liger_kernel"):  # else the Trainer stops when the weights are loaded
+        needed.append("liger_kernel")
+    return needed
+
+
 def built_ops(plan: Plan | None) -> list[str]:
     """The operators that DeepSpeed compiles at the start of the run."""
     if plan is None or plan.job.engine != "deepspeed":
         return []
     ops = []
     if plan.job.offload_optimizer != "none":
-        optim = plan.job.optim
-        ops.append("cpu_lion" if "lion" in optim else _CPU_OPTIMIZERS.get(optim, "cpu_adam"))
+        ops.append("cpu_adam")
     elif any(key.startswith("optimizer") for key in profile(plan)):
         ops.append("fused_adam")
     if "nvme" in (plan.job.offload_optimizer, plan.job.offload_param):
@@ -60,7 +85,13 @@ def reports_to(plan: Plan | None, tracker: str) -> bool:
     if plan is None:
         return False
     asked = setting(plan, "trainer.report_to", "none")
-    return tracker in asked if isinstance(asked, list) else asked in (tracker, "all")
+    names = [asked] if isinstance(asked, str) else asked
+    return tracker in names or names == ["all"]
+
+
+def has_env(plan: Plan | None, name: str) -> bool:
+    """Whether the workers get this variable from the plan."""
+    return plan is not None and setting(plan, f"launch.env.{name}") is not None
 
 
 def hub_model(plan: Plan) -> str | None:
@@ -122,3 +153,9 @@ def written_bytes(plan: Plan) -> int:
     """The most that the run holds on the disk at one time: checkpoints, of which one at least, and result."""
     kept = checkpoints_kept(plan)
     return result_bytes(plan) + checkpoint_bytes(plan) * (1 if kept is None else kept)
+
+
+def saved_text(plan: Plan) -> str:
+    """What lies on the disk beside the result: `3 checkpoints of 16.3 GiB each`."""
+    kept, one = checkpoints_kept(plan), size(checkpoint_bytes(plan))
+    return f"one checkpoint of {one}" if kept in (None, 1) else f"{kept} checkpoints of {one} each"

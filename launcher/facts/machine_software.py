@@ -13,6 +13,8 @@ from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from launcher.facts.software import OF_NO_EXTRA
+
 TESTED: Mapping[str, str] = {
     "packaging": "26.3",
     "pydantic": "2.14.3",
@@ -63,7 +65,7 @@ class SoftwareFacts:
     """Kernel and C library, e.g. `Linux 6.8 x86_64, glibc 2.39`."""
     python: str
     installed: Mapping[str, str]
-    """Of TESTED's packages; one that is not installed is left out."""
+    """Of TESTED's packages and those of no extra; one that is not installed is left out."""
     programs: tuple[str, ...]
     """Those of PROGRAMS that are on PATH or beside the interpreter."""
     mpi4py: bool
@@ -72,7 +74,7 @@ class SoftwareFacts:
 def read_software(environ: Mapping[str, str]) -> SoftwareFacts:
     """Package metadata only: nothing is imported."""
     installed = {}
-    for package in TESTED:
+    for package in (*TESTED, *OF_NO_EXTRA):
         try:
             installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

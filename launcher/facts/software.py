@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib import metadata
 
 from launcher.errors import MachineError, Problem
@@ -44,8 +44,13 @@ def require_modules(names: Iterable[str]) -> None:
     """MachineError when a module that a command needs is not installed."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     if absent:
-        hints = [OF_NO_EXTRA[name] for name in absent if name in OF_NO_EXTRA]
-        if set(absent) - OF_NO_EXTRA.keys():
-            hints.insert(0, f"pip install 'effilaunch[{'train,dpo' if 'trl' in absent else 'train'}]'")
-        problem = Problem("package-missing", f"not installed: {', '.join(absent)}", hint="; ".join(hints))
-        raise MachineError(problem)
+        message = f"not installed: {', '.join(absent)}"
+        raise MachineError(Problem("package-missing", message, hint=install_hint(absent)))
+
+
+def install_hint(absent: Collection[str]) -> str:
+    """The commands that install packages of ours and of no extra."""
+    hints = [OF_NO_EXTRA[name] for name in absent if name in OF_NO_EXTRA]
+    if set(absent) - OF_NO_EXTRA.keys():
+        hints.insert(0, f"pip install 'effilaunch[{'train,dpo' if 'trl' in absent else 'train'}]'")
+    return "; ".join(hints)

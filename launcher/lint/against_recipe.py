@@ -29,7 +29,8 @@ SAME_AS_RECIPE = {
 }
 TRAINER_DEFAULTS = {"trainer.max_grad_norm": 1.0, "trainer.weight_decay": 0.0, "trainer.adam_epsilon": 1e-8}
 DEEPSPEED_CLIPS_AT = 1.0
-_OFFLOADED = ("adamw_torch", "adagrad", "lion")
+_OFFLOADED = "adamw_torch"
+"""What DeepSpeed's CPU Adam is a replacement for."""
 
 
 class AgainstRecipe:

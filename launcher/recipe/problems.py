@@ -89,7 +89,8 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
         code = "wrong-choice"
     hint = choice_hint(value, choices) if choices and isinstance(value, str) else None
     message = f"is {_show(value)}, expected {' or '.join(expected)}"
-    return Problem(code, message, path=path, hint=hint or _rewrite(value, {error["type"] for error in group}))
+    hint = hint or _rewrite(path, value, {error["type"] for error in group})
+    return Problem(code, message, path=path, hint=hint)
 
 
 def _show(value: Any) -> str:
@@ -113,7 +114,7 @@ def _choices(error: Mapping[str, Any]) -> list[str]:
     return [item.strip("'") for item in text.split(", ")]
 
 
-def _rewrite(value: Any, kinds: set[str]) -> str | None:
+def _rewrite(path: str, value: Any, kinds: set[str]) -> str | None:
     """How to write a value that only has the wrong type."""
     if isinstance(value, str):
         parsed = parse_scalar(value)
@@ -124,7 +125,7 @@ def _rewrite(value: Any, kinds: set[str]) -> str | None:
         if "bool_type" in kinds and value.lower() in ("yes", "no", "on", "off"):
             return "write true" if value.lower() in ("yes", "on") else "write false"
         if "list_type" in kinds:
-            return f"write [{{path: {value}}}]"
+            return f"write [{{path: {value}}}]" if path.startswith("data.") else f"write [{value}]"
     elif isinstance(value, (int, float)) and "string_type" in kinds:
         return "put it in quotes"
     elif isinstance(value, float) and value.is_integer() and kinds & {"int_type", "int_from_float"}:

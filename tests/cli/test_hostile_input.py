@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -217,3 +219,12 @@ def test_a_user_without_a_home_has_a_bundle(monkeypatch):
     monkeypatch.setattr(Path, "home", nowhere)
     monkeypatch.setenv("WANDB_ENTITY", "alice-team")
     assert "alice-team" in private_here().users
+
+
+def test_a_terminal_without_the_letters_of_a_name_is_no_bug(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "lint", "größe.json"],
+        cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, "gr\\xf6\\xdfe.json" in done.stderr) == (2, True), done.stderr

@@ -146,6 +146,18 @@ def test_recipe_adds_what_fights_its_plan(capsys, tmp_path):
     ]
 
 
+def test_a_recipe_that_does_not_fit_here_is_compared_all_the_same(capsys, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 77}', encoding="utf-8")
+    recipe = tmp_path / "r.yaml"
+    full = BASE.replace("adapter: {type: lora, r: 8}\n", "")
+    recipe.write_text(f"{full}precision: fp32\nhardware: {{device: T4}}\n", encoding="utf-8")
+    assert called(capsys, "plan", recipe)[0] == 3
+    code, out, err = called(capsys, "lint", file, "--recipe", recipe, "--json")
+    assert code == 2, err
+    assert "train_micro_batch_size_per_gpu" in [f["path"] for f in json.loads(out)["findings"]]
+
+
 def test_a_broken_base_profile_stops_the_plan(capsys, tmp_path):
     (tmp_path / "ds.json").write_text('{\n"zero_optimisation": {"stage": 3}}', encoding="utf-8")
     recipe = tmp_path / "r.yaml"

@@ -22,8 +22,10 @@ from machines import (
     with_stack,
 )  # fmt: skip
 
+from launcher.commands.doctoring import subject_of
 from launcher.doctor import CHECKS, examine
 from launcher.facts.machine_model import ModelFacts
+from launcher.facts.software import OF_NO_EXTRA
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 OFFLOAD = "sharding: {engine: deepspeed, zero_stage: 3, offload_optimizer: cpu}\nprecision: bf16\n"
@@ -336,3 +338,43 @@ def test_a_cpu_plan_asks_for_no_gpu(cpu_plan):
     machine = replace(NO_GPU, hub_model=MODEL)
     for check in ("devices", "driver", "bf16", "tf32"):
         assert verdict(check, machine, cpu_plan).status == "skip"
+
+
+def test_what_the_plan_switches_off_between_rtx_40_cards_is_not_missed(plan):
+    machine = changed("gpu", gpus=gpus(ADA, 2), driver="535.54")
+    entry = plan.settings["precision"]
+    two = replace(plan, hardware=replace(plan.hardware, devices_per_node=2))
+    assert verdict("p2p", machine, two).status == "fail"
+    names = ("launch.env.NCCL_P2P_DISABLE", "launch.env.NCCL_IB_DISABLE")
+    settings = {**plan.settings, **{name: replace(entry, value="1") for name in names}}
+    assert verdict("p2p", machine, replace(two, settings=settings)).status == "ok"
+
+
+def test_a_plan_for_several_machines_is_not_started_on_one(plan):
+    said = verdict("devices", READY, replace(plan, hardware=replace(plan.hardware, num_nodes=2)))
+    assert (said.status, "2 machines" in said.message) == ("fail", True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "package"),
+    [
+        ("trainer.use_liger_kernel", True, "liger_kernel"),
+        ("model.attn_implementation", "flash_attention_2", "flash_attn"),
+    ],
+)
+def test_a_package_of_no_extra_is_asked_for_by_its_own_name(plan, monkeypatch, setting, value, package):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # without `kernels`
+    entry = replace(plan.settings["precision"], value=value)
+    asking = replace(plan, settings={**plan.settings, setting: entry})
+    said = verdict("versions", HEALTHY, asking)
+    assert (said.status, said.message) == ("fail", f"not installed: {package}")
+    assert said.hint == OF_NO_EXTRA[package]
+    assert verdict("versions", packages(**{package: "1.0"}), asking).status == "ok"
+    assert verdict("versions", HEALTHY, plan).status == "ok"
+
+
+def test_the_cache_that_a_run_takes_is_the_one_that_is_looked_at(plan, monkeypatch):
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRANSFORMERS_CACHE", "/data/models")
+    assert subject_of(plan, "r.yaml").env["HF_HUB_CACHE"] == "/data/models"

@@ -305,3 +305,18 @@ def test_loading_imports_no_heavy_library(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (GOOD + "fixes: {disable: kbit-compile}\n", "write [kbit-compile]"),
+        (GOOD.replace("[{path: a.jsonl}]", "a.jsonl"), "write [{path: a.jsonl}]"),
+    ],
+)
+def test_a_word_where_a_list_is_meant(tmp_path: Path, text: str, hint: str) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    assert [problem.hint for problem in caught.value.problems] == [hint]

@@ -3,7 +3,7 @@
 import pytest
 from factories import plan
 
-from launcher.commands.running import NEEDED, needed_modules
+from launcher.doctor.needs import NEEDED, needed_modules
 from launcher.errors import MachineError
 from launcher.facts.software import require_modules
 
