@@ -149,8 +149,10 @@ def clean(
         text = _ANSI.sub("", text)
     text = text.replace("\x00", "")
     parts: Sequence[str] = _BAR.split(text) if "%" in text and "/" in text else (text,)
-    if text.lstrip()[:1] == "{" and _RECORD.match(text):
-        parts = _said(text) or parts
+    stamp = text[: found.end()] if (found := _STAMP.match(text)) is not None else ""
+    record = text[len(stamp) :]
+    if record.lstrip()[:1] == "{" and _RECORD.match(record):
+        parts = [stamp + line for line in _said(record) or ()] or parts
     for part in parts:
         if part.strip() or len(parts) == 1:
             yield _unprefixed(part, number, file, rank, learnt or Learnt())

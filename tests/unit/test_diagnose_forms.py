@@ -94,6 +94,14 @@ def test_a_record_that_holds_the_traceback_in_a_field_of_its_own():
     assert finding.error.kind == "traceback"
 
 
+@pytest.mark.parametrize("stamp", ["", "2026-11-22T09:03:58 ", "2026-11-22 09:03:58,123 "])
+def test_a_record_behind_the_time(stamp):
+    record = {"level": "ERROR", "logger": "finetune", "msg": "bad arguments", "exc": TRACEBACK}
+    (finding,) = see(stamp + json.dumps(record) + "\n").findings
+    assert (finding.failure.id, finding.error.kind) == ("gpu-full", "traceback")
+    assert (finding.error.time is not None) == bool(stamp)
+
+
 def test_a_row_of_data_is_no_record():
     assert name_of(see(json.dumps({"log": TRACEBACK, "label": 1}) + "\n")) is None
 

@@ -1,0 +1,87 @@
+"""Third held-out set: two more, of prompt learning and of DeepSpeed's buckets."""
+
+from __future__ import annotations
+
+from tests.corpus.make.capture import main
+from tests.corpus.make.held_out_shell import CLOCK, shell
+from tests.corpus.make.third_w_base import rank
+
+
+@shell("peft-prompt-best", "w3-prefix-gpt2", f"python train.py 2>&1 | {CLOCK} | tail -n 30")
+def prompt_best():
+    import tiny
+    from peft import PrefixTuningConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    base = GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=64, bos_token_id=1, eos_token_id=2
+        )
+    )
+    config = PrefixTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=4, prefix_projection=True, encoder_hidden_size=16
+    )
+    args = TrainingArguments(
+        "prefix",
+        use_cpu=True,
+        num_train_epochs=2,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        report_to="none",
+        remove_unused_columns=False,
+        label_names=["labels"],
+    )
+    model = get_peft_model(base, config)
+    Trainer(model, args, train_dataset=tiny.rows(), eval_dataset=tiny.rows(8)).train()
+
+
+@shell("ds-bucket-memory", "w3-default-buckets", "python train.py 2>&1", rank(29860))
+def bucket_memory():
+    import resource
+    from pathlib import Path
+
+    import deepspeed
+    import torch
+    from transformers import OPTConfig, OPTForCausalLM
+
+    model = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=64,
+            hidden_size=32,
+            ffn_dim=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            word_embed_proj_dim=32,
+        )
+    )
+    settings = {
+        "train_micro_batch_size_per_gpu": 2,
+        "zero_optimization": {
+            "stage": 2,
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": 500000000,
+        },
+    }
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=torch.optim.AdamW(model.parameters()), config=settings
+    )
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (3000 << 20), resource.RLIM_INFINITY))
+    print(
+        "bucket of",
+        engine.zero_reduce_bucket_size(),
+        "elements, overlap",
+        engine.zero_overlap_comm(),
+        flush=True,
+    )
+    ids = torch.randint(4, 60, (2, 8))
+    loss = engine(input_ids=ids, labels=ids).loss
+    engine.backward(loss)
+    engine.step()
+    print("step done", loss.item())
+
+
+if __name__ == "__main__":
+    main()
