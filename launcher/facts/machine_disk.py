@@ -47,6 +47,17 @@ def hub_home(environ: Mapping[str, str]) -> Path:
     return Path(os.path.expandvars(environ.get("HF_HOME") or f"{cache}/huggingface")).expanduser()
 
 
+def hub_token(environ: Mapping[str, str]) -> str:
+    """The hub's token as huggingface_hub finds it, empty without a login. For the hub alone: never kept."""
+    if named := _named(environ, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        return named
+    path = os.path.expandvars(environ.get("HF_TOKEN_PATH") or str(hub_home(environ) / "token"))
+    try:
+        return Path(path).expanduser().read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def read_disk(
     run_dir: Path, hub_cache: str | None, environ: Mapping[str, str], shared_memory: Path = SHARED_MEMORY
 ) -> DiskFacts:

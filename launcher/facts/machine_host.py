@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.facts.machine_disk import hub_home
+from launcher.facts.machine_disk import hub_home, hub_token
 from launcher.facts.probe import host_memory_bytes
 
 WATCHED = (
@@ -57,7 +57,7 @@ def read_host(environ: Mapping[str, str]) -> HostFacts:
         memlock=_limit(resource.RLIMIT_MEMLOCK),
         nofile=_limit(resource.RLIMIT_NOFILE),
         environment=watched_environment(environ),
-        hub_login=_hub_login(environ),
+        hub_login=bool(hub_token(environ)),
         wandb_login=_wandb_login(environ),
         accelerate_config=_accelerate_config(environ),
     )
@@ -104,13 +104,6 @@ def _available() -> int | None:
     return min(found, default=None)
 
 
-def _hub_login(environ: Mapping[str, str]) -> bool:
-    if environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return True
-    path = Path(environ.get("HF_TOKEN_PATH") or hub_home(environ) / "token").expanduser()
-    return _has_content(path)
-
-
 def _wandb_login(environ: Mapping[str, str]) -> bool:
     """$WANDB_API_KEY, or an entry of the netrc file for the server."""
     if environ.get("WANDB_API_KEY"):
@@ -133,10 +126,3 @@ def _accelerate_config(environ: Mapping[str, str]) -> str | None:
         if (folder / name).is_file():
             return str(folder / name)
     return None
-
-
-def _has_content(path: Path) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size > 0
-    except OSError:
-        return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -10,6 +9,7 @@ from pathlib import Path
 from urllib import error as urlerror
 from urllib import request as urlrequest
 
+from launcher.facts.machine_disk import hub_token
 from launcher.facts.machine_network import HUB_SECONDS
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
@@ -38,7 +38,7 @@ def read_hub_model(
 def _access(name: str, revision: str, environ: Mapping[str, str]) -> str:
     endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     request = urlrequest.Request(f"{endpoint}/{name}/resolve/{revision}/config.json", method="HEAD")
-    if token := _token(environ):
+    if token := hub_token(environ):
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with urlrequest.urlopen(request, timeout=HUB_SECONDS):
@@ -48,15 +48,3 @@ def _access(name: str, revision: str, environ: Mapping[str, str]) -> str:
         return {401: "refused", 403: "refused", 404: "absent"}.get(refused.code, "unknown")
     except (OSError, ValueError, HTTPException):
         return "unknown"
-
-
-def _token(environ: Mapping[str, str]) -> str:
-    """For the hub alone; it is never kept."""
-    if environ.get("HF_TOKEN"):
-        return environ["HF_TOKEN"]
-    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    path = Path(os.path.expandvars(environ.get("HF_TOKEN_PATH") or f"{home}/token")).expanduser()
-    try:
-        return path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -205,6 +205,7 @@ def test_what_the_hub_hands_out(hub, tmp_path):
     assert access("open/x") == "open"
     assert access("gated/x") == "refused"
     assert access("gated/x", HF_TOKEN="hf_good") == "open"
+    assert access("gated/x", HUGGING_FACE_HUB_TOKEN="hf_good") == "open", "what counts as a login is sent"
     assert access("absent/x") == "absent"
     assert read_hub_model("gated/x", "main", tmp_path, hub, ask=False).access == "unknown"
     assert read_network(hub).hub == "reachable"
