@@ -102,7 +102,7 @@ def recipe_of(paths: Sequence[str]) -> Path | None:
             if original.is_file() and original.read_bytes() == copy.read_bytes():
                 return original
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
+            pass  # a run directory that was cut off while it was written still has its copy
         if copy.is_file():
             return copy
     return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["fix", "refusal", "warning", "lint", "doctor", "worker", "diagnose", "none"]
+Kind = Literal["fix", "refusal", "lint", "doctor", "worker", "diagnose", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Place:
 
     kind: Kind
     ref: str = ""
-    """By kind: the id of a fix, a Problem's code (refusal, warning), a lint code, the id of a doctor's check,
+    """By kind: the id of a fix, a Problem's code (refusal), a lint code, the id of a doctor's check,
     `module:function` of the code that makes it impossible (worker), the reason why nothing is needed (none).
     """
 

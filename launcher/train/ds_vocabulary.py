@@ -27,9 +27,9 @@ Row = dict[str, Any]
 
 # Read elsewhere than in DeepSpeedConfig (deepspeed/__init__.py, zero/config.py, accelerate).
 OUTSIDE: dict[str, Row] = {
-    "sequence_parallel_size": {"types": ["int"], "default": 1},
+    "sequence_parallel_size": {"types": ["int"]},
     "data_parallel_size": {"types": ["int"]},
-    "allgather_size": {"types": ["int"], "default": 500_000_000},
+    "allgather_size": {"types": ["int"]},
     "msamp": {"types": ["any"]},
 }
 # Sections that DeepSpeed copies whole.
@@ -223,8 +223,6 @@ def model_rows(model: Any) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for name, field in model.model_fields.items():
         row = annotated(field.annotation)
-        if not field.is_required() and "keys" not in row:
-            row["default"] = plain(field.get_default(call_default_factory=True))
         for bound in field.metadata:
             row |= {_BOUNDS[k]: plain(getattr(bound, k)) for k in _BOUNDS if hasattr(bound, k)}
         extra = field.json_schema_extra or {}
@@ -240,7 +238,7 @@ def section_row(path: tuple[str, ...], default: Any) -> Row:
     """The row of a key that DeepSpeedConfig asks for, with all below it."""
     dotted = ".".join(path)
     if dotted in TYPES:
-        return {**TYPES[dotted], **({} if default is MISSING else {"default": plain(default)})}
+        return dict(TYPES[dotted])
     if dotted in OPAQUE:
         return {"types": ["dict"], "strict": False, "keys": OPAQUE[dotted]}
     model = refusing_model(path)
@@ -255,7 +253,7 @@ def section_row(path: tuple[str, ...], default: Any) -> Row:
         return row
     kind = type(default).__name__ if default is not MISSING else "any"
     kind = "any" if kind not in ("bool", "int", "float", "str", "list", "dict") or default == "auto" else kind
-    return {"types": [kind], **({} if default is MISSING else {"default": plain(default)})}
+    return {"types": [kind]}
 
 
 def _constants(prefix: str) -> list[str]:

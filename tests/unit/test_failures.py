@@ -291,7 +291,6 @@ def test_everything_that_an_entry_points_at_is_there(failure, lint_codes):
         "lint": lint_codes,
         "doctor": {check.id for check in CHECKS} | {PLAN_CHECK_ID, DATA_CHECK_ID},
         "refusal": codes(),
-        "warning": codes(),
         "diagnose": {""},
     }
     for place in failure.places:
