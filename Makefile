@@ -24,11 +24,15 @@ dev: $(STAMP) ## install everything into .venv
 smoke: $(STAMP) ## train a real model on real data, in minutes, on CPU if need be
 	$(BIN)/effilaunch run recipes/smoke.yaml
 
+# A file's tests stay in one process, which makes what they share once.
+TEST_JOBS ?= 2
+PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
+
 test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-full: $(STAMP) ## the tests that `test` leaves out
-	$(BIN)/pytest -m "slow or gpu" -rs
+	$(PYTEST) -m "slow or gpu" -rs
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .

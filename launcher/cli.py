@@ -48,7 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
     run.add_argument("--dry-run", action="store_true", help="write the run directory, start nothing")
     run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
-    run.add_argument("--resume", metavar="auto|PATH", help="continue from a checkpoint")
+    run.add_argument(
+        "--resume",
+        metavar="auto|PATH",
+        help="continue from a checkpoint; auto: from the newest whole one, else begin",
+    )
     run.add_argument("--output-dir", metavar="D", help="the run directory")
     views = plan.add_mutually_exclusive_group()
     views.add_argument(
@@ -91,7 +95,7 @@ def _add_checks(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
-    """What a fine-tune takes: computed, and measured."""
+    """What a fine-tune takes, computed and measured; and what it survives."""
     estimate = add("estimate", "memory by component over strategies and devices")
     estimate.add_argument("target", metavar="RECIPE|MODEL")
     estimate.add_argument("--on", metavar="HW", action="append", default=[], help=HARDWARE_HELP)
@@ -107,6 +111,14 @@ def _add_memory(add: Callable[..., argparse.ArgumentParser]) -> None:
     ladder.add_argument("--steps", metavar="N", type=int, default=3, help="steps of each rung (default 3)")
     ladder.add_argument("--only", metavar="RUNG,…", help="only these rungs")
     ladder.add_argument("--output-dir", metavar="D", help="the ladder's directory")
+    drill = add("drill", "kill and resume a short real run, and prove that its loss goes on")
+    drill.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
+    _add_overrides(drill)
+    drill.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+    drill.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows")
+    drill.add_argument("--steps", metavar="N", type=int, default=12, help="steps of each run (default 12)")
+    drill.add_argument("--only", metavar="FAULT,…", help="only these faults")
+    drill.add_argument("--output-dir", metavar="D", help="the drill's directory")
 
 
 def _add_catalogue(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -168,6 +180,13 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             from launcher.commands.laddering import ladder_command
 
             return ladder_command(
+                args.recipe, args.overrides, on=args.on, tiny=args.tiny, steps=args.steps,
+                only=args.only, output_dir=args.output_dir, as_json=args.json,
+            )  # fmt: skip
+        case "drill":
+            from launcher.commands.drilling import drill_command
+
+            return drill_command(
                 args.recipe, args.overrides, on=args.on, tiny=args.tiny, steps=args.steps,
                 only=args.only, output_dir=args.output_dir, as_json=args.json,
             )  # fmt: skip

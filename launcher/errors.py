@@ -36,12 +36,17 @@ class Problem:
         return asdict(self)
 
     def __str__(self) -> str:
-        place = self.file or ""
+        place = _on_one_line(self.file or "")
         if self.file and self.line is not None:
             place += f":{self.line}"
-        parts = [part for part in (place, self.path, self.message) if part]
+        parts = [part for part in (place, _on_one_line(self.path or ""), self.message) if part]
         text = ": ".join(parts)
         return f"{text} ({self.hint})" if self.hint else text
+
+
+def _on_one_line(name: str) -> str:
+    """A name with escapes for what would move the cursor or begin a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 class EffilaunchError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.execute.shared_buffers import SHARED_MEMORY
+from launcher.facts.machine_disk import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,7 +44,7 @@ def root() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def empty_home(no_leaked_environment, tmp_path_factory, monkeypatch):
+def empty_home(no_leaked_environment, no_shared_memory_left, tmp_path_factory, monkeypatch):
     """Nothing of the developer's home is read or written, and no test plans from another's measured runs."""
     home = tmp_path_factory.mktemp("home")
     cache = home / "effilaunch"
@@ -63,8 +65,20 @@ def no_shared_memory_left():
     """DeepSpeed started by a test itself leaves 66 MiB of memory per rank; over a session they fill it."""
     before = set(SHARED_MEMORY.glob("deepspeed_allreduce_buffer_*"))
     yield
-    for path in set(SHARED_MEMORY.glob("deepspeed_allreduce_buffer_*")) - before:
+    mine = set(SHARED_MEMORY.glob("deepspeed_allreduce_buffer_*")) - before
+    for path in mine - (
+        in_use() if mine else set()
+    ):  # another session's run may have begun meanwhile: its ranks need theirs
         path.unlink(missing_ok=True)
+
+
+def in_use() -> set[Path]:
+    """Files in shared memory that a process has open or mapped: a rank writes its own before it maps it."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # closed meanwhile, or another user's
+            found.add(link.readlink())
+    return found | {Path(path) for path in mapped_files(SHARED_MEMORY)}
 
 
 @pytest.fixture(autouse=True)

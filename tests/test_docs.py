@@ -37,11 +37,11 @@ README = ROOT / "README.md"
 RECIPE, DATA, TASKS, LADDER, MEMORY = (
     ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks", "ladder", "memory")
 )
-LINT, DOCTOR, DIAGNOSE, FIXES, FAILURES, ON_OOM = (
+LINT, DOCTOR, DIAGNOSE, FIXES, FAILURES, ON_OOM, FAULTS = (
     ROOT / "docs" / f"{name}.md"
-    for name in ("lint", "doctor", "diagnose", "fixes", "failures", "out-of-memory")
+    for name in ("lint", "doctor", "diagnose", "fixes", "failures", "out-of-memory", "faults")
 )
-GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM]
+GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS]
 LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema", "lint")
 
 
@@ -115,7 +115,9 @@ def test_make_targets_exist(path):
 
 
 @pytest.mark.parametrize(
-    "path", [README, RECIPE, DATA, MEMORY, LADDER, LINT, DOCTOR, DIAGNOSE, ON_OOM], ids=lambda path: path.name
+    "path",
+    [README, RECIPE, DATA, MEMORY, LADDER, LINT, DOCTOR, DIAGNOSE, ON_OOM, FAULTS],
+    ids=lambda path: path.name,
 )
 def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
     """Runs those that only look, and has the others' arguments parsed."""
@@ -229,6 +231,45 @@ def test_page_of_known_failures_is_current():
     rows = [row for row in table_rows(FAILURES) if row[0].startswith("`")]
     assert [ticked(row[0])[0] for row in rows] == [failure.id for failure in KNOWN]
     assert all(all(row) and len(row) == 4 for row in rows)
+
+
+def test_page_of_faults_names_what_is_there():
+    """Codes, phases and their limits, the manifest's keys, the drill's table, and what may change."""
+    from launcher.execute.supervise import HOUR, MINUTE, Limits
+    from launcher.facts.checkpoint import Manifest
+    from launcher.plan.drill import FAULTS as STRUCK
+    from launcher.plan.resuming import rule_of
+    from launcher.report.drill_text import HEAD
+
+    text = FAULTS.read_text(encoding="utf-8")
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "launcher").rglob("*.py"))
+    codes = {code for row in table_rows(FAULTS, "What survives what") for code in ticked(row[2])}
+    codes |= set(re.findall(r"\(`([a-z]+-[a-z-]+)`\)", text))
+    assert {"rank-lost", "checkpoint-disk", "resume-differs", "unsafe-pickle", "secret-in-recipe"} <= codes
+    assert {code for code in codes - {"result.json"} if f'"{code}"' not in source} == set()
+
+    limits = {row[0]: row[1] for row in table_rows(FAULTS, "Restarts and hangs")[1:]}
+    spans = {5 * MINUTE: "5 minutes", HOUR: "1 hour", 2 * HOUR: "2 hours", 4 * HOUR: "4 hours"}
+    given = dataclasses.asdict(Limits())
+    for phase, said in limits.items():
+        name = {"train": "step", "train, before there is a median": "first_steps"}.get(phase, phase)
+        assert spans[given[name]] in said, phase
+    assert {"start", "load", "evaluate", "save", "finish", "train"} <= limits.keys()
+
+    keys = {key for row in table_rows(FAULTS, "What a checkpoint is")[1:] for key in ticked(row[0])}
+    assert keys == {field.name for field in dataclasses.fields(Manifest)} | {"schema_version"}
+
+    (shown,) = re.findall(r"^```\n(\s*fault .*?)^```", text, re.MULTILINE | re.DOTALL)
+    rows = [re.split(r"  +", line.strip()) for line in shown.splitlines()]
+    assert rows[0] == list(HEAD)
+    assert [row[0] for row in rows[1:]] == [fault.title for fault in STRUCK]
+    assert {row[0]: row[-1] for row in rows[1:] if row[-1] != "passed"} == {"SIGKILL of one rank": "same"}
+
+    changed = {row[0]: row[1] for row in table_rows(FAULTS, "What a resumed run may change")[1:]}
+    for names, outcome in changed.items():
+        verdicts = {rule_of(name).verdict for name in ticked(names)}
+        allowed = {"equal", "states"} if "refused" in outcome else {"free", "word"}
+        assert verdicts <= allowed, names
 
 
 def table_rows(path: Path, heading: str = "") -> list[list[str]]:

@@ -69,6 +69,7 @@ CHANGED: dict[str, str] = {
     "sharding.zero_stage": "3",
     "sharding.offload_optimizer": "cpu",
     "sharding.offload_param": "cpu",
+    "sharding.nvme_path": "/tmp/nvme",
     "sharding.config": "zero2",
     "global_batch_size": "128",
     "trainer": "{max_steps: 10, weight_decay: 0.1}",
@@ -77,6 +78,8 @@ CHANGED: dict[str, str] = {
     "hardware.device": "A100-40GB",
     "launch.launcher": "accelerate",
     "launch.env": "{NCCL_DEBUG: INFO}",
+    "launch.max_restarts": "3",
+    "launch.hang_factor": "0",
     "fixes.disable": "[use-cache-off]",
     "early_stopping.patience": "2",
     "early_stopping.threshold": "0.5",
@@ -93,7 +96,7 @@ SPOTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("render/ds_config.py", "f'sharding.{what}'"): ("sharding.offload_optimizer", "sharding.offload_param"),
 }
 # Sections that are read as a whole: by `job.section`, and launch.env by render/command.py.
-SECTIONS = ("trainer.", "adapter.", "launch.env.")
+SECTIONS = ("trainer.", "adapter.", "fsdp.", "launch.env.")
 # Settings that only say what follows from others.
 SAID = {
     "global_batch_size": "the product of the batch, which is rendered",
@@ -177,9 +180,10 @@ def is_read(name: str, read: set[str]) -> bool:
     return name in read or name.startswith(SECTIONS)
 
 
-# `run` itself does what on_oom says: a worker that is out of memory cannot.
-OF_THE_RUN = "commands/adapting.py"
-READERS = {**modules("train", "render"), OF_THE_RUN: modules("commands")[OF_THE_RUN]}
+# `run` itself does what on_oom and launch.max_restarts say: a worker that is gone cannot; and it watches.
+OF_THE_RUN = ("commands/adapting.py", "execute/local.py")
+RUNNING = modules("commands", "execute")
+READERS = {**modules("train", "render"), **{name: RUNNING[name] for name in OF_THE_RUN}}
 READ = all_read(READERS)
 
 
@@ -261,6 +265,7 @@ def planned(folder: Path, text: str, **facts_changes: Any) -> dict[str, Any]:
 
 # What a leaf needs beside it to make sense.
 CONTEXT: dict[str, dict[str, str]] = {
+    "sharding.nvme_path": {"sharding.offload_optimizer": "nvme", "sharding.nvme_path": "/tmp/other"},
     "task": {"adapter": "null"},
     "model.quantization.double_quant": {"model.quantization.type": "nf4"},
     "model.quantization.compute_dtype": {"model.quantization.type": "nf4"},

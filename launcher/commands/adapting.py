@@ -1,8 +1,10 @@
-"""`on_oom: adapt` in a run: one try after the other, until one finishes or nothing is left to change."""
+"""The tries of a run: with less memory (`on_oom: adapt`), or the same again (`launch.max_restarts`).
+
+One after the other, until one finishes, nothing is left to change, or the restarts are used up.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.adapted import (
     Record,
-    checkpoints_of,
     earlier_settings,
     last_step,
     read_record,
@@ -19,6 +20,9 @@ from launcher.execute.adapted import (
 )
 from launcher.execute.failed import KnownFailure
 from launcher.execute.local import execute
+from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
+from launcher.execute.run_dir import locked
+from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.software import require_modules
 from launcher.plan.adapting import BY, Adaptation, adapt, is_out_of_memory, moment_of
@@ -70,41 +74,49 @@ def run_tries(
     devices: str,
     resume: str | None,
     say: Callable[[str], None],
+    limits: Limits | None = None,
+    first_pause_s: float = FIRST_PAUSE_S,
 ) -> tuple[Plan, dict[str, Any]]:
     """Execute a written run directory; the plan that finished, and its result.json.
 
-    loaded, facts: what the first plan was made from, before anything was adapted. Raises as `execute`; after
-    tries the RunFailed says what was tried.
+    A try that ran out of memory is followed by one with less (on_oom: adapt), one that failed by something
+    that may pass by the same again (launch.max_restarts). loaded, facts: what the first plan was made from,
+    before anything was adapted. limits, first_pause_s: how patient the supervisor is. Raises as `execute`;
+    after tries the RunFailed says what was tried. RecipeError when another run holds the directory.
     """
     record = read_record(run_dir)
     prepare = True
-    while True:
-        started = time.time()
-        try:
-            result = execute(
-                bundle,
-                run_dir,
-                devices=devices,
-                master_port=probe.free_port(),
-                resume=resume,
-                echo=say,
-                prepare=prepare,
-            )
-        except KnownFailure as failure:
-            step = _next(loaded, facts, bundle.plan, failure, record)
-            bundle, record, resume = _next_try(run_dir, step, record, resume, started, say)
-            prepare = False  # nothing that is adapted changes the samples
-        else:
-            return bundle.plan, result
+    with locked(run_dir) as lock:
+        begun, plan = Begun(run_dir, resume), bundle.plan
+        restarts = Restarts(begun, int(plan.value("launch.max_restarts")), say, first_pause_s)
+        while True:
+            try:
+                result = execute(
+                    bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume, echo=say,
+                    prepare=prepare, limits=limits, lock=lock,
+                )  # fmt: skip
+            except RunFailed as failure:
+                if isinstance(failure, KnownFailure) and _ran_out_of_memory(bundle.plan, failure):
+                    step = _next(loaded, facts, bundle.plan, failure, record)
+                    bundle, record, resume = _next_try(begun, step, record, say)
+                else:
+                    resume = restarts.next(failure)
+                prepare = False  # neither what is adapted nor a restart changes the samples
+            else:
+                return bundle.plan, with_restarts(run_dir, result)
+
+
+def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:
+    """Whether adapting may mend it, and is asked for."""
+    asked = plan.value("on_oom") == "adapt"
+    return asked and is_out_of_memory(failure.finding.failure.id, plan.hardware)
 
 
 def _next(
     loaded: LoadedRecipe, facts: Facts, plan: Plan, failure: KnownFailure, record: Record | None
 ) -> Adaptation:
-    """What to try next; the failure itself where adapting cannot mend it, or is not asked for."""
+    """What to try next; RunFailed where nothing is left."""
     known = failure.finding.failure.id
-    if plan.value("on_oom") != "adapt" or not is_out_of_memory(known, plan.hardware):
-        raise failure
     calls = {frame.function for frame in failure.finding.error.frames}
     before = {} if record is None else record.changes
     step = adapt(loaded, facts, plan, before=before, moment=moment_of(known, calls))
@@ -134,24 +146,19 @@ def _nothing_left(failure: KnownFailure, record: Record | None, left: str) -> Ru
 
 
 def _next_try(
-    run_dir: Path,
-    step: Adaptation,
-    record: Record | None,
-    resume: str | None,
-    started: float,
-    say: Callable[[str], None],
+    begun: Begun, step: Adaptation, record: Record | None, say: Callable[[str], None]
 ) -> tuple[Bundle, Record, str | None]:
     """Write the next try into the run directory and say what changes.
 
-    resume: what the failed try was told to continue; started: when it began (epoch, s). Returns the bundle of
-    the next one, the record, and what it is told to continue.
+    Returns the bundle of the next one, the record, and what it is told to continue.
     """
+    run_dir = begun.run_dir
     reached = last_step(run_dir)
-    whole = checkpoints_of(run_dir)
-    goes_on = None
-    if step.keeps_checkpoints:
-        goes_on = _continue(run_dir, resume, started)
-    begins = _step_of(goes_on, whole)
+    goes_on, begins, words = begun.goes_on()
+    had_any = goes_on is not None
+    if not step.keeps_checkpoints:
+        goes_on, begins, words = None, 0, []
+        begun.anew()
     entry: Mapping[str, Any] = {
         "step": reached,
         "resumed_from": begins,
@@ -165,25 +172,10 @@ def _next_try(
     say(f"\non_oom: adapt: {step.reason}")
     for key, (old, new) in step.changed.items():
         say(f"  {key}: {old} -> {new}")
-    say(f"  {_beginning(begins, reached, step.unreadable if whole or resume else '', aside)}\n")
+    for line in words:
+        say(f"  {line}")
+    say(f"  {_beginning(begins, reached, step.unreadable if had_any else '', aside)}\n")
     return bundle, record, goes_on
-
-
-def _continue(run_dir: Path, resume: str | None, started: float) -> str | None:
-    """What the next try continues: the last complete checkpoint, of this start where the user named one."""
-    if resume is None or resume == "auto":
-        return "auto" if checkpoints_of(run_dir) else None
-    written = checkpoints_of(run_dir, since=started)
-    return str(written[max(written)]) if written else resume
-
-
-def _step_of(goes_on: str | None, whole: Mapping[int, Path]) -> int:
-    if goes_on is None:
-        return 0
-    if goes_on == "auto":
-        return max(whole)
-    number = Path(goes_on).name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def _beginning(begins: int, reached: int, unreadable: str, aside: str | None) -> str:

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.commands.gather import data_problems, gather
+from launcher.commands.swapping import nvme_words
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
+from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan, plan_first
 from launcher.plan.search import Search, search
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
-from launcher.report.outcome import Outcome
+from launcher.report.outcome import Outcome, note
 from launcher.report.text import explain_text, plan_text
 
 
@@ -47,6 +49,8 @@ def plan_command(
         bundle, problems = render(error.nearest_miss), error.problems
         extra = {"would_fit": [other.to_json() for other in error.would_fit]}
         others = [other.said for other in error.would_fit]
+    for said in nvme_words(bundle.plan):
+        note(said)
     code = DoesNotFit.exit_code if problems else 0
     traced = ""
     if facts.trace is not None:
@@ -119,7 +123,7 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
             found = error.problems
         problems += found
         checked.append({"recipe": name, "valid": not found, "warnings": warnings})
-        lines.append(f"{name}: {'valid' if not found else f'{len(found)} problem(s)'}")
+        lines.append(f"{printable(name)}: {'valid' if not found else f'{len(found)} problem(s)'}")
         lines += [f"  warning: {warning}" for warning in warnings]
     code = RecipeError.exit_code if problems else 0
     return Outcome({"recipes": checked}, "\n".join(lines), problems, code)
@@ -131,11 +135,11 @@ def _try_plan(loaded: LoadedRecipe) -> list[str]:
         return []
     try:
         loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
-        make_plan(loaded, facts)
+        warnings = nvme_words(make_plan(loaded, facts))
     except DoesNotFit as error:
         return [problem.message for problem in error.problems]
     except RecipeError as error:
         if {p.code for p in error.problems} <= {"model-config-missing", "not-in-closed-form"}:
             return [problem.message for problem in error.problems]
         raise
-    return []
+    return warnings

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.doctor.check import size
-from launcher.doctor.needs import saved_text, written_bytes
+from launcher.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes, saved_text
 from launcher.errors import MachineError, Problem
+from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
 from launcher.facts.machine_disk import read_folder
 from launcher.plan.plan import Plan
 
@@ -14,22 +15,34 @@ from launcher.plan.plan import Plan
 def check_room(plan: Plan, run_dir: Path) -> None:
     """MachineError (4) where the disk of `run_dir` (which need not exist) holds less than the run will write.
 
-    What an earlier start of the same run has written there is taken off.
+    The checkpoints that an earlier start of the same run has written there are taken off.
     """
     folder = read_folder(run_dir)
-    wanted = written_bytes(plan) - _written(run_dir / "checkpoints")
+    wanted = result_bytes(plan) + _to_come(plan, run_dir / "checkpoints")
     if folder.free >= wanted:
         return
     raise MachineError(
         Problem(
             "disk-full",
-            f"the run writes {size(wanted)} ({saved_text(plan)} and the result) to {run_dir}, where "
+            f"the run still writes {size(wanted)} ({saved_text(plan)} and the result) to {run_dir}, where "
             f"{size(folder.free)} are free",
             path="trainer.save_total_limit",
             hint="make room, name another folder with --output-dir, lower trainer.save_total_limit, or save "
             "weights alone with trainer.save_only_model: true",
         )
     )
+
+
+def _to_come(plan: Plan, checkpoints: Path) -> int:
+    """Bytes of the checkpoints that are still to be written: what one really took, where one is there.
+
+    A half-written one goes before the next save. Where neither limit nor length is known, one more is.
+    """
+    there = [read_manifest(path) for path in complete_checkpoints(checkpoints).values()]
+    each = max([checkpoint_bytes(plan), *(manifest.bytes for manifest in there if manifest is not None)])
+    kept = checkpoints_kept(plan)
+    more = 1 if kept is None else max(0, kept - len(there))
+    return more * each - _written(checkpoints / SAVING)
 
 
 def _written(folder: Path) -> int:

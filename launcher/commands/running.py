@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.gather import data_problems, gather
 from launcher.commands.planning import bundle_json
+from launcher.commands.resuming import (
+    beginning,
+    check_data,
+    check_resumption,
+    finished_result,
+    readable_checkpoint,
+)
 from launcher.commands.room import check_room
+from launcher.commands.swapping import check_nvme, holding_nvme
 from launcher.diagnose.patch import edits
 from launcher.doctor.needs import needed_modules
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.adapted import read_record, with_record
+from launcher.execute.adapted import Record, read_record, with_record
 from launcher.execute.failed import KnownFailure
 from launcher.execute.remember import remember_run
-from launcher.execute.run_dir import MARKER, default_run_dir, latest_run_dir, write_run_dir
+from launcher.execute.run_dir import MARKER, write_run_dir
 from launcher.facts import probe
 from launcher.facts.software import require_modules
+from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
@@ -41,6 +51,7 @@ def run_command(
     as_json: bool,
 ) -> Outcome:
     """Plan, write the run directory, start the workers, and return what they measured."""
+    say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     if not (dry_run or tiny):
         absent = data_problems(loaded)
@@ -48,57 +59,52 @@ def run_command(
             raise RecipeError(absent)
     given = Path(loaded.path)
     planned, facts = gather(loaded, on, tiny=tiny)
-    run_dir, checkpoint = _run_dir(given, resume, output_dir)
+    begins = beginning(given, resume, output_dir)
+    run_dir = begins.run_dir
     record = None if resume is None else read_record(run_dir)
     adapted = planned if record is None else as_adapted(planned, record, run_dir)
     bundle = with_record(render(make_plan(adapted, facts)), record)
-    if not dry_run:
-        devices = check_machine(bundle.plan)
-        check_room(bundle.plan, run_dir)
-    write_run_dir(bundle, run_dir, resume=resume is not None)
-    say = note if as_json else echo
+    resumption = check_resumption(begins, bundle, say)
     if dry_run:
-        text = plan_text(bundle) + f"\nwrote {run_dir}, nothing was started\n"
+        write_run_dir(bundle, run_dir, resume=resume is not None)
+        text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
         return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
+    if (before := finished_result(begins, bundle, say)) is not None:
+        return _outcome(loaded, run_dir, before)
+    devices = check_machine(bundle.plan)
+    check_room(bundle.plan, run_dir)
+    check_nvme(bundle.plan)
+    check_data(begins, bundle, say)
+    write_run_dir(bundle, run_dir, resume=resume is not None)
     say(plan_text(bundle))
-    say(f"run directory {run_dir}\n")
-    if record is not None:
-        lines = adapted_lines(record.adaptations)
-        say("\n".join(["memory ran out before; the run goes on as it was adapted:", *lines, ""]))
+    say(f"run directory {printable(str(run_dir))}\n")
+    say_adapted(record, say)
     try:
-        finished, result = run_tries(
-            planned, facts, bundle, run_dir, devices=devices, resume=checkpoint, say=say
-        )
+        with readable_checkpoint(begins, resumption, say) as checkpoint, holding_nvme(bundle.plan, say):
+            finished, result = run_tries(
+                planned, facts, bundle, run_dir, devices=devices, resume=checkpoint, say=say
+            )
     except KnownFailure as failure:
         raise with_recipe_lines(failure, given, run_dir) from failure
     if unkept := remember_run(finished, result, facts):
         note(unkept)
+    return _outcome(loaded, run_dir, result)
+
+
+def say_adapted(record: Record | None, say: Callable[[str], None]) -> None:
+    """What an earlier start of this run has changed when memory ran out."""
+    if record is not None:
+        lines = adapted_lines(record.adaptations)
+        say("\n".join(["memory ran out before; the run goes on as it was adapted:", *lines, ""]))
+
+
+def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:
+    """What the run measured, and the command that tries what it has learnt."""
     command: list[str] = []
     if loaded.recipe.task != "image-classification":  # a picture cannot be written on a command line
         command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
     data = {"run_dir": str(run_dir), "result": result}
     return Outcome(data, result_text(result, str(run_dir), command))
-
-
-def _run_dir(recipe: Path, resume: str | None, output_dir: str | None) -> tuple[Path, str | None]:
-    """The run directory, and what EFFILAUNCH_RESUME tells the workers."""
-    if resume is None:
-        chosen = Path(output_dir) if output_dir else default_run_dir(str(recipe), Path.cwd())
-        return chosen.absolute(), None
-    if resume == "auto":
-        chosen = Path(output_dir) if output_dir else latest_run_dir(str(recipe), Path.cwd())
-        return chosen.absolute(), "auto"
-    checkpoint = Path(resume).absolute()
-    if not (checkpoint / "trainer_state.json").is_file():
-        raise RecipeError(
-            Problem(
-                "not-a-checkpoint",
-                f"{checkpoint} holds no trainer_state.json",
-                hint="name a folder such as runs/NAME/TIME/checkpoints/checkpoint-100, or auto",
-            )
-        )
-    chosen = Path(output_dir) if output_dir else checkpoint.parent.parent
-    return chosen.absolute(), str(checkpoint)
 
 
 def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> KnownFailure:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from launcher.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.doctor.needs import built_ops, cuda_ops, on_gpu, setting
 from launcher.facts.machine import Machine
+from launcher.facts.machine_build import BuildFacts
+from launcher.facts.stack import Stack
 from launcher.plan.plan import Plan
 
 _ACCEPTED = {
@@ -17,11 +21,21 @@ _OLDEST_GCC = 9
 """torch's headers are C++17, and from 2.9 on partly C++20."""
 
 
+class Builder(Protocol):
+    """The part of a machine that these checks ask; the check before an offload to NVMe reads no more."""
+
+    @property
+    def build(self) -> BuildFacts: ...
+
+    @property
+    def stack(self) -> Stack: ...
+
+
 def _for(ops: list[str]) -> str:
     return f"the run builds {', '.join(ops)} at its start"
 
 
-def _to_build(machine: Machine, plan: Plan | None) -> list[str]:
+def _to_build(machine: Builder, plan: Plan | None) -> list[str]:
     """The operators that the run compiles here: those that came compiled are left out."""
     installed = machine.stack["deepspeed"].get("installed") or []
     return [op for op in built_ops(plan) if op not in installed]
@@ -57,7 +71,7 @@ def nvcc(machine: Machine, plan: Plan | None) -> Verdict:
     )
 
 
-def compiler(machine: Machine, plan: Plan | None) -> Verdict:
+def compiler(machine: Builder, plan: Plan | None) -> Verdict:
     """A C++ compiler for the operators."""
     ops, command, version = _to_build(machine, plan), machine.build.compiler_command, machine.build.compiler
     hint = "apt install g++ (or: conda install gxx)"
@@ -71,7 +85,7 @@ def compiler(machine: Machine, plan: Plan | None) -> Verdict:
     return ok(found)
 
 
-def ninja(machine: Machine, plan: Plan | None) -> Verdict:
+def ninja(machine: Builder, plan: Plan | None) -> Verdict:
     """torch builds extensions with ninja alone."""
     ops = _to_build(machine, plan)
     if machine.build.ninja is None:
@@ -80,7 +94,7 @@ def ninja(machine: Machine, plan: Plan | None) -> Verdict:
     return ok(f"ninja {machine.build.ninja}")
 
 
-def python_headers(machine: Machine, plan: Plan | None) -> Verdict:
+def python_headers(machine: Builder, plan: Plan | None) -> Verdict:
     """Python.h, which every extension and Triton's launchers include."""
     if machine.build.python_headers:
         return ok("Python.h is there")
@@ -91,7 +105,7 @@ def python_headers(machine: Machine, plan: Plan | None) -> Verdict:
     )
 
 
-def deepspeed_ops(machine: Machine, plan: Plan | None) -> Verdict:
+def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
     """Operators that came compiled, and whether the others can be built."""
     facts, ops = machine.stack["deepspeed"], built_ops(plan)
     asked = plan is not None and plan.job.engine == "deepspeed"
@@ -114,7 +128,7 @@ def deepspeed_ops(machine: Machine, plan: Plan | None) -> Verdict:
     return ok(found)
 
 
-def _other_torch(machine: Machine) -> str | None:
+def _other_torch(machine: Builder) -> str | None:
     """The torch that the installed operators were compiled for, where it is not this one."""
     then = str(machine.stack["deepspeed"]["built_with"].get("version", "0.0"))
     now = str(machine.stack["torch"].get("version", ""))
@@ -123,7 +137,7 @@ def _other_torch(machine: Machine) -> str | None:
     return then
 
 
-def libaio(machine: Machine, plan: Plan | None) -> Verdict:
+def libaio(machine: Builder, plan: Plan | None) -> Verdict:
     """What the async_io operator of NVMe offload links."""
     asked = "async_io" in _to_build(machine, plan)
     there = machine.build.libaio or bool((machine.stack["deepspeed"].get("compatible") or {}).get("async_io"))
@@ -131,9 +145,11 @@ def libaio(machine: Machine, plan: Plan | None) -> Verdict:
         return ok("libaio is there")
     if not asked:
         return skip("no libaio", "only offload to NVMe needs it")
-    return fail(
-        "no libaio", "offload to NVMe builds async_io with it", "apt install libaio-dev, or offload to cpu"
+    hint = (
+        "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; where it "
+        "lies elsewhere, CFLAGS=-I… and LDFLAGS=-L… name the place"
     )
+    return fail("no libaio", "offload to NVMe builds DeepSpeed's async_io with it", hint)
 
 
 def build_locks(machine: Machine, plan: Plan | None) -> Verdict:

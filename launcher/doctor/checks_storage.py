@@ -6,12 +6,13 @@ from launcher.doctor.check import Check, Verdict, fail, needed, ok, size, skip, 
 from launcher.doctor.needs import (
     checkpoint_bytes,
     checkpoints_kept,
-    nvme_path,
     saved_text,
+    uses_nvme,
     weights_bytes,
     written_bytes,
 )
 from launcher.facts.machine import Machine
+from launcher.facts.machine_disk import Folder
 from launcher.plan.plan import Plan
 
 _LEAST_FREE = 10 * 2**30
@@ -52,19 +53,25 @@ def disk(machine: Machine, plan: Plan | None) -> Verdict:
 
 def nvme(machine: Machine, plan: Plan | None) -> Verdict:
     """The folder of states that are offloaded to NVMe."""
-    if plan is None or "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
+    if plan is None or not uses_nvme(plan):
         return skip("no recipe that offloads to NVMe")
-    if nvme_path(plan) is None or machine.nvme is None:
-        message = "offload to NVMe needs a folder"
-        return fail("no nvme_path", message, "set nvme_path in the profile that sharding.config names")
-    found = f"{size(machine.nvme.free)} free at {machine.nvme.path}"
-    if not machine.nvme.writable:
-        return fail(found, "this user may not write there", "set nvme_path to a folder on a local NVMe disk")
-    if machine.nvme.free < plan.memory.host.nvme:
-        return fail(found, f"the run keeps {size(plan.memory.host.nvme)} there", "make room")
-    if machine.nvme.on_network:
-        return warn(found, "a network filesystem: every step waits for it", "use a local NVMe disk")
-    return ok(found)
+    if machine.nvme is None:
+        return fail("no nvme_path", "offload to NVMe needs a folder", "set sharding.nvme_path")
+    return nvme_folder(machine.nvme, plan)
+
+
+def nvme_folder(folder: Folder, plan: Plan, swapped: int = 0) -> Verdict:
+    """The same for a folder that need not exist yet; swapped: bytes of files there that the run replaces."""
+    found = f"{size(folder.free)} free at {folder.path}"
+    hint = "set sharding.nvme_path to a folder on a local disk"
+    if not folder.writable:
+        return fail(found, "this user may not write there", hint)
+    wanted = plan.memory.host.nvme
+    if folder.free + swapped < wanted:
+        return fail(found, f"the run keeps {size(wanted)} there", f"make room, or {hint}")
+    if folder.on_network:
+        return warn(found, "a network filesystem: every step waits for it", hint)
+    return ok(found, f"the run keeps {size(wanted)} there")
 
 
 def caches(machine: Machine, plan: Plan | None) -> Verdict:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.doctor.check import size
-from launcher.memory.job import WIDTHS
-from launcher.memory.states import base_weight_bytes, engine_width, state_widths
+from launcher.memory import saved
+from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets")
@@ -63,7 +63,7 @@ def built_ops(plan: Plan | None) -> list[str]:
         ops.append("cpu_adam")
     elif any(key.startswith("optimizer") for key in profile(plan)):
         ops.append("fused_adam")
-    if "nvme" in (plan.job.offload_optimizer, plan.job.offload_param):
+    if uses_nvme(plan):
         ops.append("async_io")
     if plan.hardware.is_cpu:
         ops.append("deepspeed_shm_comm")
@@ -75,10 +75,15 @@ def cuda_ops(plan: Plan | None) -> list[str]:
     return [op for op in built_ops(plan) if op == "fused_adam" and on_gpu(plan)]
 
 
+def uses_nvme(plan: Plan | None) -> bool:
+    """Whether states or parameters are offloaded to a disk."""
+    return plan is not None and "nvme" in (plan.job.offload_optimizer, plan.job.offload_param)
+
+
 def nvme_path(plan: Plan) -> str | None:
-    """Where offloaded states go."""
-    found = (v for k, v in profile(plan).items() if k.endswith("nvme_path"))
-    return next((str(value) for value in found), None)
+    """The folder for them; None where nothing is offloaded to a disk."""
+    found = setting(plan, "sharding.nvme_path")
+    return str(found) if found and uses_nvme(plan) else None
 
 
 def reports_to(plan: Plan | None, tracker: str) -> bool:
@@ -110,31 +115,19 @@ def weights_bytes(plan: Plan) -> int:
 
 def result_bytes(plan: Plan) -> int:
     """The trained weights as one save writes them: the adapter's, or the model's."""
-    job = plan.job
-    if job.adapter:
-        return job.trainable_params * 4
-    return plan.model.loaded_params * (
-        engine_width(job.precision) if job.engine == "deepspeed" else WIDTHS[job.dtype]
-    )
+    return saved.result_bytes(plan.model, plan.job)
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """One checkpoint: weights and, unless save_only_model, what continues the run.
-
-    DeepSpeed below stage 3 writes the module's states beside the model's own file.
-    """
-    job, weights = plan.job, result_bytes(plan)
-    if setting(plan, "trainer.save_only_model", False):
-        return weights
-    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
-    copies = 2 if job.engine == "deepspeed" and job.zero_stage < 3 else 1
-    return copies * weights + int(job.trainable_params * widths.optimizer)
+    """One checkpoint: weights and, unless save_only_model, what continues the run."""
+    alone = bool(setting(plan, "trainer.save_only_model", False))
+    return saved.checkpoint_bytes(plan.model, plan.job, weights_alone=alone)
 
 
 def checkpoints_kept(plan: Plan) -> int | None:
     """The most that lie on the disk at one time; None where nothing limits them and the length is unknown.
 
-    A new one is written before the oldest goes.
+    A new one is written before the oldest goes; and the best one stays beside the newest, whatever the limit.
     """
     strategy = setting(plan, "trainer.save_strategy", "steps")
     if strategy == "no":
@@ -144,9 +137,15 @@ def checkpoints_kept(plan: Plan) -> int | None:
     written: int | None = None
     if strategy == "steps" and steps and every:
         written = -(-steps // max(1, int(every if every >= 1 else every * steps)))
-    if limit is None:
+    if not limit or limit < 0:
         return written
-    return limit + 1 if written is None else min(limit + 1, written)
+    stay = max(limit, 2 if _keeps_best(plan) else 1)
+    return stay + 1 if written is None else min(stay + 1, written)
+
+
+def _keeps_best(plan: Plan) -> bool:
+    """Whether checkpoints are compared, so that the best of them is kept."""
+    return any(setting(plan, f"trainer.{key}") for key in ("load_best_model_at_end", "metric_for_best_model"))
 
 
 def written_bytes(plan: Plan) -> int:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launcher.facts.secrets import TOKENS
+
 _SECRETS = (
-    re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"),
-    re.compile(r"\b(?:ghp|gho|ghs|ghu|github_pat|glpat|xox[abprs]|sk|pk)[-_][A-Za-z0-9_-]{8,}"),
-    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*"),  # a JSON web token
+    *TOKENS,
     re.compile(r"\b[0-9a-fA-F]{32,}\b"),  # wandb's keys are 40 hexadecimal digits
     re.compile(r"(?i)\b(?:bearer|basic) +[A-Za-z0-9._~+/=-]{8,}"),
 )

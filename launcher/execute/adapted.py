@@ -73,7 +73,7 @@ def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) ->
             write_file(kept, old.read_text("utf-8"))
             if new is None:
                 old.unlink()
-    write_run_dir(bundle, run_dir, resume=True, same_run=False)
+    write_run_dir(bundle, run_dir, resume=True)
     return aside
 
 
@@ -101,13 +101,3 @@ def last_step(run_dir: Path) -> int:
         except (ValueError, KeyError, TypeError):  # a killed process leaves half a line
             continue
     return step
-
-
-def checkpoints_of(run_dir: Path, since: float = 0.0) -> dict[int, Path]:
-    """Step -> folder of the complete checkpoints, those alone that were finished after `since` (epoch, s)."""
-    found = {}
-    for state in (run_dir / "checkpoints").glob("checkpoint-*/trainer_state.json"):
-        number = state.parent.name.rpartition("-")[2]
-        if number.isdigit() and state.stat().st_mtime >= since:
-            found[int(number)] = state.parent
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,20 @@ from typing import Any
 
 from launcher.diagnose.examine import diagnose
 from launcher.diagnose.findings import Error, Finding
-from launcher.diagnose.matching import recognise
+from launcher.diagnose.matching import recognise, weight
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.endings import hang_problem, launcher_problem, lost_problem, lost_ranks, read_stopped
+from launcher.execute.following import Ended
+from launcher.execute.supervise import Watch
+from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.failures import FAILURES
 
 PREPARE_LOG = "prepare.log"
 """In logs/: what the process wrote that prepared the data."""
+_HOST_MEMORY = "sigkill-oom"
+"""The known failure of a process that was killed for its memory."""
+_ENDS_A_PROCESS = tuple(failure for failure in FAILURES if failure.patterns and failure.id != _HOST_MEMORY)
+"""Known failures that may be why a rank is gone: none that only shows in the losses."""
 
 
 class KnownFailure(RunFailed):
@@ -33,19 +42,10 @@ def run_failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
     RunFailed, with the id of the known failure where there is one (KnownFailure, when data was prepared).
     """
     reports = _reports(run_dir)
-    if reports and reports[0].get("problems"):
-        problems = [Problem(**p) for p in reports[0]["problems"]]
-        own: dict[int, type[EffilaunchError]] = {
-            RecipeError.exit_code: RecipeError,
-            MachineError.exit_code: MachineError,
-        }
-        kind = own.get(int(reports[0].get("exit_code", 0)), RunFailed)
-        return kind(problems)
+    if (own := _own_problems(reports)) is not None:
+        return own
     problem = _reported(run_dir, reports) if reports else _ended(run_dir, code, log)
-    try:
-        findings: Sequence[Finding] = diagnose([str(run_dir)], FAILURES).findings
-    except RecipeError:  # its logs cannot be read
-        findings = []
+    findings = find_known(run_dir)
     if not (findings or reports):  # nobody wrote anything, but the way that it ended may say enough
         failure = recognise((problem.message,), FAILURES)
         findings = [] if failure is None else [Finding(failure, Error("", problem.message), (), None)]
@@ -53,6 +53,83 @@ def run_failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
         return RunFailed(problem)
     known = _known(problem, findings[0])
     return RunFailed(known) if log == PREPARE_LOG else KnownFailure(known, findings[0])
+
+
+def supervised_failure(
+    run_dir: Path, ended: Ended, before: OomKills, known: Sequence[Finding]
+) -> EffilaunchError:
+    """The same for the ranks of a run, with what the supervisor saw itself: it names the cause first.
+
+    before: the counters of the OOM killer when the ranks were started. known: for a run that hung, what its
+    logs said before it was killed.
+    """
+    reports = _reports(run_dir)
+    if (own := _own_problems(reports)) is not None:
+        return own
+    if ended.hang is not None:
+        problem = hang_problem(run_dir, ended)
+        return KnownFailure(_known(problem, known[0]), known[0]) if known else RunFailed(problem)
+    watch = ended.watch
+    if watch is not None and watch.lost and (watch.lost_alone or not any(map(_is_cause, reports))):
+        return _lost(run_dir, ended, watch, before)
+    if ended.code < 0 and watch is not None and watch.statuses and not reports:
+        problem = launcher_problem(run_dir, ended.code, read_stopped(run_dir))
+        return _out_of_memory(problem) if has_killed(before, read_oom_kills()) else RunFailed(problem)
+    return run_failure(run_dir, ended.code, "launcher.log")
+
+
+def failures_while_stopping(run_dir: Path) -> list[str]:
+    """What the ranks reported, the earliest first, one sentence each."""
+    return [f"rank {r.get('rank')} failed: {r.get('type')}: {r.get('message')}" for r in _reports(run_dir)]
+
+
+def find_known(run_dir: Path) -> Sequence[Finding]:
+    """The known failures that the logs show; none where they cannot be read."""
+    try:
+        return diagnose([str(run_dir)], FAILURES).findings
+    except RecipeError:
+        return []
+
+
+def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> EffilaunchError:
+    """Ranks that vanished. What the others say then, that they cannot reach them, is no cause."""
+    sentence, code = lost_ranks(run_dir, ended, watch)
+    problem = lost_problem(run_dir, sentence, sorted(watch.lost))
+    if code == -signal.SIGKILL:
+        killed = has_killed(before, read_oom_kills())
+        return RunFailed(problem) if killed is False else _out_of_memory(problem, certain=bool(killed))
+    findings = [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]
+    if findings:  # such as a collective's timeout, at which NCCL aborts the process
+        told = _known(problem, findings[0])
+        message = f"{told.message.rstrip('.')}; {sentence}"
+        return KnownFailure(replace(told, code=findings[0].failure.id, message=message), findings[0])
+    return RunFailed(problem)
+
+
+def _out_of_memory(problem: Problem, *, certain: bool = True) -> KnownFailure:
+    """A process that the kernel killed for its memory, or that may have been where nothing tells."""
+    failure = next(failure for failure in FAILURES if failure.id == _HOST_MEMORY)
+    if certain:
+        problem = replace(problem, message=f"{problem.message}: the kernel's OOM killer did it")
+    finding = Finding(failure, Error("", problem.message), (), None)
+    return KnownFailure(_known(problem, finding), finding)
+
+
+def _is_cause(report: dict[str, Any]) -> bool:
+    """Whether what a rank reported may have ended the run: not that another one is gone."""
+    return weight(Error(str(report.get("type", "")), str(report.get("message", "")))) == 0
+
+
+def _own_problems(reports: list[dict[str, Any]]) -> EffilaunchError | None:
+    """The problems that the first process named itself, under the exit code that it chose."""
+    if not reports or not reports[0].get("problems"):
+        return None
+    problems = [Problem(**p) for p in reports[0]["problems"]]
+    own: dict[int, type[EffilaunchError]] = {
+        RecipeError.exit_code: RecipeError,
+        MachineError.exit_code: MachineError,
+    }
+    return own.get(int(reports[0].get("exit_code", 0)), RunFailed)(problems)
 
 
 def _reports(run_dir: Path) -> list[dict[str, Any]]:

@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
+import re
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from typing import Any
 
-from launcher.errors import Interrupted, Problem
+from launcher.diagnose.findings import Finding
 from launcher.execute.build_locks import remove_stale_locks
+from launcher.execute.converting import show_in_ds_config
+from launcher.execute.endings import STOPPED, interruption, read_stopped
 from launcher.execute.environment import mend_environment
-from launcher.execute.failed import PREPARE_LOG, run_failure
+from launcher.execute.failed import (
+    PREPARE_LOG,
+    failures_while_stopping,
+    find_known,
+    run_failure,
+    supervised_failure,
+)
+from launcher.execute.following import Ended, Start, follow
+from launcher.execute.guard import WORKERS_LEAVE_S
 from launcher.execute.run_dir import MARKER, record_bound
 from launcher.execute.shared_buffers import remove_shared_buffers
+from launcher.execute.supervise import Limits, Watch
+from launcher.facts.oom_kills import read_oom_kills
+from launcher.plan.plan import Plan
 from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
 
-GRACE_S = 35.0
-"""DeepSpeed's launcher and torchrun kill their workers 30 s after SIGTERM; ours waits a little longer."""
-
-KILL_S = 2.0
-"""A killed process is gone at once, unless it hangs in the kernel; nothing can be done about that one."""
+PREPARE_STOP_S = 10.0
+"""The process that prepares data has nothing to save: what it wrote before stays."""
+LEAST_STOP_S = 60.0
+"""A step and a save, where the plan expects less."""
+_TRY = "==== try "
+"""Begins the line between two tries of a run in all its logs."""
 
 
 def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
     """The bundle's two argvs (prepare, launch) and environment with the late values in place."""
+    names = re.compile("{(" + "|".join(map(re.escape, values)) + ")}")
 
-    def fill(text: str) -> str:
-        for name, value in values.items():
-            text = text.replace("{" + name + "}", value)
-        return text
+    def fill(text: str) -> str:  # in one pass: a folder may be called {devices}
+        return names.sub(lambda found: values[found[1]], text)
 
     prepare, command = ([fill(word) for word in words] for words in (bundle.prepare, bundle.command))
     return prepare, command, {k: fill(v) for k, v in bundle.env.items()}
@@ -52,11 +63,14 @@ def prepare_data(
     if samples is not None:
         prepare.append(str(samples))
     log = run_dir / "logs" / PREPARE_LOG
-    again = "run the command again; what was prepared before stays in the cache"
     full_env, _ = _mended(bundle, env)
-    code = _follow(prepare, full_env, log, echo, own_stderr=True, again=again)
-    if code != 0 or not (run_dir / "data.json").is_file():
-        raise run_failure(run_dir, code, log.name)
+    start = Start(prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=0.0, own_stderr=True)
+    ended = follow(start)
+    if ended.stopped_by is not None:
+        again = "run the command again; what was prepared before stays in the cache"
+        raise interruption(run_dir, ended, again=again)
+    if ended.code != 0 or not (run_dir / "data.json").is_file():
+        raise run_failure(run_dir, ended.code, log.name)
 
 
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -83,114 +97,92 @@ def execute(
     resume: str | None,
     echo: Callable[[str], None],
     prepare: bool = True,
+    limits: Limits | None = None,
+    lock: int | None = None,
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
     `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
-    run directory has its data.json already. Raises RunFailed (5; KnownFailure where the workers met a failure
-    of the registry), RecipeError (2) or MachineError (4) when a process found the recipe, its data or the
-    machine at fault, Interrupted (130) after SIGINT or SIGTERM. No process of the group outlives this call.
+    run directory has its data.json already. lock: descriptor of the run directory's lock, where it is held.
+    Raises RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
+    MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
+    after SIGINT, SIGTERM or SIGUSR1. No process that it started outlives this call, whatever ends it.
     """
     bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
     _, argv, env = bind(bundle, bound)
-    written = {log.name: log.stat().st_size for log in (run_dir / "logs").glob("*.log")}
-    record_bound(run_dir, {**bound, "command": argv, "log_bytes": written})
-    (run_dir / MARKER).unlink(missing_ok=True)
-    for stale in (run_dir / "logs").glob("error-*.json"):
-        stale.unlink()
+    _begin_try(run_dir, bound, argv, resume)
+    show_in_ds_config(bundle, run_dir, resume)
     full_env, notes = _mended(bundle, env)
     for note in notes:
         echo(note)
     if prepare:
         prepare_data(bundle, run_dir, echo=echo)
-    for lock in remove_stale_locks(full_env):
-        echo(f"removed {lock}: a killed build left it, and every later build would wait for it")
+    for build_lock in remove_stale_locks(full_env):
+        echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
     if resume is not None:
         full_env["EFFILAUNCH_RESUME"] = resume
-    remove_shared_buffers(master_port)
+    watch = _watch(bundle.plan, run_dir, limits or Limits())
+    start = Start(
+        argv, full_env, run_dir / "logs" / "launcher.log", echo,
+        stop_s=max(LEAST_STOP_S, 2 * watch.save_s) + 5.0, orphaned_s=WORKERS_LEAVE_S,
+        master_port=master_port, lock=lock, watch=watch,
+    )  # fmt: skip
+    return _outcome(run_dir, start)
+
+
+def _outcome(run_dir: Path, start: Start) -> dict[str, Any]:
+    """Run the ranks to their end; result.json, or the error that says how they ended."""
+    known: Sequence[Finding] = ()
+
+    def look_before_the_kill() -> None:
+        nonlocal known
+        known = find_known(run_dir)
+
+    before = read_oom_kills()
+    remove_shared_buffers(start.master_port)
     try:
-        code = _follow(argv, full_env, run_dir / "logs" / "launcher.log", echo)
+        ended: Ended = follow(start, look_before_the_kill)
     finally:
-        remove_shared_buffers(master_port)
+        remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    raise run_failure(run_dir, code, "launcher.log")
+    if ended.stopped_by is not None or (ended.code == 0 and read_stopped(run_dir) is not None):
+        raise interruption(run_dir, ended, failed=failures_while_stopping(run_dir))
+    raise supervised_failure(run_dir, ended, before, known)
 
 
-def _follow(
-    argv: list[str],
-    env: dict[str, str],
-    log: Path,
-    echo: Callable[[str], None],
-    *,
-    own_stderr: bool = False,
-    again: str = "continue it with --resume auto",
-) -> int:
-    """Start `argv` in a session of its own, copy its output, empty the group, return its exit code.
-
-    own_stderr: in a terminal the process writes its stderr there itself, so that its bars can move.
-    again: what an interrupted user may do next.
-    """
-    caught: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        caught.append(number)
-        _signal_group(process.pid, signal.SIGTERM)
-
-    with log.open("a", encoding="utf-8") as file:
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=None if own_stderr and sys.stderr.isatty() else subprocess.STDOUT,
-            start_new_session=True,
-        )
-        old = {n: signal.signal(n, forward) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            assert process.stdout is not None, "stdout is a pipe"
-            _copy_lines(process.stdout, file, echo)
-            code = process.wait()
-            _empty_group(process.pid, GRACE_S if caught else 5.0)
-        finally:
-            _empty_group(process.pid, 0.0)
-            if process.stdout is not None:
-                process.stdout.close()
-            for number, handler in old.items():
-                signal.signal(number, handler)
-    if caught:
-        message = f"{signal.Signals(caught[0]).name}: the run was stopped"
-        raise Interrupted(Problem("interrupted", message, file=str(log.parent.parent), hint=again))
-    return code
+def _watch(plan: Plan, run_dir: Path, limits: Limits) -> Watch:
+    """What to expect of the ranks."""
+    known = "runtime.stop_seconds" in plan.settings
+    expected = float(plan.value("runtime.stop_seconds")) if known else 0.0
+    return Watch(run_dir, float(plan.value("launch.hang_factor")), expected, limits)
 
 
-def _copy_lines(stream: IO[bytes], log: IO[str], echo: Callable[[str], None]) -> None:
-    for raw in stream:
-        # A progress bar redraws itself after each \r; what it showed last is what is kept.
-        line = raw.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2]
-        log.write(line + "\n")
-        log.flush()
-        echo(line)
+def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], resume: str | None) -> None:
+    """Clear away what an earlier try said of itself, and tell in every log which try comes now."""
+    logs = run_dir / "logs"
+    number = _tries_in(logs / "launcher.log") + 1
+    begins = f"from {Path(resume).name}" if resume else "from the start"
+    moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for log in logs.glob("*.log"):
+        with log.open("a", encoding="utf-8") as stream:
+            stream.write(f"{_TRY}{number}, {moment}, {begins} ====\n")
+    written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
+    record_bound(run_dir, {**bound, "command": list(argv), "log_bytes": written})
+    stale = [
+        run_dir / MARKER,
+        run_dir / STOPPED,
+        *logs.glob("error-*.json"),
+        *logs.glob("status-rank-*.json"),
+    ]
+    for path in stale:
+        path.unlink(missing_ok=True)
 
 
-def _signal_group(group: int, number: int) -> bool:
-    """Signal a process group; False when nobody is left in it."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _empty_group(group: int, wait_s: float) -> None:
-    """Wait for the group to empty, then kill what is left: no orphan survives."""
-    _wait_until_empty(group, wait_s)
-    if _signal_group(group, signal.SIGKILL):
-        _wait_until_empty(group, KILL_S)
-
-
-def _wait_until_empty(group: int, wait_s: float) -> None:
-    deadline = time.monotonic() + wait_s
-    while time.monotonic() < deadline and _signal_group(group, 0):
-        time.sleep(0.05)
+def _tries_in(log: Path) -> int:
+    """How often the ranks were started before: the first time leaves no line, only the log."""
+    if not log.is_file():
+        return 0
+    with log.open(encoding="utf-8", errors="replace") as stream:
+        return 1 + sum(line.startswith(_TRY) for line in stream)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
+import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.status import process_started
 from launcher.render.bundle import Bundle, dump_json
 
 MARKER = "COMPLETED"
 """Written last by rank 0: a run is done only when this file says so."""
-
-# Settings that may differ between a run and its continuation: they change its length and its reports.
-MAY_CHANGE = (
-    "trainer.max_steps",
-    "trainer.num_train_epochs",
-    "trainer.logging_",
-    "trainer.save_",
-    "trainer.eval_",
-    "trainer.report_to",
-    "trainer.run_name",
-    "launch.env.",
-    "on_oom",
-)
+LOCK = ".lock"
+"""Held while a run lives in this directory (flock); holds the pid of the run."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+"""Answers of a file system that knows no locks, such as Lustre mounted without `flock`."""
+_OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", "recipe.yaml.part", "plan.json.part")
+"""What a start leaves that was killed before its plan was written."""
 
 
 def default_run_dir(recipe_file: str, root: Path) -> Path:
@@ -39,25 +38,20 @@ def default_run_dir(recipe_file: str, root: Path) -> Path:
     return candidate
 
 
-def latest_run_dir(recipe_file: str, root: Path) -> Path:
-    """The newest run directory of this recipe; RecipeError when there is none."""
+def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
+    """The newest run directory of this recipe; None when there is none."""
     folder = root / "runs" / Path(recipe_file).stem
     found = sorted(p for p in folder.glob("*") if (p / "plan.json").is_file())
-    if not found:
-        raise RecipeError(
-            Problem("nothing-to-resume", f"no run directory under {folder}", hint="drop --resume")
-        )
-    return found[-1]
+    return found[-1] if found else None
 
 
-def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool, same_run: bool = True) -> None:
-    """Write the bundle's files. A non-empty folder is refused (exit 2), unless it is resumed.
-
-    same_run: whether a resumed run must have the settings that it was started with.
-    """
+def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
+    """Write the bundle's files. A non-empty folder is refused (exit 2), unless a run in it is resumed."""
     try:
-        occupied = run_dir.exists() and any(run_dir.iterdir())
-        if occupied and not resume:
+        _check_free(run_dir)
+        own = _OF_A_START if resume and not (run_dir / "plan.json").is_file() else ()
+        occupied = run_dir.exists() and any(path.name not in own for path in run_dir.iterdir())
+        if occupied and not (resume and (run_dir / "plan.json").is_file()):
             raise RecipeError(
                 Problem(
                     "run-dir-not-empty",
@@ -65,13 +59,11 @@ def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool, same_run: bool
                     hint="name another --output-dir, or --resume auto to continue that run",
                 )
             )
-        if resume and same_run:
-            _check_same_run(bundle, run_dir)
         for name in ("logs", "checkpoints"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         for name, text in bundle.files.items():
-            if name == "recipe.yaml" and (run_dir / name).exists():
-                continue
+            if name == "recipe.yaml" and any((run_dir / "checkpoints").glob("checkpoint-*")):
+                continue  # what the run was begun with
             write_file(run_dir / name, text)
     except OSError as error:
         raise RecipeError(
@@ -84,32 +76,53 @@ def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool, same_run: bool
     (run_dir / "command.sh").chmod(0o755)
 
 
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[int]:
+    """Hold the run directory, so that no second run writes into it; the lock's descriptor.
+
+    RecipeError `run-dir-in-use` when another process holds it: a run, or what is left of one that was killed.
+    On a file system without locks nothing is held.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / LOCK).open("a+", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise RecipeError(_in_use(run_dir, stream.read().strip())) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        stream.truncate(0)
+        stream.write(f"{os.getpid()}\n")
+        stream.flush()
+        yield stream.fileno()
+
+
+def _check_free(run_dir: Path) -> None:
+    """RecipeError when another process holds the run directory; this one may."""
+    lock = run_dir / LOCK
+    if not lock.is_file() or lock.read_text("utf-8").strip() == str(os.getpid()):
+        return
+    with locked(run_dir):
+        pass
+
+
+def _in_use(run_dir: Path, holder: str) -> Problem:
+    alive = holder.isdigit() and process_started(int(holder)) is not None
+    who = f"by process {holder}" if alive else "by what a killed run left, which ends within about a minute"
+    return Problem(
+        "run-dir-in-use",
+        f"the run directory {run_dir} is in use {who}",
+        hint="wait for that run, end it, or name another --output-dir",
+    )
+
+
 def write_file(path: Path, text: str) -> None:
     """Write aside, then rename: a file is whole or absent."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
-
-
-def _check_same_run(bundle: Bundle, run_dir: Path) -> None:
-    """RecipeError when the plan on disk would train something else than this bundle."""
-    path = run_dir / "plan.json"
-    if not path.is_file():
-        raise RecipeError(Problem("nothing-to-resume", f"{run_dir} holds no plan.json", hint="drop --resume"))
-    old = {key: s["value"] for key, s in json.loads(path.read_text("utf-8"))["settings"].items()}
-    new = {key: s["value"] for key, s in json.loads(bundle.files["plan.json"])["settings"].items()}
-    problems = [
-        Problem(
-            "resume-differs",
-            f"the run was started with {old.get(key)!r}, the recipe now says {new.get(key)!r}",
-            path=key,
-            hint="restore the value, or start a new run",
-        )
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)
-    ]
-    if problems:
-        raise RecipeError(problems)
 
 
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:

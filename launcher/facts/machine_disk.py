@@ -102,7 +102,7 @@ def _dead_buffers(folder: Path) -> list[tuple[Path, int]]:
     found = []
     mapped: set[str] | None = None
     for path in sorted(folder.glob(BUFFERS)):
-        mapped = _mapped(folder) if mapped is None else mapped
+        mapped = mapped_files(folder) if mapped is None else mapped
         try:
             size = path.stat().st_blocks * 512
         except OSError:  # its owner removes it just now
@@ -112,7 +112,7 @@ def _dead_buffers(folder: Path) -> list[tuple[Path, int]]:
     return found
 
 
-def _mapped(folder: Path) -> set[str]:
+def mapped_files(folder: Path) -> set[str]:
     """Files of `folder` that living processes have mapped."""
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):

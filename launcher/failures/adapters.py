@@ -153,7 +153,8 @@ ADAPTERS = (
         id="fsdp-double-checkpointing",
         title="FSDP's checkpointing and the Trainer's at once",
         cause="Both switches are on; the Trainer refuses.",
-        mend="keep FSDP's own activation_checkpointing and switch the Trainer's off",
+        mend="switch one of them off; accelerate's for FSDP recomputes with other dropout masks, so with "
+        "dropout keep the Trainer's",
         source="transformers/trainer.py",
         places=(Place("refusal", "owned-key"), Place("diagnose")),
         patterns=(

@@ -132,9 +132,14 @@ DEEPSPEED_ENGINE = (
         id="nvme-path-missing",
         title="NVMe offload without a path",
         cause="offload to nvme needs nvme_path; DeepSpeed accepts the config without it and stops later.",
-        mend="name nvme_path on a local disk, or offload to cpu",
+        mend="name `sharding.nvme_path`, a folder on a local disk, or offload to cpu",
         source="deepspeed/runtime/zero/partition_parameters.py",
-        places=(Place("refusal", "unsupported"), Place("lint", "ds-nvme-path-missing"), Place("diagnose")),
+        places=(
+            Place("refusal", "nvme-path-missing"),
+            Place("lint", "ds-nvme-path-missing"),
+            Place("doctor", "nvme"),
+            Place("diagnose"),
+        ),
         patterns=(
             r'"nvme_path" in DeepSpeed Config cannot be None',
             r"(?s)not NoneType\n.*\bin _configure_tensor_swapping\b",

@@ -169,7 +169,7 @@ QUANTIZATION = (
         "all of them; FSDP1 ends with an error.",
         mend="set bnb_4bit_quant_storage to the compute dtype, or use DeepSpeed",
         source="accelerate/utils/fsdp_utils.py",
-        places=(Place("refusal", "unsupported"), Place("diagnose")),
+        places=(Place("refusal", "fsdp-quantized"), Place("diagnose")),
         patterns=(
             r"Cannot flatten integer dtype tensors",
             r"Must flatten tensors with uniform dtype but got .{0,80}torch\.u?int8",

@@ -26,6 +26,8 @@ SAME_AS_RECIPE = {
     f"{ZERO}.stage": "sharding.zero_stage",
     f"{ZERO}.offload_optimizer.device": "sharding.offload_optimizer",
     f"{ZERO}.offload_param.device": "sharding.offload_param",
+    f"{ZERO}.offload_optimizer.nvme_path": "sharding.nvme_path",
+    f"{ZERO}.offload_param.nvme_path": "sharding.nvme_path",
 }
 TRAINER_DEFAULTS = {"trainer.max_grad_norm": 1.0, "trainer.weight_decay": 0.0, "trainer.adam_epsilon": 1e-8}
 DEEPSPEED_CLIPS_AT = 1.0

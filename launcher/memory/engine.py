@@ -29,10 +29,6 @@ ALLREDUCE_VALUES = 500_000_000
 """Values that DeepSpeed's stage 0 flattens at a time to reduce them (MEMORY_OPT_ALLREDUCE_SIZE)."""
 SUB_GROUP_VALUES = 1_000_000_000
 """DeepSpeed's default sub_group_size: values of a partition that stage 3 updates at a time."""
-OPTIMIZER_BUFFERS, PARAM_BUFFERS, PARAM_BUFFER_VALUES = 4, 5, 100_000_000
-"""DeepSpeed's defaults for NVMe: buffers of a sub-group each, and buffers of parameters."""
-PARAMS_IN_HOST_VALUES = 1_000_000_000
-"""DeepSpeed's default max_in_cpu: parameters that stay in host memory under NVMe offload."""
 
 
 def sharded_states(spec: ModelSpec, job: MemoryJob) -> States:
@@ -60,7 +56,7 @@ def sharded_states(spec: ModelSpec, job: MemoryJob) -> States:
     if job.engine == "deepspeed" and job.offload_optimizer != "none":
         states = _offload_optimizer(states, spec, job)
     if job.engine == "deepspeed" and job.offload_param != "none":
-        states = _offload_params(states, job, frozen)
+        states = _offload_params(states, spec, job)
     return states
 
 
@@ -87,6 +83,12 @@ def keeps_gradients(job: MemoryJob) -> bool:
     """
     partition = job.engine == "deepspeed" and job.zero_stage == 3 and job.offload_optimizer == "none"
     return job.accumulation != 1 or partition
+
+
+def waits_unsharded(job: MemoryJob) -> bool:
+    """Whether FSDP2 keeps whole gradients between the micro-batches of a step."""
+    accumulates = job.accumulation != 1 and not job.reduces_each
+    return job.engine == "fsdp" and accumulates and job.data_parallel > 1
 
 
 def trained_shapes(spec: ModelSpec, job: MemoryJob) -> list[Shape]:
@@ -139,7 +141,7 @@ def _fsdp_states(states: States, job: MemoryJob) -> States:
     if job.offload_param != "none":
         # CPUOffloadPolicy moves parameters, gradients and optimizer states as one.
         return replace(states, weights=0, gradients=0, optimizer=0, host=states.total)
-    if job.accumulation != 1 and job.data_parallel > 1:
+    if waits_unsharded(job):
         # Between the micro-batches of a step nothing is reduced: gradients wait unsharded, until the last
         # backward pass turns them into shards layer by layer.
         waiting = job.trainable_params * (2 if job.precision in MIXED else WIDTHS[job.dtype])
@@ -156,7 +158,7 @@ def _offload_optimizer(states: States, spec: ModelSpec, job: MemoryJob) -> State
         # The partition of 16-bit gradients is page-locked for the whole run.
         staging = width * owned
         if job.offload_optimizer == "nvme":
-            staging += OPTIMIZER_BUFFERS * 4 * min(owned, SUB_GROUP_VALUES)
+            staging += job.optimizer_buffers * 4 * _sub_group(spec, job, owned)
             return replace(states, gradients=0, optimizer=0, staging=staging, nvme=updated)
         return replace(states, gradients=0, optimizer=0, host=updated, staging=staging)
     # What travels back in 16 bits and one gradient; stage 2 accumulates its partition there, too.
@@ -167,17 +169,27 @@ def _offload_optimizer(states: States, spec: ModelSpec, job: MemoryJob) -> State
     return replace(states, gradients=gradients, optimizer=0, host=updated, staging=staging)
 
 
-def _offload_params(states: States, job: MemoryJob, frozen: int) -> States:
+def _sub_group(spec: ModelSpec, job: MemoryJob, owned: int) -> int:
+    """Values of a rank's largest sub-group: it is closed by the parameter that fills it."""
+    return min(owned, SUB_GROUP_VALUES + -(-largest_tensor(spec) // job.data_parallel))
+
+
+def _offload_params(states: States, spec: ModelSpec, job: MemoryJob) -> States:
     width = engine_width(job.precision)
     if job.offload_param == "cpu":
         return replace(states, weights=0, host=states.host + states.weights)
-    stays = min(states.weights, width * PARAMS_IN_HOST_VALUES)
+    stays = min(states.weights, width * job.params_in_host)
+    staging = states.staging + job.param_buffers * job.param_buffer_values * width
+    if stays < states.weights:
+        # What an updated sub-group is written through.
+        staging += width * _sub_group(spec, job, -(-job.trainable_params // job.data_parallel))
     return replace(
         states,
         weights=0,
         host=states.host + stays,
-        staging=states.staging + PARAM_BUFFERS * PARAM_BUFFER_VALUES * width,
-        nvme=states.nvme + states.weights - stays,
+        staging=staging,
+        # Each parameter is written when it is made, also one that is then kept in host memory.
+        nvme=states.nvme + states.weights,
     )
 
 

@@ -79,7 +79,7 @@ def _fsdp(spec: ModelSpec, job: MemoryJob) -> Held:
     share = min(1.0, job.trainable_params / spec.loaded_params)
     trained = 0.0 if job.adapter else 1.0
     reduced, of_head = share * whole, trained * head
-    local = width if job.accumulation == 1 else 0.0
+    local = width if job.accumulation == 1 or job.reduces_each else 0.0
     if spec.head.tied:
         kept = head + of_head
         return Held(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import sharded_states
-from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.job import MemoryJob
 from launcher.memory.states import base_weight_bytes, engine_width, trained_width
 from launcher.memory.tensor_parallel import on_rank
 
@@ -66,12 +66,12 @@ def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int)
 
 
 def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
-    """Below stage 3 each rank reads the whole model; at stage 3 and under FSDP2 one rank does."""
+    """Below stage 3 each rank reads the whole model; at stage 3 and, as a rule, under FSDP2 one rank does."""
     if job.quantization != "none" or job.spread > 1:
         return 0  # straight to the devices, through memory maps
     one = base_weight_bytes(spec, job.dtype) * (2 if job.reference_model else 1)
-    sharded = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage == 3)
-    return one if sharded else local * one
+    sharded = job.engine == "deepspeed" and job.zero_stage == 3
+    return one if sharded or (job.engine == "fsdp" and not job.each_loads) else local * one
 
 
 def _saving(spec: ModelSpec, job: MemoryJob, hardware: Hardware, local: int) -> int:
@@ -87,7 +87,7 @@ def _saving(spec: ModelSpec, job: MemoryJob, hardware: Hardware, local: int) -> 
         return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
     width = trained_width(job.engine, job.precision, job.dtype, job.adapter)
     if job.engine == "fsdp":
-        return model * width if not job.adapter else model * width + spec.loaded_params * WIDTHS[job.dtype]
+        return model * width  # rank 0 gathers what was trained
     return 0 if hardware.is_cpu else min(model * width, SAVED_FILE_BYTES)
 
 

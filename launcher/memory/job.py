@@ -64,8 +64,20 @@ class MemoryJob:
     """Paths of the modules that have an adapter (`ModelSpec.adapted_paths`); None: all linears."""
     extra_frozen: int = 0
     """Bytes of embedding copies that adapters over added tokens hold; ZeRO-3 trains them (`whole_copies`)."""
+    reduces_each: bool = False
+    """FSDP2: gradients become shards after every micro-batch, not after the last one of a step."""
+    each_loads: bool = False
+    """FSDP2: every rank reads all weights, not one rank for all."""
     optim_args: str = ""
     """trainer.optim_args, which gives SGD and RMSprop a momentum."""
+    optimizer_buffers: int = 4
+    """Offload to NVMe: page-locked buffers of a sub-group of the optimizer's each."""
+    param_buffers: int = 5
+    """Offload to NVMe: page-locked buffers of a parameter each."""
+    param_buffer_values: int = 100_000_000
+    """Values of one of those; DeepSpeed's default."""
+    params_in_host: int = 1_000_000_000
+    """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
 
     @property
     def whole_copies(self) -> int:

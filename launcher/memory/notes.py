@@ -5,6 +5,7 @@ from __future__ import annotations
 from launcher.facts.hardware import Hardware
 from launcher.facts.heads import LM_TASKS
 from launcher.facts.model import ModelSpec
+from launcher.memory.engine import waits_unsharded
 from launcher.memory.job import MemoryJob
 from launcher.memory.optimizers import optimizer_of
 
@@ -21,7 +22,7 @@ def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
         notes.append("ZeRO's flat partitions cannot be factored: Adafactor keeps a value per parameter")
     if job.engine == "fsdp" and job.quantization != "none":
         notes.append("FSDP2 does not shard quantised weights")
-    if job.engine == "fsdp" and job.accumulation != 1 and job.data_parallel > 1:
+    if waits_unsharded(job):
         notes.append("gradients wait unsharded between the micro-batches of a step")
     return tuple(notes)
 

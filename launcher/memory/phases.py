@@ -148,7 +148,8 @@ class _Pass:
 def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
     """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held."""
     stacks = make_stacks(part, job, d)
-    accumulated = keeps_gradients(job)
+    # What FSDP2 reduces after each micro-batch is added to the shards, not to what a layer has just made.
+    accumulated = keeps_gradients(job) and not job.reduces_each
     running = max(gradient_width, unsharded)
 
     def cost(block: Block) -> LayerCost:
@@ -161,7 +162,7 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
     batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
     shared = sum(shared_bytes(stack) for stack in stacks) + batches
     shared += masks if job.checkpointing else 0
-    width = 0.0 if accumulated else gradient_width
+    width = 0.0 if keeps_gradients(job) else gradient_width
     return _Pass(costs, head, shared, masks, job.checkpointing, width)
 
 

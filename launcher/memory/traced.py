@@ -34,7 +34,7 @@ def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
     return {
         **{name: getattr(job, name) for name in _CHOICES},
         "cast_by": job.engine if _casts(job) else None,
-        "keeps_gradients": job.accumulation != 1,
+        "keeps_gradients": job.accumulation != 1 and not job.reduces_each,
         "on_cpu": hardware.is_cpu,
         "flash": capability is not None and capability >= _FLASH,
     }

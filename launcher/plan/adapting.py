@@ -164,7 +164,7 @@ def _kept(loaded: LoadedRecipe, failed: Plan) -> Changes:
     }
     if loaded.recipe.model.quantization == "auto":
         kept["model.quantization"] = job.quantization
-    # What a base profile says it goes on saying, a recipe may have no word for it (nvme).
+    # What a base profile says it goes on saying.
     return {key: value for key, value in kept.items() if key not in _of_profile(failed)}
 
 
@@ -228,7 +228,8 @@ def _shared_out(failed: Plan) -> Iterator[tuple[Changes, str]]:
 def _sharings(failed: Plan) -> Iterator[tuple[Changes, str]]:
     """More ranks that share, then the host's memory; a CPU has no other memory to move to."""
     job = failed.job
-    stage = job.zero_stage if job.engine == "deepspeed" else 0
+    # FSDP2 shares out what ZeRO-3 does.
+    stage = {"deepspeed": job.zero_stage, "fsdp": 3}.get(job.engine, 0)
     if failed.batch.data_parallel > 1:
         higher = stage
         while (higher := _NEXT_STAGE.get(higher, 0)) > 0:
@@ -241,8 +242,9 @@ def _sharings(failed: Plan) -> Iterator[tuple[Changes, str]]:
             "out of memory: the optimizer's states move to the host",
         )
     if job.offload_param == "none":
+        states = "cpu" if job.offload_optimizer == "none" else job.offload_optimizer
         yield (
-            {_ENGINE: "deepspeed", _STAGE: 3, _OPTIMIZER: "cpu", _PARAM: "cpu"},
+            {_ENGINE: "deepspeed", _STAGE: 3, _OPTIMIZER: states, _PARAM: "cpu"},
             "out of memory: weights and optimizer states live on the host",
         )
 
@@ -276,6 +278,8 @@ def _unreadable(failed: Plan, plan: Plan) -> str:
         return f"DeepSpeed cannot read those of {old.engine}"
     if old.engine == "deepspeed" and _FILES_OF_STAGE[old.zero_stage] != _FILES_OF_STAGE[new.zero_stage]:
         return f"ZeRO-{new.zero_stage} cannot read those of ZeRO-{old.zero_stage}"
+    if "nvme" in (old.offload_optimizer, new.offload_optimizer):
+        return "DeepSpeed loses the optimizer's moments where it reads states that lie on a disk"
     if old.offload_optimizer != new.offload_optimizer:
         return "DeepSpeedCPUAdam, which updates on the host, cannot read the states in them"
     return ""

@@ -178,7 +178,7 @@ def _pinned(recipe: Recipe) -> Iterator[tuple[str, Any]]:
         yield "trainer.activation_checkpointing", True
     if recipe.trainer.get("per_device_train_batch_size", 1) != 1:
         yield "trainer.per_device_train_batch_size", None
-    if recipe.sharding.engine == "ddp":
+    if recipe.sharding.engine in ("ddp", "fsdp"):
         yield "sharding.engine", "auto"
     if recipe.sharding.zero_stage != "auto":
         yield "sharding.zero_stage", "auto"

@@ -146,11 +146,12 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
         ),
         "PYTHONUNBUFFERED": ("1", "the last lines before a crash must reach the log"),
     }
-    offloads = "cpu" in (draft.get("sharding.offload_optimizer"), draft.get("sharding.offload_param"))
+    moved = {draft.get("sharding.offload_optimizer"), draft.get("sharding.offload_param")}
+    offloads = moved & {"cpu", "nvme"}
     if hardware.is_cpu or offloads:
         threads = max(1, cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
-    if hardware.is_cpu and draft.get("sharding.engine") == "ddp":
+    if hardware.is_cpu and draft.get("sharding.engine") != "deepspeed":
         # Under DeepSpeed the same variable would make accelerate choose DDP without a word.
         values["ACCELERATE_USE_CPU"] = (
             "true",

@@ -106,13 +106,13 @@ def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
                 f"python starts one process, the hardware asks for {processes}",
                 "use launcher auto, or hardware with one device",
             )
-        if launcher == "deepspeed" and engine == "ddp":
+        if launcher == "deepspeed" and engine != "deepspeed":
             raise refuse(
                 draft,
                 "launcher-conflict",
                 "launch.launcher",
-                "the deepspeed launcher with engine ddp starts DDP ranks without rendezvous checks",
-                "use launcher accelerate for engine ddp",
+                f"the deepspeed launcher with engine {engine} starts ranks without rendezvous checks",
+                f"use launcher accelerate for engine {engine}",
             )
     elif processes == 1:
         draft.put("launch.launcher", "python", "one process needs no launcher")

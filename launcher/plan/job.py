@@ -10,6 +10,7 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
+from launcher.plan.fsdp import reduces_each
 
 SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
@@ -45,6 +46,8 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) 
         adapter_dropout=draft.get("adapter.lora_dropout", 0.0),
         engine=draft.get("sharding.engine"),
         zero_stage=0,
+        reduces_each=reduces_each(draft),
+        each_loads=draft.get("fsdp.cpu_ram_efficient_loading") is False,
         offload_optimizer=draft.get("sharding.offload_optimizer"),
         offload_param=draft.get("sharding.offload_param"),
         optim=draft.get("trainer.optim"),

@@ -12,6 +12,7 @@ from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
 from launcher.plan.search import Search, search, situation_of
 from launcher.plan.settling import record_size
+from launcher.plan.stopping import settle_stop
 from launcher.plan.strategy import Candidate
 from launcher.plan.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
@@ -36,6 +37,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
     chosen = found.first
     draft = found.of(chosen).draft.copy()
     record_size(draft, chosen, reasons(found))
+    settle_stop(draft, loaded.recipe, chosen, facts.model, facts.hardware)
     late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
     plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
     if not chosen.fits:

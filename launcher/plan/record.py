@@ -29,6 +29,9 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
     draft.put_recipe("on_oom", recipe.on_oom, "schema default")
+    draft.put_recipe("launch.max_restarts", recipe.launch.max_restarts, "a run that fails stays ended")
+    reason = "a step that takes 20 times the median, and minutes, comes to no end"
+    draft.put_recipe("launch.hang_factor", recipe.launch.hang_factor, reason)
     for name in MODEL_LEAVES:
         draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
     # A shipped fact's name is resolved here: the worker gets the configuration itself.
@@ -50,6 +53,7 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
+    draft.put_recipe("sharding.nvme_path", recipe.sharding.nvme_path, "nothing is offloaded to a disk")
     for name, value in recipe.trainer.items():
         draft.put_recipe(f"trainer.{name}", value, "")
 

@@ -14,7 +14,9 @@ from launcher.plan.arguments import decide_runtime, decide_trainer
 from launcher.plan.draft import Draft
 from launcher.plan.fixes import apply_fixes, check_disabled
 from launcher.plan.fixes.fix import Situation
+from launcher.plan.fsdp import decide_fsdp
 from launcher.plan.inputs import Facts
+from launcher.plan.nvme import decide_nvme
 from launcher.plan.plan import AppliedFix
 from launcher.plan.profile import record_profile
 from launcher.plan.record import record_recipe
@@ -145,8 +147,11 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide.decide_launcher(draft, recipe, facts.hardware)
     decide.decide_weights(draft, recipe, facts.hardware)
     decide_trainer(draft, recipe, facts.hardware)
+    decide_fsdp(draft, recipe, facts.hardware)
     decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
     record_profile(draft, facts.profile)
+    processes = decide.processes_of(recipe, facts.hardware)
+    decide_nvme(draft, facts.profile, facts.model, facts.hardware, processes)
     draft.put("tiny", facts.tiny, "asked for by --tiny" if facts.tiny else "not asked for")
     early = apply_fixes(situation_of(draft, facts), recipe.fixes.disable, early=True)
     return draft, early

@@ -14,7 +14,7 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
     why = reasons or {}
     batch = chosen.batch
     if chosen.zero_stage is None:
-        draft.put("sharding.zero_stage", None, "engine ddp does not shard")
+        draft.put("sharding.zero_stage", None, f"engine {chosen.job.engine} has no stages")
     elif draft.get("sharding.zero_stage") is None:
         reason = why.get("sharding.zero_stage", "")
         draft.put("sharding.zero_stage", chosen.zero_stage, reason, source="search")

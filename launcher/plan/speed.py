@@ -14,6 +14,7 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import sharded_states
 from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.states import MIXED
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +151,18 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     recomputed = 1 if job.checkpointing else 0
     passes = FORWARD_PASSES * (1 + recomputed) + BACKWARD_PASSES
     samples = job.micro_batch * micro_steps
-    whole = replace(job, zero_stage=0, offload_optimizer="none", offload_param="none")
+    engine = "ddp" if job.engine == "fsdp" else job.engine
+    whole = replace(job, engine=engine, zero_stage=0, offload_optimizer="none", offload_param="none")
     states = sharded_states(spec, whole)
+    # FSDP2 keeps gradients in float32 and sends them in the precision of the computation.
+    reduced = states.gradients // (2 if job.engine == "fsdp" and job.precision in MIXED else 1)
     update = UPDATE_PASSES * (states.gradients + states.optimizer)
     streamed = (2 + recomputed) * _weight_traffic(spec, job) + 2 * states.gradients
     offloads = job.offload_optimizer != "none"
-    sent, hosted = _moved(job, states.gradients, _stored_weights(spec, job))
+    sent, hosted = _moved(job, reduced, _stored_weights(spec, job))
     layers = sum(stack.layers for stack in spec.layout.stacks)
     kernels = KERNELS_PER_LAYER * (2 if job.adapter else 1)
-    gathers = GATHERS_PER_LAYER if job.engine == "deepspeed" and job.zero_stage == 3 else 0
+    gathers = GATHERS_PER_LAYER if _stage(job) == 3 else 0
     return Work(
         flops=micro_steps * _flops(spec, job),
         traffic=samples * passes * kept + micro_steps * streamed + (0 if offloads else update),
@@ -212,7 +216,7 @@ def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
         packed = 1.0 if job.quantization == "int8" else 0.5
         return weights * 2 + spec.linear_weights * (packed + DEQUANTIZED_BYTES - 2)
     computed = 4 if job.precision == "fp32" else 2
-    if job.engine == "deepspeed":
+    if job.engine != "ddp":  # cast as a whole, or while they are gathered
         return float(weights * computed)
     stored = WIDTHS[job.dtype]
     # Autocast reads the stored weight, writes its 16-bit copy, and reads that.
@@ -220,7 +224,7 @@ def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
 
 
 def _stored_weights(spec: ModelSpec, job: MemoryJob) -> float:
-    """Bytes of the weights that ZeRO-3 gathers."""
+    """Bytes of the weights that ZeRO-3 and FSDP2 gather."""
     width = 4.0 if job.precision == "fp32" else 2.0
     if job.quantization != "none":
         packed = 1.0 if job.quantization == "int8" else 0.5
@@ -228,15 +232,20 @@ def _stored_weights(spec: ModelSpec, job: MemoryJob) -> float:
     return spec.params * width
 
 
+def _stage(job: MemoryJob) -> int:
+    """The ZeRO stage whose traffic the engine has; FSDP2 shards what stage 3 does."""
+    return {"deepspeed": job.zero_stage, "fsdp": 3}.get(job.engine, 0)
+
+
 def _moved(job: MemoryJob, gradients: int, weights: float) -> tuple[float, float]:
     """Bytes that a device sends to others, and over PCIe to and from the host, in one step.
 
-    All-reduce: reduce-scatter and all-gather. ZeRO-2 and 3 reduce after every micro-step, ZeRO-3 gathers
-    the weights twice in each.
+    All-reduce: reduce-scatter and all-gather. ZeRO-2 and 3 reduce after every micro-step, ZeRO-3 and FSDP2
+    gather the weights twice in each.
     """
     ranks, micro_steps = job.data_parallel, job.accumulation or 1
-    stage = job.zero_stage if job.engine == "deepspeed" else 0
-    reductions = micro_steps if stage >= 2 else 1
+    stage = _stage(job)
+    reductions = micro_steps if stage >= 2 and (job.engine != "fsdp" or job.reduces_each) else 1
     sent = float(gradients * reductions)
     sent += 2 * weights * micro_steps if stage == 3 else gradients
     hosted = 0.0

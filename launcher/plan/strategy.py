@@ -15,6 +15,7 @@ from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.job import base_job
+from launcher.plan.nvme import with_buffers
 from launcher.plan.plan import Batch
 from launcher.plan.speed import StepTime, predict_step
 from launcher.plan.variants import Variant
@@ -94,7 +95,7 @@ class Bench:
         """RecipeError where the global batch cannot be divided."""
         self.variant, self.draft, self._facts = variant, draft, facts
         processes = processes_of(recipe, facts.hardware)
-        self._job = base_job(draft, facts.model, facts.hardware, processes)
+        self._job = with_buffers(base_job(draft, facts.model, facts.hardware, processes), draft)
         self.batches = _batches(draft, recipe, processes)
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
@@ -106,7 +107,8 @@ class Bench:
             return (0,)
         if asked != "auto":
             return (asked,)
-        lowest = 3 if job.offload_param != "none" else 1 if job.offload_optimizer != "none" else 0
+        needs_three = job.offload_param != "none" or job.offload_optimizer == "nvme"
+        lowest = 3 if needs_three else 1 if job.offload_optimizer != "none" else 0
         return tuple(range(lowest, 4))
 
     @property
@@ -172,7 +174,8 @@ class Bench:
 
     def _host_bytes(self, job: MemoryJob) -> int | None:
         """Host memory that offloading may use, None where nothing is offloaded or it is not known."""
-        offloads = "cpu" in (job.offload_optimizer, job.offload_param)
+        # What is offloaded to a disk passes through page-locked buffers.
+        offloads = {job.offload_optimizer, job.offload_param} != {"none"}
         return self._facts.host_bytes if offloads else None
 
     def _fits(self, job: MemoryJob, memory: MemoryEstimate) -> bool:

@@ -25,6 +25,8 @@ NARROW: Mapping[str, Any] = {
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
+"""What `--tiny` shortens, unless the command line itself says it: `--tiny --set trainer.max_steps=12`."""
 # Per-layer lists, what only the published weights need, and the labels, which the rows decide.
 DROPPED = ("layer_types", "rope_scaling", "quantization_config", "id2label", "label2id", "num_labels")
 
@@ -59,6 +61,8 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
         "generation_max_length",
         "generation_num_beams",
     }
+    said = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
+    gone -= said
     trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
     changed: dict[str, Any] = {
         "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
@@ -66,6 +70,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
     }  # fmt: skip
     if recipe.trainer.get("eval_strategy") == "steps":
         changed["eval_steps"] = 2
+    changed = {k: v for k, v in changed.items() if k not in said}
     if recipe.task == "seq2seq-lm":
         changed["generation_max_length"] = 16
     model = recipe.model.model_copy(
@@ -88,10 +93,22 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
     return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
 
 
+def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
+    """Whether the command line says this key."""
+    origin = loaded.origins.get(dotted)
+    return origin is not None and origin.source == "override"
+
+
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
-    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention by SDPA, tf32 by nothing."""
+    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention by SDPA, FSDP by auto, tf32 and
+    parameters on NVMe by nothing."""
     recipe = loaded.recipe
     update: dict[str, Any] = {}
+    if recipe.sharding.offload_param == "nvme":
+        alone: dict[str, Any] = {} if recipe.sharding.offload_optimizer == "nvme" else {"nvme_path": None}
+        update["sharding"] = recipe.sharding.model_copy(update={"offload_param": "none", **alone})
+    if recipe.sharding.engine == "fsdp":
+        update["sharding"] = recipe.sharding.model_copy(update={"engine": "auto"})
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
     if recipe.model.attn_implementation == "flash_attention_2":

@@ -20,6 +20,21 @@ def has_reference(value: Any) -> bool:
     return isinstance(value, list) and any(has_reference(item) for item in value)
 
 
+def reference_names(text: str) -> list[str]:
+    """Names of the variables that a text refers to, in order."""
+    return [match[1] for match in _REFERENCE.finditer(text)]
+
+
+def split_references(text: str) -> list[str | tuple[str, str | None]]:
+    """The text in pieces: plain ones, and (name, default or None) for each reference."""
+    parts: list[str | tuple[str, str | None]] = []
+    at = 0
+    for match in _REFERENCE.finditer(text):
+        parts += [text[at : match.start()], (match[1], match[2])]
+        at = match.end()
+    return [part for part in [*parts, text[at:]] if part]
+
+
 def is_reference(value: Any) -> bool:
     """Whether a value is a text made of one reference and nothing else."""
     return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None

@@ -47,6 +47,7 @@ TRAINER_OWNED = {
     "bf16": "`precision` decides it",
     "fp16": "`precision` decides it",
     "include_num_input_tokens_seen": "remove it: a run counts its tokens, without padding",
+    "enable_jit_checkpoint": "remove it: at a signal all ranks save the same step and end, without it",
     "hub_token": "set HF_TOKEN in the environment; no secret belongs into a recipe",
 }
 # task -> fields of its table that the launcher decides itself, or that do nothing

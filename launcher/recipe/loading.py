@@ -21,6 +21,7 @@ from launcher.recipe.layers import Layered, find_recipe, load_layers, shipped_na
 from launcher.recipe.problems import validation_problems
 from launcher.recipe.rules import check_rules, take_unsupported
 from launcher.recipe.schema import Recipe
+from launcher.recipe.secret_rules import SECRET_CODE, check_environment, take_secrets
 from launcher.recipe.suggestions import close_key
 from launcher.recipe.yaml_marks import join, parse_scalar
 
@@ -92,7 +93,7 @@ def _sorted(problems: list[Problem], main: str) -> list[Problem]:
 def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, if its types allow one, and all problems (without file and line)."""
     data = copy.deepcopy(layered.data)
-    problems = take_unsupported(data)
+    problems = [*take_unsupported(data), *take_secrets(data), *check_environment(data)]
     references = _resolve_references(data, environ, problems)
     task = task_of(data)
     _drop_nulls(data, task)
@@ -116,7 +117,8 @@ def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None,
     # the same wrong field can be found by the table and by the schema: the table knows more
     known_paths = {problem.path for problem in problems}
     problems += [problem for problem in errors if problem.path not in known_paths]
-    return recipe, problems
+    hidden = {problem.path for problem in problems if problem.code == SECRET_CODE}
+    return recipe, [p for p in problems if p.path not in hidden or p.code == SECRET_CODE]
 
 
 def _validate(data: dict[str, Any], references: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
@@ -203,7 +205,7 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
         text = holder.get(key) if isinstance(holder, dict) else None
         if not isinstance(text, str) or not text or is_package(text):
             return
-        if not rows and ("\n" in text or "{" in text):  # a template
+        if key == "chat_template" and ("\n" in text or "{" in text):  # a template, written out
             return
         if rows and (is_url(text) or is_hub_id(text, folder(path))):
             return
@@ -218,6 +220,7 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     fix(model, "cache_dir", "model.cache_dir", always=True)
     fix(data.get("adapter"), "path", "adapter.path", always=True)
     fix(data.get("sharding"), "config", "sharding.config", always=False)
+    fix(data.get("sharding"), "nvme_path", "sharding.nvme_path", always=True)
     fix(data, "python", "python", always=True)
     fix(data.get("trainer"), "generation_config", "trainer.generation_config", always=False)
     for path, source in data_sources(data):

@@ -12,12 +12,7 @@ from launcher.recipe.yaml_marks import join
 
 _LATER = "not supported by this version yet"
 # dotted pattern -> values that are planned but not read yet (None: every value)
-_UNSUPPORTED: tuple[tuple[str, tuple[str, ...] | None, str], ...] = (
-    (r"launch\.slurm", None, "remove it"),
-    (r"launch\.max_restarts", None, "remove it: a run is resumed with `run --resume auto`"),
-    (r"sharding\.engine", ("fsdp",), "this version has deepspeed and ddp"),
-    (r"sharding\.offload_(optimizer|param)", ("nvme",), "this version has none and cpu"),
-)
+_UNSUPPORTED: tuple[tuple[str, tuple[str, ...] | None, str], ...] = ((r"launch\.slurm", None, "remove it"),)
 
 _RL = "trl trains it: GRPOTrainer and RLOOTrainer generate while they train, which a recipe cannot say"
 _VISION = "axolotl and LLaMA-Factory train models that read images and text"

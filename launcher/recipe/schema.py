@@ -169,15 +169,18 @@ class EarlyStopping(Section):
 class ShardingSection(Section):
     """How weights, gradients and optimizer states are spread over the processes."""
 
-    engine: Literal["auto", "deepspeed", "ddp"] = "auto"
-    """deepspeed (ZeRO) | ddp; auto: ddp for one process that offloads nothing, else the fastest that fits."""
+    engine: Literal["auto", "deepspeed", "fsdp", "ddp"] = "auto"
+    """deepspeed (ZeRO) | fsdp (FSDP2) | ddp; auto, which never is fsdp: ddp for one process that offloads
+    nothing, else the fastest that fits."""
     zero_stage: Stage = "auto"
     """ZeRO stage, DeepSpeed only; auto: of the fastest configuration that fits."""
-    offload_optimizer: Literal["none", "auto", "cpu"] = "none"
-    """Where optimizer states live; cpu needs ZeRO and an AdamW optimizer; auto: cpu where it is faster than
-    what fits without."""
-    offload_param: Literal["none", "auto", "cpu"] = "none"
-    """Where parameters live between uses; cpu with ZeRO-3 only; auto as for optimizer states."""
+    offload_optimizer: Literal["none", "auto", "cpu", "nvme"] = "none"
+    """Where optimizer states live; cpu needs ZeRO and an AdamW optimizer, nvme ZeRO-3 as well; auto: cpu
+    where it is faster than what fits without, never nvme."""
+    offload_param: Literal["none", "auto", "cpu", "nvme"] = "none"
+    """Where parameters live between uses; cpu and nvme with ZeRO-3 only; auto as for optimizer states."""
+    nvme_path: str | None = None
+    """Folder on a local disk for what is offloaded to nvme; in place of the one that a base profile names."""
     config: str | None = None
     """Base DeepSpeed profile (a file, or the name of a shipped one such as zero2)."""
 
@@ -197,9 +200,18 @@ class LaunchSection(Section):
     """Who starts the processes, and with which environment."""
 
     launcher: Literal["auto", "deepspeed", "accelerate", "python"] = "auto"
-    """auto: python for one process; else deepspeed for engine deepspeed, accelerate for ddp."""
+    """auto: python for one process; else deepspeed for engine deepspeed, accelerate for fsdp and ddp, and
+    where a stop may take longer than the 30 s after which the deepspeed launcher kills."""
     env: dict[str, str] = {}
     """Environment variables of the workers. Secrets only as ${ENV:NAME}."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How often in a row a run that failed is started again from its last whole checkpoint, with pauses of
+    10 s to 5 minutes between. A new checkpoint since the last start counts as progress, and restarts are
+    counted anew. What would fail again the same way (the recipe, memory, a full disk) is not restarted.
+    0: never."""
+    hang_factor: Annotated[float, Field(ge=0, le=1_000_000)] = 20.0
+    """A run whose step takes this many times its median, and at least 5 minutes, hangs: it is ended with the
+    rank that is behind, and restarted where max_restarts allows it. 0: never."""
 
 
 class FixesSection(Section):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.plan import Plan
+from launcher.recipe.env import split_references
 from launcher.render.command import (
     render_accelerate_config,
     render_command,
@@ -20,6 +21,7 @@ from launcher.render.ds_config import render_ds_config
 
 PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}")
 """Values that are bound when the bundle is executed."""
+_LATE = re.compile("(" + "|".join(map(re.escape, PLAN_KEYS_LATE)) + ")")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,30 +128,42 @@ def _script(prepare: list[str], command: list[str], env: Mapping[str, str]) -> s
         "#!/usr/bin/env bash",
         "# The command that effilaunch starts for this run; it runs by hand, too.",
         "set -euo pipefail",
-        'run_dir="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
+        'run_dir="$(CDPATH=\'\' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
     ]
     words = [*env.values(), *command]
     if any("{master_port}" in word for word in words):
         lines.append('master_port="${MASTER_PORT:-29500}"')
     if any("{devices}" in word for word in words):
         lines.append('devices="${CUDA_VISIBLE_DEVICES:-0}"')
-    lines += [f"export {name}={_shell(value)}" for name, value in env.items()]
-    lines.append(" ".join(_shell(word) for word in prepare))
-    lines.append("exec " + " \\\n  ".join(_shell(word) for word in command))
+    parts = [part for word in words for part in split_references(word)]
+    given = [part[1] for part in parts if isinstance(part, tuple) and part[1] is not None]
+    defaults = {text: f"default_{number}" for number, text in enumerate(dict.fromkeys(given), start=1)}
+    lines += [f"{name}={_quoted(text)}" for text, name in defaults.items()]
+    lines += [f"export {name}={_shell(value, defaults)}" for name, value in env.items()]
+    lines.append(" ".join(_shell(word, defaults) for word in prepare))
+    lines.append("exec " + " \\\n  ".join(_shell(word, defaults) for word in command))
     return "\n".join(lines) + "\n"
 
 
-def _shell(word: str) -> str:
-    """Quote a word; late values become "${name}", `${ENV:NAME}` the variable NAME."""
+def _shell(word: str, defaults: Mapping[str, str]) -> str:
+    """Quote a word; late values become "${name}", `${ENV:NAME}` the variable NAME.
 
-    parts = re.split(r"(\{(?:master_port|run_dir|devices)\}|\$\{ENV:\w+(?::[^}]*)?\})", word)
+    defaults: of references, each with the shell variable that holds it. Between braces no quotes would
+    protect it: bash reads an apostrophe there as the beginning of a text.
+    """
     text = ""
-    for part in parts:
-        if part in PLAN_KEYS_LATE:
-            text += f'"${part}"'
-        elif part.startswith("${ENV:"):
-            name, _, default = part[6:-1].partition(":")
-            text += f'"${{{name}:-{default}}}"' if default else f'"${{{name}}}"'
-        elif part:
-            text += shlex.quote(part)
+    for part in split_references(word):
+        if isinstance(part, tuple):
+            name, default = part
+            text += f'"${{{name}}}"' if default is None else f'"${{{name}-${{{defaults[default]}}}}}"'
+            continue
+        for piece in _LATE.split(part):
+            text += f'"${piece}"' if piece in PLAN_KEYS_LATE else _quoted(piece) if piece else ""
     return text or "''"
+
+
+def _quoted(text: str) -> str:
+    """A text that the shell takes as it is; shellcheck takes these signs in single quotes for a slip."""
+    if re.search(r"[$`\\']", text):
+        return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'
+    return shlex.quote(text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from launcher.facts.secrets import GIVEN
 from launcher.plan.plan import Plan
+from launcher.recipe.env import has_reference
 
 WORKER = "launcher.train.worker"
 PREPARE = "launcher.train.prepare"
@@ -52,6 +54,9 @@ def render_env(plan: Plan) -> dict[str, str]:
         for key, setting in plan.settings.items()
         if key.startswith(prefix)
     }
+    by_reference = [name for name, value in env.items() if has_reference(value)]
+    if by_reference:
+        env[GIVEN] = ",".join(by_reference)  # what the logs shall not show
     launcher = plan.value("launch.launcher")
     if not plan.hardware.is_cpu and launcher != "deepspeed":
         env["CUDA_VISIBLE_DEVICES"] = "{devices}"

@@ -38,6 +38,9 @@ def render_ds_config(plan: Plan) -> dict[str, Any] | None:
             "hysteresis": 2,
             "min_loss_scale": 1,
         }
+    aio = _decided(plan, "aio")
+    if aio:
+        config["aio"] = aio
     for dotted, value in plan.value("deepspeed.profile").items():
         _put(config, dotted.split("."), copy.deepcopy(value))
     return config
@@ -60,9 +63,20 @@ def _zero(plan: Plan) -> dict[str, Any]:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
     for what in ("offload_optimizer", "offload_param"):
         device = plan.value(f"sharding.{what}")
-        if device != "none":
+        if device == "nvme":
+            path = plan.value("sharding.nvme_path")
+            zero[what] = {"device": device, "nvme_path": path, **_decided(plan, what)}
+        elif device != "none":
             zero[what] = {"device": device, "pin_memory": not plan.hardware.is_cpu}
+    if plan.value("sharding.offload_param") == "nvme":
+        zero["stage3_max_reuse_distance"] = plan.value("deepspeed.stage3_max_reuse_distance")
     return zero
+
+
+def _decided(plan: Plan, block: str) -> dict[str, Any]:
+    """The keys of a block of DeepSpeed's that the plan decided one by one (launcher/plan/nvme.py)."""
+    prefix = f"deepspeed.{block}."
+    return {k.removeprefix(prefix): s.value for k, s in plan.settings.items() if k.startswith(prefix)}
 
 
 def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:

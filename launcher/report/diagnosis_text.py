@@ -52,7 +52,7 @@ def _noticed(finding: Finding) -> str:
     failure, error = finding.failure, finding.error
     return (
         f"\nnoticed {failure.id}: {failure.title}\n  cause: {failure.cause}\n  mend: {failure.mend}\n"
-        f"  in {error.file}:{error.line}\n"
+        f"  in {printable(error.file)}:{error.line}\n"
     )
 
 
@@ -70,7 +70,7 @@ def _whose(ranks: Sequence[int], first: int | None, total: int) -> str:
 
 def edit_text(edit: Edit) -> str:
     """`recipe.yaml:5: model.dtype: float16 -> float32`."""
-    place = f"{edit.file}:{edit.line}" if edit.line else edit.file
+    place = printable(f"{edit.file}:{edit.line}" if edit.line else edit.file)
     if edit.new is None:
         return f"{place}: {edit.path}: take out {_value(edit.old)}"
     if edit.old is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.doctor import Finding
+from launcher.lint.finding import printable
 from launcher.report.tables import table, wrapped
 
 _SIGNS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "-"}
@@ -33,7 +34,7 @@ def verdict_line(findings: Sequence[Finding], asked: str | None) -> str:
     failed = [finding.id for finding in findings if finding.verdict.status == "fail"]
     warned = sum(finding.verdict.status == "warn" for finding in findings)
     more = f"; {warned} warning{'s' if warned > 1 else ''}" if warned else ""
-    subject = f"this machine can{'not' if failed else ''} run {asked}" if asked else (
+    subject = f"this machine can{'not' if failed else ''} run {printable(asked)}" if asked else (
         "this machine lacks something" if failed else "nothing is wrong with this machine"
     )  # fmt: skip
     return subject + (f": {', '.join(failed)}" if failed else "") + more
@@ -46,10 +47,10 @@ def bundle_text(
     rows = [["status", "check", "found", "meaning"]]
     for entry in findings:
         meaning = entry["message"] + (f" ({entry['hint']})" if entry["hint"] else "")
-        rows.append([entry["status"], entry["id"], entry["found"], meaning])
+        rows.append([entry["status"], entry["id"], printable(entry["found"]), printable(meaning)])
     lines = [f"# effilaunch {version}: doctor", ""]
     if asked:
-        lines += [f"Asked: can this machine run {asked}?", ""]
+        lines += [f"Asked: can this machine run {printable(asked)}?", ""]
     lines += ["Secrets, names of persons and machines, home folders and addresses were taken out.", ""]
     lines += ["```", *table(rows, ""), "```", "", "## Machine", ""]
     return "\n".join([*lines, "```json", json.dumps(machine, indent=1, default=str), "```", ""])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.lint.finding import printable
 from launcher.plan.adapting import ways_out
 from launcher.plan.plan import Plan, Setting
 from launcher.render.bundle import Bundle
@@ -14,6 +16,9 @@ from launcher.report.measured_text import measured_lines
 from launcher.report.memory_text import memory_lines
 from launcher.report.search_text import time_line
 from launcher.report.tables import table, wrapped
+
+# A word of the command with a value in it that is bound late: it needs no quotes.
+_LATE = re.compile(r"[\w./:-]*\{(?:master_port|run_dir|devices)\}[\w./:-]*")
 
 # What the first page shows; `--explain` shows any of the others.
 SHOWN = (
@@ -35,8 +40,8 @@ def plan_text(bundle: Bundle) -> str:
     model, hardware, batch = plan.model, plan.hardware, plan.batch
     kind = "adapter" if plan.value("adapter.type") else "full fine-tune"
     lines = [
-        f"{plan.recipe_file} on {hardware.label}",
-        f"  model     {model.name}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
+        f"{printable(plan.recipe_file)} on {hardware.label}",
+        f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {plan.schedule.tokens_per_step:,} tokens a step",
@@ -70,13 +75,13 @@ def fix_lines(plan: Plan) -> list[str]:
 
 
 def _word(word: str) -> str:
-    return word if word.startswith("{") or "{" in word else shlex.quote(word)
+    return word if _LATE.fullmatch(word) else shlex.quote(word)
 
 
 def _why(setting: Setting) -> str:
     """The reason in one short line: who said it for what the user or a fix said."""
     if setting.source in ("recipe", "parent", "override"):
-        return Path(setting.by).name
+        return printable(Path(setting.by).name)
     return f"fix {setting.by}" if setting.source == "fix" else setting.reason
 
 
@@ -104,6 +109,11 @@ def _value(value: Any) -> str:
     return str(value)
 
 
+def _indented(text: str) -> str:
+    """A text of several lines, such as a chat template, none of whose lines can pass for one of ours."""
+    return "\n    ".join(text.split("\n"))
+
+
 def _brief(value: Any) -> str:
     """A value of the first page: of a mapping with a type (a quantisation) only that."""
     return _value(value["type"] if isinstance(value, Mapping) and "type" in value else value)
@@ -119,8 +129,8 @@ def explain_text(plan: Plan, dotted: str) -> str:
     lines = []
     for key in keys:
         setting = plan.settings[key]
-        lines.append(f"{key} = {_value(setting.value)}")
-        lines.append(f"  from {setting.source}, {setting.by}: {setting.reason}")
+        lines.append(f"{key} = {_indented(_value(setting.value))}")
+        lines.append(f"  from {setting.source}, {printable(setting.by)}: {setting.reason}")
     return "\n".join(lines) + "\n"
 
 
@@ -139,14 +149,22 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "
         f"{rows['split']:,} split, {rows['dropped']:,} dropped{_reasons(rows)}",
         f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
-        f"  {result['output']:9s} {run_dir}/{result['output']}",
+        f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
     ]
     if result.get("eval"):
         scores = [f"{k} {v:.4g}" for k, v in result["eval"].items() if _is_score(k) and v is not None]
         lines.append(f"  eval      {', '.join(scores)}")
     if try_command:
-        lines.append(f"  try it    {' '.join(shlex.quote(word) for word in try_command)}")
+        lines.append(f"  try it    {' '.join(map(shell_word, try_command))}")
     return "\n".join(lines) + "\n"
+
+
+def shell_word(word: str) -> str:
+    """A word to paste into bash; what a terminal would not show stands as an escape."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + "'"
 
 
 def _reasons(rows: Mapping[str, Any]) -> str:

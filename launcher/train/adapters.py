@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -130,6 +131,16 @@ def _continue_adapter(model: Any, folder: str, ids: Sequence[int]) -> Any:
                 f"cannot continue the adapter: {error}",
                 file=folder,
                 path="adapter.path",
+            )
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise RecipeError(
+            Problem(
+                "unsafe-pickle",
+                f"the adapter holds more than tensors; code is not run: {first_lines(error, 1)}",
+                file=folder,
+                path="adapter.path",
+                hint="take an adapter in safetensors",
             )
         ) from error
     except (IndexError, RuntimeError) as error:

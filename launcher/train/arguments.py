@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
@@ -19,6 +20,8 @@ def make_arguments(job: Job) -> TrainingArguments:
     fields["output_dir"] = str(job.checkpoints)
     if job.ds_config is not None:
         fields["deepspeed"] = str(job.ds_config)
+    if job.engine == "fsdp":
+        fields |= {"fsdp": True, "fsdp_config": job.section("fsdp")}
     kind: Any = TrainingArguments
     if task == "seq2seq-lm":
         kind = Seq2SeqTrainingArguments
@@ -29,4 +32,6 @@ def make_arguments(job: Job) -> TrainingArguments:
         fields["max_length"] = job.value("data.max_length")
     args = kind(**fields)
     _ = args.device  # settles device and process group now
+    if job.engine == "fsdp" and job.value("fsdp.cpu_ram_efficient_loading"):
+        os.environ["ACCELERATE_USE_FSDP"] = "true"  # from_pretrained asks for it; accelerate sets it later
     return args

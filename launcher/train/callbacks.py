@@ -13,6 +13,8 @@ import torch
 from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
+from launcher.train import faults
+from launcher.train.status import status
 
 MAX_NON_FINITE = 3
 # Upstream's and trl's own names for what a row holds already.
@@ -99,6 +101,22 @@ class Metrics(TrainerCallback):
                     hint="lower the learning rate; with fp16 use bf16 or fp32",
                 )
             )
+
+
+class Progress(TrainerCallback):
+    """Keeps this rank's status, and is where faults on purpose strike between two steps."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        status().enter("train", step=state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        faults.before_step(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        status().step_ended(state.global_step)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        status().moved()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

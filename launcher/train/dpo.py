@@ -66,7 +66,11 @@ class PreparedDpoTrainer(PlannedTrainer, DPOTrainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Weights without the reference adapter, which is the one that training started from."""
         super().save_model(output_dir, _internal_call)
-        reference = Path(output_dir or self.args.output_dir) / "ref"
+        self.drop_reference(Path(output_dir or self.args.output_dir))
+
+    def drop_reference(self, folder: Path) -> None:
+        """Take the reference adapter out of what was saved."""
+        reference = folder / "ref"
         if self.args.should_save and (reference / "adapter_config.json").is_file():
             shutil.rmtree(reference)
 

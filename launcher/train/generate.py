@@ -67,7 +67,8 @@ def closing_token(tokenizer: Any) -> int | None:
 
 
 def _trust(job: Job) -> dict[str, bool]:
-    return {"trust_remote_code": True} if job.value("model.trust_remote_code") else {}
+    """Said either way: where nothing is said, transformers asks at the terminal."""
+    return {"trust_remote_code": bool(job.value("model.trust_remote_code"))}
 
 
 def _refuse_images(job: Job) -> None:

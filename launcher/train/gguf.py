@@ -65,7 +65,8 @@ def _key(source: Path) -> str:
 def _convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    name = {"gguf_file": source.name}
+    # The file holds the architecture; code that lies beside it has no part in reading it.
+    name: dict[str, Any] = {"gguf_file": source.name, "trust_remote_code": False}
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(source.parent), **name)
         model = AutoModelForCausalLM.from_pretrained(

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job
-from launcher.train.processing import hub_options, model_reference
+from launcher.train.processing import hub_options, model_reference, own_code
 
 CLASSIFICATION = ("sequence-classification", "image-classification")
 
@@ -34,7 +34,7 @@ def load_config(job: Job) -> Any:
     try:
         return AutoConfig.from_pretrained(reference, **hub_options(job))
     except (OSError, ValueError) as error:
-        raise RecipeError(
+        raise own_code(error, str(reference)) or RecipeError(
             Problem("model-missing", f"cannot read {reference}: {error}", path="model.name_or_path")
         ) from error
 

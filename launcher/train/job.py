@@ -53,10 +53,15 @@ class Job:
         return self.run_dir / "checkpoints"
 
     @property
+    def engine(self) -> str:
+        """ddp | fsdp | deepspeed"""
+        return str(self.value("sharding.engine"))
+
+    @property
     def ds_config(self) -> Path | None:
         """The DeepSpeed configuration beside the plan, None for a run without DeepSpeed."""
         path = self.run_dir / "ds_config.json"
-        if self.value("sharding.engine") == "ddp" or not path.is_file():
+        if self.engine != "deepspeed" or not path.is_file():
             return None
         return path
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from launcher.train.storages import local_part
+
 CPU = -1
 """The CPU among device indices."""
 
@@ -27,7 +29,7 @@ def bytes_by_device(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     seen: set[int] = set()
     found: dict[int, int] = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
+        storage = local_part(tensor).untyped_storage()
         if storage._cdata in seen or storage.device.type == "meta":
             continue
         seen.add(storage._cdata)
@@ -75,11 +77,11 @@ def gradient_tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.T
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
     """States of the optimizer and the float32 copies of an engine, without the model's own parameters."""
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    own = {local_part(parameter).untyped_storage()._cdata for parameter in model.parameters()}
     for level in _levels(optimizer):
         copies = [getattr(level, name, ()) for name in _MASTERS]
         copies.append([group["params"] for group in getattr(level, "param_groups", ())])
-        yield from (t for t in _tensors(copies) if t.untyped_storage()._cdata not in own)
+        yield from (t for t in _tensors(copies) if local_part(t).untyped_storage()._cdata not in own)
         yield from _tensors(list(getattr(level, "state", {}).values()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from launcher.train.heads import (
     load_config,
 )
 from launcher.train.job import Job, local_rank, rank
-from launcher.train.processing import IMAGE_TASK, first_line, hub_options, model_reference
+from launcher.train.processing import IMAGE_TASK, first_line, hub_options, model_reference, own_code
 from launcher.train.tokens import fit_vocabulary
 
 __all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
@@ -151,8 +152,27 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
                 path="model.name_or_path",
             )
         ) from error
+    except (ValueError, pickle.UnpicklingError) as error:
+        refusal = own_code(error, str(reference)) or unsafe_weights(error, str(reference))
+        if refusal is None:
+            raise
+        raise refusal from error
     check_loaded(job, model, info)
     return model
+
+
+def unsafe_weights(error: Exception, folder: str) -> RecipeError | None:
+    """The refusal of weights that hold more than tensors; None for another error."""
+    if not isinstance(error, pickle.UnpicklingError):
+        return None
+    return RecipeError(
+        Problem(
+            "unsafe-pickle",
+            f"the weights in {folder} hold more than tensors; code is not run: {first_line(error)}",
+            path="model.name_or_path",
+            hint="take weights in safetensors",
+        )
+    )
 
 
 def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict[str, Any]) -> Any:

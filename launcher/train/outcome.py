@@ -4,32 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError
+from launcher.facts.secrets import hider, secret_values
+from launcher.train.disk_full import SaveFailed
 from launcher.train.job import Job, rank
 
 COMPLETED = "COMPLETED"
 
 
 class _Tee:
-    """A text stream that also writes to a second one."""
+    """A text stream that takes secrets out, and also writes to a second one."""
 
-    def __init__(self, first: TextIO, second: TextIO) -> None:
-        self._first, self._second = first, second
+    def __init__(self, first: TextIO, second: TextIO | None, hide: Callable[[str], str]) -> None:
+        self._first, self._second, self._hide = first, second, hide
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Who puts its own `write` in place to listen, as wandb does for its console log, hears no secret."""
+        if name == "write":
+            listen, hide = value, self._hide
+            value = lambda text: listen(hide(text))  # noqa: E731 - it stands in for a method
+        object.__setattr__(self, name, value)
 
     def write(self, text: str) -> int:
-        self._second.write(text)
+        shown = self._hide(text)
+        if self._second is not None:
+            self._second.write(shown)
         with contextlib.suppress(BrokenPipeError):
-            self._first.write(text)
+            self._first.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        self._second.flush()
+        if self._second is not None:
+            self._second.flush()
         with contextlib.suppress(BrokenPipeError):
             self._first.flush()
 
@@ -37,32 +51,46 @@ class _Tee:
         return getattr(self._first, name)
 
 
-def redirect_output(run_dir: Path, number: int) -> None:
-    """Send this rank's output to logs/rank-N.log; rank 0 keeps writing to the terminal as well."""
-    import os
+def rank_log(run_dir: Path, number: int) -> Path:
+    """Where a rank's output goes."""
+    return run_dir / "logs" / f"rank-{number}.log"
 
+
+def redirect_output(run_dir: Path, number: int) -> None:
+    """Send this rank's output to logs/rank-N.log; rank 0 keeps writing to the terminal as well.
+
+    No value of a secret variable is written, whoever prints it, unless C code does so in another rank.
+    """
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    log = (logs / f"rank-{number}.log").open("a", encoding="utf-8", buffering=1)
-    if number == 0:
-        tees: list[Any] = [_Tee(sys.stdout, log), _Tee(sys.stderr, log)]
-        sys.stdout, sys.stderr = tees
-    else:
+    log = rank_log(run_dir, number).open("a", encoding="utf-8", buffering=1)
+    hide = hider(secret_values(os.environ))
+    if number > 0:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    second = log if number == 0 else None
+    tees: list[Any] = [_Tee(sys.stdout, second, hide), _Tee(sys.stderr, second, hide)]
+    sys.stdout, sys.stderr = tees
 
 
 def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
     """Write logs/error-rank-N.json (logs/error-STAGE.json), which says why this rank (stage) ended."""
     problems = error.problems if isinstance(error, EffilaunchError) else []
+    hide = hider(secret_values(os.environ))
     found = {
         "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": hide(str(error)),
+        "traceback": hide("".join(traceback.format_exception(error))),
         "rank": who,
-        "time": time.time(),
+        "time": error.at if isinstance(error, SaveFailed) else time.time(),
         "exit_code": error.exit_code if isinstance(error, EffilaunchError) else 1,
-        "problems": [problem.to_json() for problem in problems],
+        "problems": [
+            {
+                name: hide(value) if isinstance(value, str) else value
+                for name, value in problem.to_json().items()
+            }
+            for problem in problems
+        ],
     }
     name = f"error-rank-{who}.json" if isinstance(who, int) else f"error-{who}.json"
     write_json(run_dir / "logs" / name, found)
@@ -72,6 +100,7 @@ def save_outcome(
     job: Job, trainer: Any, processing: Any, data: Any, measured: Any, meter: Any, started: float
 ) -> None:
     """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
+    from launcher.train.gathering import save_trained
     from launcher.train.memory_record import memory_record
     from launcher.train.training import final_metrics
 
@@ -81,11 +110,14 @@ def save_outcome(
     base = trainer.model.get_base_model() if job.has_adapter else trainer.model
     if hasattr(base.config, "use_cache"):
         base.config.use_cache = True  # the Trainer turned it off, and the saved configuration would keep that
+
+    def write(aside: Path) -> None:
+        save_trained(job, trainer, aside)
+        if rank() == 0:
+            processing.save_pretrained(aside)
+
     with meter.phase("save"):
-        trainer.save_model(str(folder))
-    if rank() == 0:
-        processing.save_pretrained(folder)
-    trainer.accelerator.wait_for_everyone()
+        trainer.saver.save_result(trainer, folder, write)
     rows = _rows(job, data)
     memory = memory_record(job, meter, measured)
     if rank() != 0:
@@ -130,6 +162,7 @@ def _result(
         "distributed_type": trainer.accelerator.distributed_type.value,
         "adaptations": job.adaptations,
         "output": kind,
+        "checkpoints": trainer.saver.record.to_json(),
         "seconds": round(time.monotonic() - started, 3),
     }
 

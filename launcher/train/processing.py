@@ -49,7 +49,8 @@ def hub_options(job: Job, *, revision: bool = True) -> dict[str, Any]:
     options = {
         "revision": job.value("model.revision") if revision else None,
         "cache_dir": job.value("model.cache_dir"),
-        "trust_remote_code": job.value("model.trust_remote_code") or None,
+        # Said either way: where nothing is said, transformers asks at the terminal.
+        "trust_remote_code": bool(job.value("model.trust_remote_code")),
     }
     return {name: value for name, value in options.items() if value is not None}
 
@@ -57,6 +58,20 @@ def hub_options(job: Job, *, revision: bool = True) -> dict[str, Any]:
 def first_line(error: Exception) -> str:
     """What an error says, or its kind where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def own_code(error: Exception, reference: str) -> RecipeError | None:
+    """The refusal of a repository whose code the recipe has not agreed to run; None for another error."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return RecipeError(
+        Problem(
+            "remote-code",
+            f"{reference} comes with Python code of its own, which is not run unasked",
+            path="model.trust_remote_code",
+            hint="read that code; `trust_remote_code: true` under `model:` lets it run",
+        )
+    )
 
 
 def _tokenizer(job: Job) -> Any:
@@ -93,7 +108,7 @@ def _found_tokenizer(job: Job) -> Any:
     try:
         return AutoTokenizer.from_pretrained(reference, **options)
     except (OSError, ValueError, KeyError) as error:
-        raise RecipeError(
+        raise own_code(error, reference) or RecipeError(
             Problem(
                 "tokenizer-missing",
                 f"no tokenizer in {reference}: {first_line(error)}",
@@ -113,7 +128,7 @@ def _image_processor(job: Job) -> Any:
     try:
         return AutoImageProcessor.from_pretrained(reference, backend="pil", **hub_options(job))
     except (OSError, ValueError, KeyError) as error:
-        raise RecipeError(
+        raise own_code(error, reference) or RecipeError(
             Problem(
                 "image-processor-missing",
                 f"no image processor in {reference}: {first_line(error)}",

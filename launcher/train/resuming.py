@@ -10,11 +10,13 @@ from transformers.trainer_pt_utils import safe_globals
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import rank, world_size
+from launcher.train.pickles import check_pickles
 
 
 def ready_checkpoint(checkpoint: Path) -> None:
-    """Refuse a checkpoint of weights alone; put random states aside that cannot be read."""
+    """Refuse a checkpoint of weights alone or with code in it; put unreadable random states aside."""
     check_states(checkpoint)
+    check_pickles(checkpoint)
     put_aside_random_states(checkpoint)
 
 
@@ -24,7 +26,12 @@ def check_states(checkpoint: Path) -> None:
     The Trainer alone would go on without a word, with a fresh optimizer and a schedule that begins again
     (transformers/trainer.py _load_optimizer_and_scheduler); DeepSpeed stops.
     """
-    if (checkpoint / "optimizer.pt").is_file() or any(checkpoint.glob("global_step*")):
+    # The Trainer's own, FSDP2's shards of them, DeepSpeed's.
+    if (checkpoint / "optimizer.pt").is_file() or (checkpoint / "optimizer_0").is_dir():
+        return
+    if any(checkpoint.glob("global_step*/offloaded_tensors")):
+        raise RecipeError(_of_nvme(checkpoint))
+    if any(checkpoint.glob("global_step*")):
         return
     raise RecipeError(
         Problem(
@@ -35,6 +42,21 @@ def check_states(checkpoint: Path) -> None:
             hint="drop trainer.save_only_model next time; or start a new run from these weights: name the "
             "folder in adapter.path, or in model.name_or_path where all parameters were trained",
         )
+    )
+
+
+def _of_nvme(checkpoint: Path) -> Problem:
+    """DeepSpeed 0.19.8 copies the files back and registers only the master weights of them.
+
+    Adam's moments and step, the loss scale and what was too small for a file begin anew, without a word
+    (runtime/engine.py load_checkpoint, `zero_nvme_offload_optimizer`).
+    """
+    return Problem(
+        "nvme-resume",
+        "its optimizer states were on NVMe: DeepSpeed does not read them again, and the run would go on with "
+        "fresh ones",
+        str(checkpoint),
+        hint="start a new run from the checkpoint's weights: model.name_or_path takes its folder",
     )
 
 

@@ -11,6 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: its shard of one that FSDP2 spreads over the ranks."""
+    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return shard
+
+
 class StorageWatch(TorchDispatchMode):
     """Sees each storage from its first use as an output of an operation until it is freed."""
 
@@ -29,7 +35,7 @@ class StorageWatch(TorchDispatchMode):
     def add(self, tensor: torch.Tensor) -> int | None:
         """The number of the tensor's storage, None for one that has no storage of its own (sparse)."""
         try:
-            storage = tensor.untyped_storage()
+            storage = local_part(tensor).untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
         key = storage._cdata

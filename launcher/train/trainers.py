@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer, Trainer
+from transformers import Seq2SeqTrainer
 
+from launcher.train.agreeing import Stoppable
 from launcher.train.memory_meter import Meter
+from launcher.train.saving import Saver, SaveSkipped
+from launcher.train.status import status
 
 
-class PlannedTrainer(Trainer):
+class PlannedTrainer(Stoppable):
     """Trainer for samples made by `launcher.train.data`."""
 
     streams = False
@@ -25,6 +29,43 @@ class PlannedTrainer(Trainer):
     """Measures evaluations apart from training."""
     largest_batch = 0
     """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
+        # The Trainer would remove checkpoints by its own rule, at the end of training even the last one.
+        self.args.save_total_limit = None
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The Trainer's own save, written aside, and moved to its place when it is whole."""
+        with status().within("save"):
+            final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(final))
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Saving is the last thing that this does; no callback hears of a checkpoint that there is not."""
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except SaveSkipped as skipped:
+            self.control.should_save = False
+            if self.stopping is not None:
+                self.stopping.record(self.state.global_step, skipped)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.saver.aside) if self.saver.writing else str(super()._get_output_dir(trial))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Only what is whole goes to the hub."""
+        if not self.saver.writing:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """The same of the result: a push that fails must not cost the weights."""
+        if not self.saver.writing:
+            return super().push_to_hub(*args, **kwargs)
+        self.saver.afterwards = lambda: super(PlannedTrainer, self).push_to_hub(*args, **kwargs)
+        return None
 
     def get_train_dataloader(self) -> Any:
         """A stream goes past accelerate, which would deal each process's share out once more."""

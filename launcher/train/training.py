@@ -15,8 +15,10 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from launcher.errors import Problem, RecipeError, RunFailed
+from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints
+from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
-from launcher.train.callbacks import AlreadyTrained, Metrics, numbers
+from launcher.train.callbacks import AlreadyTrained, Metrics, Progress, numbers
 from launcher.train.data.build import Data
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
@@ -30,12 +32,16 @@ from launcher.train.memory_states import (
     weight_tensors,
 )
 from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
+from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
+from launcher.train.token_counts import takes_token_counts
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
 RESUME_VARIABLE = "EFFILAUNCH_RESUME"
+_ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
+"""accelerate's distributed types by our engine; every other one is plain data parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     """
     task = job.value("task")
     check_positions(job, model)
+    check_units(job, model)
     hooks = load_hooks(job)
     common = {
         "model": model,
@@ -89,6 +96,10 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         generates = task == "seq2seq-lm" and bool(job.value("trainer.predict_with_generate"))
         kind = PlannedSeq2SeqTrainer if task == "seq2seq-lm" else PlannedTrainer
         trainer = kind(**common, preprocess_logits_for_metrics=keep_predictions(task, generates=generates))
+        if not takes_token_counts(model.get_base_model() if job.has_adapter else model):
+            trainer.model_accepts_loss_kwargs = False
+    trainer.stopping = Stopping(job.run_dir)
+    trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
     trainer.streams = data.streaming
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
@@ -96,7 +107,8 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
 
 
 def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
-    callbacks: list[TrainerCallback] = [Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)]
+    metrics = Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)
+    callbacks: list[TrainerCallback] = [metrics, Progress()]
     patience = job.value("early_stopping.patience")
     if patience is not None:
         callbacks.append(EarlyStoppingCallback(patience, job.value("early_stopping.threshold")))
@@ -123,21 +135,36 @@ def check_positions(job: Job, model: Any) -> None:
         )
 
 
+def check_units(job: Job, model: Any) -> None:
+    """RecipeError when FSDP would find no layers: the whole model as one unit is gathered at once, by all."""
+    if job.engine == "fsdp" and not getattr(model, "_no_split_modules", None):
+        raise RecipeError(
+            Problem(
+                "fsdp-no-layers",
+                f"{type(model).__name__} does not name the layers that FSDP gathers one by one",
+                path="sharding.engine",
+                hint="name their classes in its _no_split_modules, or use sharding.engine: deepspeed",
+            )
+        )
+
+
 def check_engine(job: Job, trainer: Trainer) -> None:
     """RunFailed when accelerate set up another engine or fewer processes than the plan says.
 
-    It does so without a word, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config.
+    It does so without a word, e.g. for ACCELERATE_USE_CPU beside a DeepSpeed config, or for FSDP on CPUs.
     """
     accelerator = trainer.accelerator
-    planned = "deepspeed" if job.ds_config is not None else "ddp"
-    found = "deepspeed" if accelerator.distributed_type.value == "DEEPSPEED" else "ddp"
+    planned = job.engine
+    found = _ENGINES.get(accelerator.distributed_type.value, "ddp")
     if (found, accelerator.num_processes) != (planned, world_size()):
         raise RunFailed(
             Problem(
                 "engine-mismatch",
                 f"planned {planned} over {world_size()} processes, accelerate set up "
                 f"{accelerator.distributed_type.value} over {accelerator.num_processes}",
-                hint="unset ACCELERATE_* variables of your environment",
+                hint="accelerate shards over GPUs alone; use sharding.engine: deepspeed on a CPU"
+                if planned == "fsdp" and trainer.args.device.type == "cpu"
+                else "unset ACCELERATE_* variables of your environment",
             )
         )
 
@@ -150,6 +177,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     checkpoint = find_checkpoint(job)
     if checkpoint is not None:
         ready_checkpoint(checkpoint)
+        if (universal := universal_folder(checkpoint)) is not None:
+            trainer.add_callback(OwnStates(universal))
     before = _counts_at(checkpoint)
     model = trainer.model
     footprint = _footprint(model)
@@ -235,23 +264,19 @@ def find_checkpoint(job: Job) -> Path | None:
         found = last
     else:
         found = Path(asked)
-    if not (found / "trainer_state.json").is_file():
-        raise RecipeError(
-            Problem("no-checkpoint", "no checkpoint: trainer_state.json is not there", file=str(found))
-        )
+    wrong = defect(found, hashes=False)
+    if wrong is not None:
+        raise RecipeError(Problem("no-checkpoint", f"no whole checkpoint: {wrong}", file=str(found)))
     print(f"resuming from {found}")
     return found
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """The last complete checkpoint: the Trainer writes its state behind everything else."""
-    numbered = ((path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*"))
-    steps = {int(number): path for number, path in numbered if number.isdigit()}
-    for step in sorted(steps, reverse=True):
-        if (steps[step] / "trainer_state.json").is_file():
-            return steps[step]
-        print(f"{steps[step]} is incomplete: the run ended while it was saved")
-    return None
+    """The newest whole checkpoint; says which others are passed over, and why."""
+    complete = complete_checkpoints(folder)
+    for path, wrong in incomplete_checkpoints(folder).items():
+        print(f"{path} is passed over: {wrong}")
+    return complete[max(complete)] if complete else None
 
 
 def _counts_at(checkpoint: Path | None) -> dict[str, int]:

@@ -7,20 +7,24 @@ logs are in place, so that even a failing import leaves its traceback in the run
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
+from launcher.train import faults, stopping
 from launcher.train.job import Job, rank, read_job, world_size
-from launcher.train.outcome import redirect_output, write_error
+from launcher.train.outcome import rank_log, redirect_output, write_error
+from launcher.train.status import start_status, status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +35,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     run_dir = Path(arguments[0]).absolute()
     redirect_output(run_dir, rank())
+    start_status(run_dir, rank())
+    stopping.watch(os.environ)
+    stacks = rank_log(run_dir, rank()).open("a")
+    # Asked of all ranks of a run that hangs: which of them waits for which collective.
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+    code = work(run_dir)
+    status().end(code)
+    return code
+
+
+def work(run_dir: Path) -> int:
+    """Train, and write down what went wrong; the exit code."""
     try:
+        faults.arm(os.environ, run_dir)
         train(read_job(run_dir))
     except EffilaunchError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -60,6 +77,7 @@ def train(job: Job) -> None:
     from launcher.train.training import fit, make_arguments, make_trainer
 
     started = time.monotonic()
+    status().enter("load")
     stand_in_for_launcher(job)
     set_timeouts(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
@@ -78,11 +96,24 @@ def train(job: Job) -> None:
         model = attach_adapter(job, model, processing)
         trainer = make_trainer(job, args, model, processing, data)  # moves the model to its device
         meter.watch(held_tensors(trainer))
-    measured = fit(job, trainer, meter)
+    measured = fit_or_record(trainer, lambda: fit(job, trainer, meter))
+    if trainer.stopping.stopped:
+        return
+    stopping.stop.at_once = False  # what follows is the save that the run was for
+    status().enter("finish")
     if trainer.state.global_step == 0:
         hint = "fewer samples than one batch with dataloader_drop_last? lower the batch size"
         raise RunFailed(Problem("no-steps", "not one step was trained", path="trainer", hint=hint))
     save_outcome(job, trainer, processing, data, measured, meter, started)
+
+
+def fit_or_record(trainer: Any, fit: Callable[[], Any]) -> Any:
+    """Train; where a stop's checkpoint fails, stopped.json says so beside the error."""
+    try:
+        return fit()
+    except Exception as error:
+        trainer.stopping.record(trainer.state.global_step, error)
+        raise
 
 
 def stand_in_for_launcher(job: Job) -> None:

@@ -82,8 +82,10 @@ def torch_case(case: dict[str, Any], shapes: list[tuple[int, int]]) -> int:
     for step in range(2):
         if case["engine"] == "fsdp":
             # The second step stops where its first micro-batch is not reduced yet.
-            model.set_requires_gradient_sync(step == 0 or case["micro_batches"] == 1)
-        model(torch.zeros(1)).sum().backward()
+            waits = step == 1 and case["micro_batches"] > 1 and not case["reduces_each"]
+            model.set_requires_gradient_sync(not waits)
+        for _ in range(case["micro_batches"] if case["reduces_each"] else 1):
+            model(torch.zeros(1)).sum().backward()
         held = alive()
         optimizer.step()
         optimizer.zero_grad()

@@ -85,4 +85,4 @@ def test_code_of_the_tokenizer_runs_only_when_it_is_trusted(tmp_path, monkeypatc
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", read)
     generate(run, "w1", 1)
-    assert asked == ({"trust_remote_code": True} if trusted else {})
+    assert asked == {"trust_remote_code": trusted}

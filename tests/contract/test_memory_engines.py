@@ -46,6 +46,7 @@ JOBS = {
     "ZeRO-2 offload, accumulating": replace(JOB, zero_stage=2, offload_optimizer="cpu", accumulation=2),
     "FSDP2": FSDP,
     "FSDP2 between micro-batches": replace(FSDP, accumulation=2),
+    "FSDP2, reduced after each micro-batch": replace(FSDP, accumulation=2, reduces_each=True),
     "FSDP2 fp32": replace(FSDP, precision="fp32"),
     "FSDP2 fp32 between micro-batches": replace(FSDP, precision="fp32", accumulation=2),
     "DDP": DDP,
@@ -57,7 +58,8 @@ def case(job: MemoryJob) -> dict[str, Any]:
     steps = job.accumulation or 1
     offloads = job.offload_optimizer != "none"
     if job.engine != "deepspeed":
-        return {"engine": job.engine, "mixed": job.precision == "bf16", "micro_batches": steps}
+        kind = {"engine": job.engine, "mixed": job.precision == "bf16"}
+        return {**kind, "micro_batches": steps, "reduces_each": job.reduces_each}
     zero: dict[str, Any] = {"stage": job.zero_stage}
     if job.zero_stage:
         zero |= {"reduce_bucket_size": BUCKET, "contiguous_gradients": True, "overlap_comm": False}

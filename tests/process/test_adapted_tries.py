@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoints import checkpoint
 from factories import BASE, facts, recipe
 
 from launcher.cli import main
@@ -28,7 +29,7 @@ with (run / "prepared").open("a") as file:
 FULL = "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB"
 # A worker whose device holds LIMIT samples; it trains three steps, and saves after the second.
 WORKER = """
-import json, os, pathlib, sys, time
+import hashlib, json, os, pathlib, sys, time
 run = pathlib.Path(sys.argv[1])
 plan = json.loads((run / "plan.json").read_text())
 value = lambda name: plan["settings"][name]["value"]
@@ -39,7 +40,14 @@ if SAVES:
     saved = run / "checkpoints" / "checkpoint-2"
     saved.mkdir(parents=True, exist_ok=True)
     (saved / "trainer_state.json").write_text("{}")
-    (run / "checkpoints" / "checkpoint-9").mkdir(exist_ok=True)  # a process died while it was saved
+    (saved / "plan.json").write_bytes((run / "plan.json").read_bytes())
+    files = {name: (saved / name).read_bytes() for name in ("trainer_state.json", "plan.json")}
+    (saved / "manifest.json").write_text(json.dumps(
+        {"schema_version": 1, "step": 2, "world_size": 1, "bytes": sum(map(len, files.values())),
+         "files": {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                   for name, data in files.items()},
+         "seconds": 0.1, "data": None, "versions": {}}))
+    (run / "checkpoints" / "checkpoint-9").mkdir(exist_ok=True)  # it was never finished
 (run / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0}) + "\\n" for n in (1, 2, 3)))
 if LIMIT < micro or not ENOUGH:
     what = "torch.OutOfMemoryError: " + FULL
@@ -116,7 +124,8 @@ def test_a_run_goes_on_with_smaller_batches_until_one_fits(tries, tmp_path):
     assert micro_of(run, "plan-1.json") == (8, 1, 64)
     assert micro_of(run, "plan-2.json") == (4, 2, 64)
     assert micro_of(run) == (2, 4, 64)
-    assert (run / "resumed").read_text().split() == ["nothing", "auto", "auto"]
+    saved = str(run / "checkpoints" / "checkpoint-2")
+    assert (run / "resumed").read_text().split() == ["nothing", saved, saved]
     assert (run / "prepared").read_text() == "once "
     first, second = plan_of(run)["adapted"]["adaptations"]
     assert (first["step"], first["resumed_from"]) == (3, 2)
@@ -215,9 +224,7 @@ def test_a_checkpoint_that_the_user_named_is_continued_again(tries, tmp_path):
     run = tmp_path / "run"
     write_run_dir(render(make_plan(recipe(tmp_path, ADAPT, **EIGHT), facts())), run, resume=False)
     for step in (1, 7):
-        folder = run / "checkpoints" / f"checkpoint-{step}"
-        folder.mkdir()
-        (folder / "trainer_state.json").write_text("{}")
+        checkpoint(run / "checkpoints", step)
     named = str(run / "checkpoints" / "checkpoint-1")
     _, _, said = tries(worker(limit=4, saves=False), resume=named, **EIGHT)
     assert (run / "resumed").read_text().split() == [named, named]
@@ -248,7 +255,7 @@ def test_an_adapted_run_is_resumed_as_adapted(tries, tmp_path, capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert "the run was started with 8 and, when memory ran out, adapted to 2; the recipe now says 16" in said
     assert resumed("trainer.learning_rate=0.5") == 2
-    assert "trainer.learning_rate: the run was started with" in capsys.readouterr().err
+    assert "trainer.learning_rate: the checkpoint was made with 0.0002" in capsys.readouterr().err
 
 
 def test_memory_that_runs_out_in_an_evaluation_shrinks_its_batch_alone(tries):

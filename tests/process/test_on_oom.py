@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from checkpoints import checkpoint
+from grounds import make_base
 
 from launcher.lint.check import lint_text
 
@@ -74,27 +76,7 @@ on_oom: adapt
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     """A model, a tokenizer of 1024 words and rows, all made here."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("base")
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": 4 + i for i in range(1020)}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    tokenizer.save_pretrained(folder / "model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=1024, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8"} for i in range(64)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    return make_base(tmp_path_factory.mktemp("base"))
 
 
 def written(folder: Path, base: Path, hooks: str, **values: object) -> None:
@@ -269,7 +251,7 @@ def test_two_ranks_with_nothing_left_end_with_the_list(base, tmp_path):
     assert len(adapted["adaptations"]) == 1
 
 
-# An address space of 1 GiB more than is in use: a batch of four asks for 1.6 GiB, one of two for half of it.
+# An address space of 1.25 GiB more than is in use: a batch of four asks for 1.6 GiB, one of two for half.
 REAL = """
 import resource
 from pathlib import Path
@@ -284,7 +266,7 @@ class Narrow(TrainerCallback):
     def on_step_begin(self, args, state, control, **_):
         if state.global_step == 3:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
-            limit = pages * resource.getpagesize() + 2**30
+            limit = pages * resource.getpagesize() + 5 * 2**28
             resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
@@ -319,10 +301,9 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(tmp_path, monkeypatch
     from launcher.train.job import Job
     from launcher.train.training import find_checkpoint
 
-    for step in (2, 4, 10):
-        (tmp_path / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
     for step in (2, 4):
-        (tmp_path / "checkpoints" / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+        checkpoint(tmp_path / "checkpoints", step)
+    (tmp_path / "checkpoints" / "checkpoint-10").mkdir()
     monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
     assert find_checkpoint(Job(tmp_path, {})) == tmp_path / "checkpoints" / "checkpoint-4"
-    assert "checkpoint-10 is incomplete" in capsys.readouterr().out
+    assert "checkpoint-10 is passed over: it has no manifest.json" in capsys.readouterr().out

@@ -157,7 +157,7 @@ def test_offload_that_the_host_cannot_hold_is_passed_over(tmp_path):
 
 
 def test_what_a_base_profile_says_stays(tmp_path, root):
-    """Its offload to NVMe, which a recipe cannot say, and its stage, which the plan may not contradict."""
+    """Its offload to NVMe, and its stage, which the plan may not contradict."""
     given = {"global_batch_size": 16, "trainer__per_device_train_batch_size": 2}
     first, found = tries(tmp_path, text=FULL, profile=root / "ds_configs" / "zero3_nvme.json", **given)
     assert ways_out(first) == ["micro-batch 1", "activation checkpointing"]

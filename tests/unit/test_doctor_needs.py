@@ -48,6 +48,9 @@ def test_only_the_model_is_written_where_that_is_asked_for(tmp_path):
     assert checkpoint_bytes(plan) == result_bytes(plan)
 
 
+BEST = {"metric_for_best_model": "eval_loss"}
+
+
 @pytest.mark.parametrize(
     ("values", "kept"),
     [
@@ -58,6 +61,11 @@ def test_only_the_model_is_written_where_that_is_asked_for(tmp_path):
         ({"num_train_epochs": 3, "save_steps": 100, "save_total_limit": 2}, 3),
         ({"num_train_epochs": 3, "save_steps": 100}, None),
         ({"max_steps": 1000, "save_strategy": '"no"'}, 0),
+        ({"max_steps": 1000, "save_steps": 100, "save_total_limit": 1}, 2),
+        ({"max_steps": 1000, "save_steps": 100, "save_total_limit": 0}, 10),
+        # The best one and the newest stay, and the next is written.
+        ({"max_steps": 1000, "save_steps": 100, "save_total_limit": 1, **BEST}, 3),
+        ({"max_steps": 1000, "save_steps": 100, "save_total_limit": 3, **BEST}, 4),
     ],
 )
 def test_checkpoints_on_the_disk_at_one_time(tmp_path, values, kept):

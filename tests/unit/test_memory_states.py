@@ -191,9 +191,15 @@ def test_offload_of_stage_3_to_host_and_nvme() -> None:
     assert host.host == pytest.approx(18 * owned, abs=64)
     assert host.staging == pytest.approx(2 * owned, abs=64)
     disk = sharded_states(LLAMA_7B, replace(job, offload_optimizer="nvme", offload_param="nvme"))
-    assert disk.nvme == pytest.approx(16 * owned, abs=64)
+    # Each parameter is written when it is made, those that then fit max_in_cpu as well.
+    assert disk.nvme == pytest.approx((16 + 2) * owned, abs=64)
     # The partition of gradients, four float32 buffers of it, and five of 1e8 parameters.
     assert disk.staging == pytest.approx(2 * owned + 16 * owned + 2 * 5 * 10**8, abs=64)
+    none_stay = sharded_states(
+        LLAMA_7B, replace(job, offload_optimizer="nvme", offload_param="nvme", params_in_host=0)
+    )
+    # What an updated sub-group is written through.
+    assert (none_stay.host, none_stay.staging) == (0, disk.staging + 2 * owned)
 
 
 def test_buffers_of_engines() -> None:
@@ -271,6 +277,7 @@ def test_host_memory_by_its_parts() -> None:
     assert (third["loading"], third["saving"]) == (weights, 4 * P7)
     full = host(replace(ZERO, engine="fsdp", dtype="float32"))
     assert (full["loading"], full["saving"]) == (4 * P7, 4 * P7)
+    assert host(replace(ZERO, engine="fsdp", dtype="float32", each_loads=True))["loading"] == 8 * 4 * P7
 
 
 def test_host_memory_of_adapters_and_of_a_cpu() -> None:

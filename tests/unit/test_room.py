@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from checkpoints import checkpoint
 from factories import plan
 
 from launcher.commands import room
@@ -41,13 +42,51 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused_with_numbers(tmp_pat
 
 def test_what_a_resumed_run_has_written_needs_no_room_again(tmp_path, monkeypatch):
     made = plan(tmp_path, **LONG)
+    one, result = checkpoint_bytes(made), result_bytes(made)
+    for there in range(5):  # at 5000 steps more of them are there than the limit leaves
+        disk_of(monkeypatch, max(0, 3 - there) * one + result - 1)
+        with pytest.raises(MachineError):
+            check_room(made, tmp_path)
+        disk_of(monkeypatch, max(0, 3 - there) * one + result)
+        check_room(made, tmp_path)
+        checkpoint(tmp_path / "checkpoints", 500 * (there + 1))
+
+
+def test_one_that_was_not_finished_needs_its_room_again(tmp_path, monkeypatch):
+    """It goes before the next save: what it takes is as good as free."""
+    made = plan(tmp_path, **LONG)
     wanted = 3 * checkpoint_bytes(made) + result_bytes(made)
+    (checkpoint(tmp_path / "checkpoints", 500) / "manifest.json").unlink()
     disk_of(monkeypatch, wanted - 1000)
     with pytest.raises(MachineError):
         check_room(made, tmp_path)
-    (tmp_path / "checkpoints" / "checkpoint-500").mkdir(parents=True)
-    (tmp_path / "checkpoints" / "checkpoint-500" / "optimizer.pt").write_bytes(bytes(1000))
+    half = tmp_path / "checkpoints" / ".saving" / "checkpoint-1000"
+    half.mkdir(parents=True)
+    (half / "optimizer.pt").write_bytes(bytes(1000))
     check_room(made, tmp_path)
+
+
+def test_what_a_checkpoint_really_took_counts_for_the_next(tmp_path, monkeypatch):
+    made = plan(tmp_path, **LONG)
+    more = 2 * checkpoint_bytes(made)
+    checkpoint(tmp_path / "checkpoints", 500, bytes=more)
+    disk_of(monkeypatch, 2 * more + result_bytes(made) - 1)
+    with pytest.raises(MachineError):
+        check_room(made, tmp_path)
+    disk_of(monkeypatch, 2 * more + result_bytes(made))
+    check_room(made, tmp_path)
+
+
+def test_a_run_of_unknown_length_needs_room_for_one_more(tmp_path, monkeypatch):
+    made = plan(tmp_path, trainer__max_steps="null", trainer__num_train_epochs=3)
+    settings = {k: v for k, v in made.settings.items() if k != "trainer.save_total_limit"}
+    made = replace(made, settings=settings)
+    assert checkpoints_kept(made) is None
+    for step in (500, 1000, 1500):
+        checkpoint(tmp_path / "checkpoints", step)
+    disk_of(monkeypatch, checkpoint_bytes(made) + result_bytes(made) - 1)
+    with pytest.raises(MachineError):
+        check_room(made, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps"])

@@ -43,7 +43,7 @@ class Situation:
 
     @property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage; None for engine ddp."""
+        """The ZeRO stage; None for engines without stages."""
         return self.get("sharding.zero_stage") if self.get("sharding.engine") == "deepspeed" else None
 
     @property

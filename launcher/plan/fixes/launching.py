@@ -18,7 +18,7 @@ def _rtx40_links(s: Situation) -> Mapping[str, Any]:
 
 def _save_only_best(s: Situation) -> Mapping[str, Any]:
     clash = s.get("trainer.save_only_model") and s.get("trainer.load_best_model_at_end")
-    if not clash or s.get("sharding.engine") != "deepspeed":
+    if not clash or s.get("sharding.engine") == "ddp":
         return {}
     return {"trainer.save_only_model": False}
 
@@ -39,11 +39,11 @@ LAUNCHING_FIXES = (
     ),
     Fix(
         id="save-only-model-best",
-        title="the best checkpoint needs DeepSpeed's states",
-        condition="trainer.save_only_model with load_best_model_at_end under engine deepspeed",
+        title="the best checkpoint needs the engine's states",
+        condition="trainer.save_only_model with load_best_model_at_end under engine deepspeed or fsdp",
         action="refuse",
-        reason="load_best_model_at_end loads through DeepSpeed, which cannot read a checkpoint without "
-        "states; the Trainer stops when it is built, after the weights are loaded.",
+        reason="load_best_model_at_end loads through DeepSpeed or FSDP, which cannot read a checkpoint "
+        "without states; the Trainer stops when it is built, after the weights are loaded.",
         source="transformers/trainer.py _validate_args",
         versions="*",
         changes=_save_only_best,

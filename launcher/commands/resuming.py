@@ -1,0 +1,208 @@
+"""`run --resume`: where a run goes on, whether its plan may, and what is done before devices are taken."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.execute.converting import converted, remove_converted
+from launcher.execute.local import prepare_data
+from launcher.execute.resume import Chosen, choose_checkpoint, verify_checkpoint
+from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, write_run_dir
+from launcher.facts.checkpoint import Manifest, complete_checkpoints, read_manifest
+from launcher.plan.resumed_states import Resumption, judge, ranks_of
+from launcher.plan.resuming import compare_data, compare_versions, value_of
+from launcher.render.bundle import Bundle
+
+PLAN = "plan.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a command's run lies, and where it begins."""
+
+    run_dir: Path
+    """Absolute; need not exist."""
+    chosen: Chosen | None = None
+    """What it goes on from; None where the user did not ask to resume."""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        return None if self.chosen is None else self.chosen.checkpoint
+
+    @property
+    def words(self) -> list[str]:
+        return [] if self.chosen is None else self.chosen.words()
+
+
+def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Beginning:
+    """The run directory and the verified checkpoint. RecipeError where PATH is none, or a damaged one.
+
+    `auto` always finds a place: the newest whole checkpoint of --output-dir or of this recipe's last run,
+    else the beginning, so that one command may stand in a job script.
+    """
+    if resume is None:
+        folder = Path(output_dir) if output_dir else default_run_dir(str(recipe), Path.cwd())
+        return Beginning(folder.absolute())
+    if resume == "auto":
+        found = Path(output_dir) if output_dir else newest_run_dir(str(recipe), Path.cwd())
+        folder = (found or default_run_dir(str(recipe), Path.cwd())).absolute()
+        return Beginning(folder, choose_checkpoint(folder))
+    chosen = verify_checkpoint(Path(resume))
+    assert chosen.checkpoint is not None, "verify_checkpoint raises where there is none"
+    own = chosen.checkpoint.parent.parent
+    folder = Path(output_dir).absolute() if output_dir else own
+    if folder != own and (folder / PLAN).is_file():
+        raise RecipeError(
+            Problem(
+                "run-dir-not-empty",
+                f"{folder} holds another run than {chosen.checkpoint}",
+                hint="name a new --output-dir, or none to go on in the checkpoint's own",
+            )
+        )
+    return Beginning(folder, chosen)
+
+
+def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> Resumption:
+    """What the plan changes against the checkpoint's own; RecipeError with all that it must not change."""
+    if begins.checkpoint is None:
+        if begins.words:
+            say("\n".join([*begins.words, ""]))
+        return Resumption(())
+    manifest = _manifest(begins.checkpoint)
+    old = _plan_of(begins.checkpoint)
+    new = json.loads(bundle.files[PLAN])
+    found = judge(old, new, manifest.world_size)
+    if found.refused:
+        raise RecipeError([difference.problem() for difference in found.refused])
+    versions = compare_versions(manifest.versions, bundle.plan.versions)
+    accepted = Resumption((*found.differences, *versions), found.conversion)
+    say("\n".join([*begins.words, *accepted.words, ""]))
+    return accepted
+
+
+def _plan_of(checkpoint: Path) -> dict[str, Any]:
+    """The plan that wrote a checkpoint."""
+    try:
+        plan: dict[str, Any] = json.loads((checkpoint / PLAN).read_text("utf-8"))
+        ranks_of(plan)
+        value_of(plan, "task")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecipeError(
+            Problem(
+                "not-a-checkpoint",
+                "the checkpoint holds no plan that could be compared with the recipe",
+                file=str(checkpoint / PLAN),
+                hint="begin a new run from its weights: model.name_or_path or adapter.path names the folder",
+            )
+        ) from error
+    return plan
+
+
+def _manifest(checkpoint: Path) -> Manifest:
+    manifest = read_manifest(checkpoint)
+    assert manifest is not None, "the checkpoint was verified"
+    return manifest
+
+
+def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """result.json of a resumed run that has finished and is asked for no more; None where something is left.
+
+    RecipeError where more is asked of a finished run that kept no checkpoint.
+    """
+    run_dir = begins.run_dir
+    if begins.chosen is None or not (run_dir / MARKER).is_file():
+        return None
+    try:
+        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
+        old = json.loads((run_dir / PLAN).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not _asks_for_more(old, json.loads(bundle.files[PLAN]), int(result["steps"])):
+        say(f"the run in {run_dir} has finished: nothing is left to train\n")
+        return result
+    if begins.checkpoint is None:
+        raise RecipeError(
+            Problem(
+                "nothing-to-resume",
+                f"the run in {run_dir} has finished and kept no checkpoint: it cannot be made longer",
+                path="trainer.save_strategy",
+                hint="start a new run in another --output-dir",
+            )
+        )
+    return None
+
+
+def _asks_for_more(old: dict[str, Any], new: dict[str, Any], steps: int) -> bool:
+    """Whether the new plan is longer than the one that has finished after `steps` steps."""
+    limits = []
+    for plan in (old, new):
+        most = value_of(plan, "trainer.max_steps")
+        limits.append(most if isinstance(most, int) and most > 0 else None)
+    before, now = limits
+    if now is not None:
+        return now > max(steps, before or 0)
+    if before is not None:
+        return True
+    epochs = "trainer.num_train_epochs"
+    return float(value_of(new, epochs) or 0) > float(value_of(old, epochs) or 0)
+
+
+def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> None:
+    """RecipeError where the rows are not those that the checkpoint was trained on.
+
+    The data is prepared for that beside the run directory, which a refusal leaves as it was; the run itself
+    finds it in the cache.
+    """
+    if begins.checkpoint is None:
+        return
+    expected = _manifest(begins.checkpoint).data
+    if expected is None:
+        return
+    aside = Path(tempfile.mkdtemp(prefix="effilaunch-resume-"))
+    kept = True
+    try:
+        write_run_dir(bundle, aside, resume=False)
+        prepare_data(bundle, aside, samples=0, echo=say)
+        found = json.loads((aside / "data.json").read_text("utf-8")).get("key")
+        kept = False
+    except RecipeError:
+        kept = False
+        raise
+    finally:
+        if not kept:  # of a failure that nobody foresaw, the log is worth more than the room
+            shutil.rmtree(aside, ignore_errors=True)
+    differences = compare_data(expected, found)
+    if differences:
+        raise RecipeError([difference.problem() for difference in differences])
+
+
+@contextlib.contextmanager
+def readable_checkpoint(
+    begins: Beginning, resumption: Resumption, say: Callable[[str], None]
+) -> Iterator[str | None]:
+    """What the workers read (EFFILAUNCH_RESUME): the checkpoint or its converted twin; None: begin.
+
+    The twin goes when the run has saved a checkpoint behind it.
+    """
+    remove = functools.partial(remove_converted, begins.run_dir)
+    checkpoint = begins.checkpoint
+    if checkpoint is None or not resumption.conversion:
+        remove()
+        yield None if checkpoint is None else str(checkpoint)
+        return
+    twin = converted(checkpoint, begins.run_dir, resumption.conversion, say)
+    remove(keep=twin)
+    try:
+        yield str(twin)
+    finally:
+        if max(complete_checkpoints(begins.run_dir / "checkpoints"), default=0) > _manifest(checkpoint).step:
+            remove()

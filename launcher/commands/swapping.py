@@ -1,0 +1,101 @@
+"""Whether an offload to NVMe can begin here, asked before devices are taken; in the words of `doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.doctor.check import Verdict, size
+from launcher.doctor.checks_build import compiler, deepspeed_ops, libaio, ninja, python_headers
+from launcher.doctor.checks_storage import nvme_folder
+from launcher.doctor.needs import nvme_path
+from launcher.errors import MachineError, Problem
+from launcher.execute.swap_files import LOCK, claimed, swap_files
+from launcher.facts.machine_build import BuildFacts, read_build
+from launcher.facts.machine_disk import read_folder
+from launcher.facts.stack import Stack, ask_stack
+from launcher.plan.plan import Plan
+
+_BUILD = {
+    "libaio": libaio,
+    "compiler": compiler,
+    "ninja": ninja,
+    "python-headers": python_headers,
+    "deepspeed-ops": deepspeed_ops,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    build: BuildFacts
+    stack: Stack
+
+
+def _folder(plan: Plan) -> Path | None:
+    """The folder of an offload to NVMe; None where nothing is offloaded to it."""
+    path = nvme_path(plan)
+    return None if path is None else Path(path)
+
+
+def check_nvme(plan: Plan) -> None:
+    """MachineError (4) where the folder has no room or async_io cannot be built.
+
+    Asks the training stack in a process of its own, which takes seconds; nothing where nothing is offloaded.
+    """
+    folder = _folder(plan)
+    if folder is None:
+        return
+    verdicts = {"nvme": nvme_folder(read_folder(folder), plan, _left(folder))}
+    if verdicts["nvme"].status != "fail":
+        machine = _Builder(read_build(os.environ), ask_stack(plan.python, os.environ))
+        verdicts |= {name: check(machine, plan) for name, check in _BUILD.items()}
+    failed = [_problem(name, said) for name, said in verdicts.items() if said.status == "fail"]
+    if failed:
+        raise MachineError(failed)
+
+
+def nvme_words(plan: Plan) -> list[str]:
+    """What on this machine stands in the way, for a plan that may run on another."""
+    folder = _folder(plan)
+    if folder is None:
+        return []
+    machine = _Builder(read_build(os.environ), {"deepspeed": {}})
+    verdicts = {
+        "nvme": nvme_folder(read_folder(folder), plan, _left(folder)),
+        "libaio": libaio(machine, plan),
+    }
+    bad = [_problem(name, said) for name, said in verdicts.items() if said.status in ("fail", "warn")]
+    return [f"here a run would not start, or be slow: {p.message} ({p.hint})" for p in bad]
+
+
+def _left(folder: Path) -> int:
+    """Bytes that a killed run of ours left there: the next one removes them before it starts."""
+    return sum(swap_files(folder).values()) if (folder / LOCK).exists() else 0
+
+
+@contextlib.contextmanager
+def holding_nvme(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
+    """While the run lives, the folder of its offload is its own; nothing where nothing is offloaded.
+
+    MachineError (4) where another run has it.
+    """
+    folder = _folder(plan)
+    if folder is None:
+        yield
+        return
+    with claimed(folder) as freed:
+        if freed:
+            say(f"removed {size(freed)} that a killed run left in {folder}")
+        slow = nvme_folder(read_folder(folder), plan)
+        if slow.status == "warn":
+            say(f"{slow.found}: {slow.message} ({slow.hint})")
+        yield
+
+
+def _problem(name: str, said: Verdict) -> Problem:
+    code = {"nvme": "nvme-folder", "libaio": "aio-missing"}.get(name, name)
+    path = "sharding.nvme_path" if name == "nvme" else None
+    return Problem(code, f"{said.found}: {said.message}", path=path, hint=said.hint)

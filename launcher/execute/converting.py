@@ -1,0 +1,118 @@
+"""A checkpoint made readable for another number of ranks or ZeRO stage, before devices are taken.
+
+It lies in RUN_DIR/converted/, where neither `complete_checkpoints` nor a run's retention looks, and goes when
+the run has saved one of its own. The checkpoint that it was made from stays.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.errors import MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.endings import interruption
+from launcher.execute.following import Start, follow
+from launcher.execute.run_dir import write_file
+from launcher.facts.checkpoint import defect, read_manifest
+from launcher.facts.machine_disk import read_folder
+from launcher.render.bundle import Bundle, dump_json
+
+CONVERTED = "converted"
+LATEST = "latest_universal"
+"""Beside a universal checkpoint: the folder that DeepSpeed reads."""
+LOG = "convert.log"
+_TIMES = 2
+"""The shares lie on the disk twice while they are put together."""
+_STOP_S = 5.0
+
+
+def converted(checkpoint: Path, run_dir: Path, why: str, say: Callable[[str], None]) -> Path:
+    """The universal twin of a verified checkpoint; one that is there already is taken.
+
+    MachineError (4) where the disk lacks the room, RunFailed (5) where DeepSpeed cannot convert it,
+    RecipeError (2) where reading it would run code, Interrupted (130) after a signal.
+    """
+    target = run_dir / CONVERTED / checkpoint.name
+    if _is_of(target, checkpoint):
+        say(f"the converted checkpoint {target} is there already")
+        return target
+    _check_room(checkpoint, run_dir)
+    say(f"converting {checkpoint} for this run: {why}")
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "launcher.train.universal", str(checkpoint), str(target)]
+    # Alone and on the CPU: no device is taken, no process group joined.
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONUNBUFFERED": "1"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        env.pop(name, None)
+    log = run_dir / "logs" / LOG
+    ended = follow(Start(argv, env, log, _nobody, stop_s=_STOP_S, orphaned_s=0.0))
+    if ended.stopped_by is not None:
+        raise interruption(run_dir, ended, again="run the command again; nothing of the run has changed")
+    if ended.code != 0 or defect(target, hashes=False) is not None:
+        raise _failed(ended.code, log)
+    return target
+
+
+def _nobody(line: str) -> None:
+    """The converter's lines are for the log."""
+
+
+def _failed(code: int, log: Path) -> RecipeError | RunFailed:
+    lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+    last = lines[-1] if lines else f"exit code {code}"
+    problem = Problem(
+        "conversion-failed",
+        f"the checkpoint could not be converted for another number of ranks or ZeRO stage: {last}",
+        file=str(log),
+        hint="go on with the ranks and the stage that wrote it, or start a new run",
+    )
+    return RecipeError(problem) if code == RecipeError.exit_code else RunFailed(problem)
+
+
+def _is_of(target: Path, checkpoint: Path) -> bool:
+    """Whether a converted checkpoint is whole and was made from this one."""
+    made, source = read_manifest(target), read_manifest(checkpoint)
+    if made is None or source is None or not (target / LATEST).is_file():
+        return False
+    state = "trainer_state.json"
+    same = made.step == source.step and made.files.get(state) == source.files.get(state)
+    return same and defect(target, hashes=True) is None
+
+
+def _check_room(checkpoint: Path, run_dir: Path) -> None:
+    manifest = read_manifest(checkpoint)
+    shares = {} if manifest is None else manifest.files
+    needed = _TIMES * sum(facts.bytes for name, facts in shares.items() if name.startswith("global_step"))
+    free = read_folder(run_dir).free
+    if free >= needed:
+        return
+    raise MachineError(
+        Problem(
+            "disk-full",
+            f"converting the checkpoint takes {needed / 2**30:.1f} GiB in {run_dir}, where "
+            f"{free / 2**30:.1f} GiB are free",
+            hint="make room, or go on with the ranks and the stage that wrote it",
+        )
+    )
+
+
+def remove_converted(run_dir: Path, keep: Path | None = None) -> None:
+    """Remove converted checkpoints but `keep`, which is about to be read."""
+    for folder in (run_dir / CONVERTED).glob("*"):
+        if folder != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if keep is None:
+        shutil.rmtree(run_dir / CONVERTED, ignore_errors=True)
+
+
+def show_in_ds_config(bundle: Bundle, run_dir: Path, resume: str | None) -> None:
+    """ds_config.json of this start: `load_universal` where it goes on from a converted checkpoint alone."""
+    if bundle.ds_config is None:
+        return
+    config = dict(bundle.ds_config)
+    if resume is not None and (Path(resume) / LATEST).is_file():
+        config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+    write_file(run_dir / "ds_config.json", dump_json(config))

@@ -1,0 +1,250 @@
+"""Start a command with everything that it starts, follow it, stop it when asked, and leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.execute.guard import guarded
+from launcher.execute.output import Output
+from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
+from launcher.execute.signals import Stops
+from launcher.execute.stacks import Stack, read_stacks
+from launcher.execute.supervise import Hang, Watch
+from launcher.facts.secrets import hider, secret_values
+from launcher.facts.status import is_alive
+
+POLL_S = 0.5
+_ENDED_POLL_S = 0.1
+"""The same when the launcher has ended, and with it most of what could write."""
+_LEAVE_S = 5.0
+"""After a process without ranks has ended: what it started may finish."""
+_HELD_S = 1.0
+"""So long a traceback waits to be shown: within that a lost rank is noticed, of which it may only speak."""
+_STACKS_S = 2.0
+"""So long a rank has to write where it stands."""
+_LAST_LINES_S = 2.0
+"""After everything ended: a pipe that is still open then is held by somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is started, and how it is to be treated."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log: Path
+    """Gets all output."""
+    echo: Callable[[str], None]
+    stop_s: float
+    """How long it may take to stop, once asked, before it is killed."""
+    orphaned_s: float
+    """How long it may live on when this process is killed."""
+    master_port: int = 0
+    lock: int | None = None
+    """Descriptor of the run directory's lock."""
+    watch: Watch | None = None
+    """None for a process without ranks."""
+    own_stderr: bool = False
+    """In a terminal the process writes its stderr there itself, so that its bars can move."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """How it went."""
+
+    code: int = 0
+    """Of the launcher; negative: a signal."""
+    stopped_by: signal.Signals | None = None
+    killed: str = ""
+    """Why this process killed what was left; empty where it did not."""
+    watch: Watch | None = None
+    hang: Hang | None = None
+    stacks: Mapping[int, Stack] = field(default_factory=dict)
+    """Where each rank stood when the run hung."""
+
+
+def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ended:
+    """Start a command in a session of its own and return when it and all its descendants have ended.
+
+    when_hanging: called when a hang was found, before anything is killed. Whatever ends this call, an
+    exception included, no process of the start outlives it.
+    """
+    own = marks()
+    with (
+        start.log.open("a", encoding="utf-8") as log,
+        guarded(own[RUN], start.log.parent.parent, start.orphaned_s, start.master_port, start.lock),
+        Stops() as stops,
+    ):
+        process = _started(start, own)
+        assert process.stdout is not None, "stdout is a pipe"
+        output = Output(process.stdout, log, start.echo, hider(secret_values(start.env)))
+        following = _Following(start, process, output, stops, own[RUN], when_hanging)
+        try:
+            following.until_it_ends()
+        finally:
+            kill_all(own[RUN])
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+                process.wait(KILL_S)
+            output.close()
+            process.stdout.close()
+    return following.ended
+
+
+def _started(start: Start, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with _ignored(signal.SIGUSR1):
+        return subprocess.Popen(
+            list(start.argv),
+            env={**start.env, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if start.own_stderr and sys.stderr.isatty() else subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def _ignored(number: signal.Signals) -> Iterator[None]:
+    """What is started meanwhile ignores this signal: schedulers send it to all, and it kills launchers."""
+    handler = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
+
+
+@dataclass(slots=True)
+class _Following:
+    """The loop, and what it knows."""
+
+    start: Start
+    process: subprocess.Popen[bytes]
+    output: Output
+    stops: Stops
+    token: str
+    when_hanging: Callable[[], None] | None
+    ended: Ended = field(default_factory=Ended)
+    _looked: float = field(default_factory=time.monotonic)
+    _trouble_at: float | None = None
+    _kill_at: float = float("inf")
+    """When everything that is left is killed."""
+    _why: str = ""
+    _workers_killed: bool = False
+    _over: bool = False
+
+    def until_it_ends(self) -> None:
+        """Return when the launcher and all that it started have ended, or had to be killed."""
+        self.ended.watch = self.start.watch
+        while self.process.poll() is None and not self._over:
+            self._turn()
+        self._look()
+        if not self._over:
+            self._wait_for_the_rest()
+        # A launcher that says how a rank ended, says it last.
+        until = time.monotonic() + _LAST_LINES_S
+        while not self.output.ended and time.monotonic() < until:
+            self.output.copy(0.1)
+        self.output.release(0.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.ended.code = self.process.wait(KILL_S)
+
+    def _turn(self) -> None:
+        """Half a second of the loop."""
+        if not self.output.copy(POLL_S) and self.output.ended:
+            time.sleep(POLL_S if self.process.poll() is None else _ENDED_POLL_S)
+        self._answer_signals()
+        if time.monotonic() - self._looked >= POLL_S:
+            self._look()
+            self._answer_trouble()
+            self._answer_hang()
+        if time.monotonic() > self._kill_at:
+            self._kill(self._why)
+
+    def _wait_for_the_rest(self) -> None:
+        """The launcher has ended: by itself, or because somebody killed it."""
+        watch = self.start.watch
+        leave = _LEAVE_S if watch is None else watch.limits.leave
+        if self._living_workers():
+            self._set_limit(self.start.stop_s, "it did not end when its launcher had")
+            if self.stops.first is None:
+                self._stop_workers()
+        while processes_of(self.token) and not self._over:
+            if not self._living_workers():
+                self._set_limit(leave, "")
+            self._turn()
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self.start.watch is not None:
+            self.start.watch.look(now - self._looked)
+            if self.start.watch.lost and self.ended.stopped_by is None:
+                self.output.silence("a rank was lost")
+        self.output.release(_HELD_S)
+        self._looked = now
+
+    def _set_limit(self, seconds: float, why: str) -> None:
+        at = time.monotonic() + seconds
+        if at < self._kill_at:
+            self._kill_at, self._why = at, why
+
+    def _answer_signals(self) -> None:
+        number = self.stops.first
+        if number is None:
+            return
+        if self.ended.stopped_by is None:
+            self.ended.stopped_by = number
+            self._look()
+            self.start.echo(f"{number.name}: {self._stop_workers()}; press Ctrl-C again to stop at once")
+            self._set_limit(self.start.stop_s, f"it took more than {self.start.stop_s:.0f} s to stop")
+        if self.stops.at_once:
+            self._kill("it was told to stop at once")
+
+    def _stop_workers(self) -> str:
+        """Ask all ranks to stop; what they will do. Their launcher, asked, would kill them after 30 s."""
+        workers = self._living_workers()
+        send(workers or processes_of(self.token), signal.SIGTERM)
+        watch = self.start.watch
+        trained = workers and watch is not None and any(s.step > 0 for s in watch.living.values())
+        return "stopping after this step with a checkpoint" if trained else "stopping"
+
+    def _living_workers(self) -> list[int]:
+        watch = self.start.watch
+        return [] if watch is None else [s.pid for s in watch.living.values() if is_alive(s)]
+
+    def _answer_trouble(self) -> None:
+        """A rank is gone: its launcher ends the others, or they are killed, in the end the launcher too."""
+        watch = self.start.watch
+        if watch is None or not watch.in_trouble:
+            return
+        if self._trouble_at is None:
+            self._trouble_at = time.monotonic()
+            self._set_limit(watch.limits.all_gone, "a rank was gone, and its launcher did not end")
+        elif not self._workers_killed and time.monotonic() - self._trouble_at > watch.limits.launcher_ends:
+            self._workers_killed = True
+            send(tree_of(self._living_workers()), signal.SIGKILL)
+
+    def _answer_hang(self) -> None:
+        watch = self.start.watch
+        hang = None if watch is None or self.ended.hang is not None else watch.hang()
+        if watch is None or hang is None:
+            return
+        self.ended.hang = hang
+        self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank where it stands")
+        self.ended.stacks = read_stacks(watch.run_dir, hang.statuses, _STACKS_S)
+        if self.when_hanging is not None:
+            self.when_hanging()
+        self._kill("it made no progress")
+
+    def _kill(self, why: str) -> None:
+        self._over = True
+        if self._living_workers() or self.process.poll() is None:  # else only what they had started was left
+            self.ended.killed = why
+        left = kill_all(self.token)
+        if left:
+            self.start.echo(f"processes {sorted(left)} cannot be killed: they hang in the kernel")

@@ -1,0 +1,100 @@
+"""The processes of one start, wherever they went: found by a token in their environment, and ended by it.
+
+A process group is not enough: torchrun starts its workers in sessions of their own, and so may a worker what
+it starts. Linux alone: everything here is read from /proc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+RUN = "EFFILAUNCH_RUN"
+"""Environment variable of every process of a start: its token."""
+SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
+"""Environment variable of the same: `HOST:PID:START` of the process that watches over them."""
+KILL_S = 5.0
+"""A killed process is gone at once, unless it hangs in the kernel; nothing can be done about that one."""
+
+_PROC = Path("/proc")
+_POLL_S = 0.05
+_PARENT, _STARTED = 1, 19
+"""Places in /proc/PID/stat behind the name, which may hold spaces and brackets: state is 0."""
+
+
+def marks() -> dict[str, str]:
+    """The two variables for a new start by this process."""
+    own = _stat(os.getpid())
+    started = own[_STARTED] if own else "0"
+    return {RUN: uuid.uuid4().hex, SUPERVISOR: f"{socket.gethostname()}:{os.getpid()}:{started}"}
+
+
+def is_running(pid: int) -> bool:
+    """False for a process that is gone or only waits to be reaped."""
+    stat = _stat(pid)
+    return bool(stat) and stat[0] not in "ZX"
+
+
+def processes_of(token: str) -> set[int]:
+    """Every living process of a start but this one: those with its token, and whatever these started."""
+    mark = f"{RUN}={token}".encode()
+    parents: dict[int, int] = {}
+    found = set()
+    for pid in _pids():
+        stat = _stat(pid)
+        if not stat or stat[0] in "ZX":
+            continue
+        parents[pid] = int(stat[_PARENT])
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            if mark in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+                found.add(pid)
+    return _with_children(found, parents) - {os.getpid()}
+
+
+def tree_of(pids: Collection[int]) -> set[int]:
+    """These processes and all that they started, as far as it did not outlive the one that started it."""
+    parents = {pid: int(stat[_PARENT]) for pid in _pids() if (stat := _stat(pid)) and stat[0] not in "ZX"}
+    return _with_children(set(pids) & parents.keys(), parents)
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Signal processes; one that ended meanwhile is passed over."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def kill_all(token: str, wait_s: float = KILL_S) -> set[int]:
+    """Kill every process of a start, those included that are started meanwhile; those that would not go."""
+    deadline = time.monotonic() + wait_s
+    while left := processes_of(token):
+        send(left, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
+    return left
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name; none for a process that is gone."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _with_children(found: set[int], parents: dict[int, int]) -> set[int]:
+    known = set(found)
+    while more := {pid for pid, parent in parents.items() if parent in known} - known:
+        known |= more
+    return known

@@ -1,0 +1,195 @@
+"""`launch.max_restarts`: which failed runs are started again, from where, and after how long a pause."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Interrupted, Problem, RunFailed
+from launcher.execute.adapted import last_step
+from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
+from launcher.execute.failed import KnownFailure
+from launcher.execute.resume import choose_checkpoint
+from launcher.execute.run_dir import write_file
+from launcher.execute.signals import pause
+from launcher.facts.checkpoint import MANIFEST, complete_checkpoints
+from launcher.facts.status import read_statuses
+from launcher.render.bundle import dump_json
+
+RESTARTS = "restarts.jsonl"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
+"""The first one is short, for a process that was killed; the longest outlasts a node's reboot."""
+
+_STATUS_S = 0.5
+"""A rank writes its status once in so long, at the end of a step."""
+_MAY_PASS = ("run-failed", LOST, LAUNCHER_LOST, HANG)
+"""Problems of a run that nobody knows: the next try may not meet them."""
+_KNOWN_TO_PASS = (
+    "nccl-timeout",
+    "port-in-use",
+    "hub-unreachable",
+    "jit-stale-lock",
+    "no-step",
+    "exit-code-lost",
+)
+"""Known failures that may not come again. All others are of the recipe, the machine or its memory."""
+
+
+def may_pass(failure: RunFailed) -> bool:
+    """Whether the same run, started again, may go on: not where it is bound to fail the same way."""
+    if isinstance(failure, KnownFailure):
+        return failure.finding.failure.id in _KNOWN_TO_PASS
+    return failure.problems[0].code in _MAY_PASS
+
+
+def pause_before(number: int, first_s: float = FIRST_PAUSE_S) -> float:
+    """Seconds before restart `number` of those in a row (1 is the first)."""
+    return min(first_s * 2.0 ** min(number - 1, 30), LONGEST_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a try came, and with what it ended: the same twice will come a third time."""
+
+    code: str
+    step: int
+    checkpoint: int
+    """The newest one's step; 0 without any."""
+
+
+@dataclass(slots=True)
+class Begun:
+    """Where a command began, and what it has saved since then."""
+
+    run_dir: Path
+    resume: str | None
+    """What its first try was told to continue."""
+    _there: Mapping[str, int] = field(default_factory=dict)
+    """Checkpoints that were there before -> when their manifest was written."""
+
+    def __post_init__(self) -> None:
+        whole = complete_checkpoints(self.run_dir / "checkpoints").values()
+        self._there = {path.name: (path / MANIFEST).stat().st_mtime_ns for path in whole}
+
+    def anew(self) -> None:
+        """From now on nothing is continued that was there until now."""
+        self.resume, self._there = None, {}
+
+    def goes_on(self) -> tuple[str | None, int, list[str]]:
+        """What the next try continues, its step, and what to say about it; None and 0: it starts anew.
+
+        This command's newest whole checkpoint, else what the command began with.
+        """
+        chosen = choose_checkpoint(self.run_dir)
+        path = chosen.checkpoint
+        is_own = path is not None and self._there.get(path.name) != (path / MANIFEST).stat().st_mtime_ns
+        if self.resume not in (None, "auto") and not is_own:
+            # A newer one that was there before belongs to a continuation that the user did not choose.
+            before = Path(str(self.resume))
+            return self.resume, _number(before), [f"goes on from {before}, as before"]
+        return (None if path is None else str(path)), chosen.step, chosen.words()
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The restarts of one command."""
+
+    begun: Begun
+    allowed: int
+    """In a row, without a new checkpoint between."""
+    say: Callable[[str], None]
+    first_pause_s: float = FIRST_PAUSE_S
+    _in_a_row: int = 0
+    _last: _Place | None = None
+    _causes: list[str] = field(default_factory=list)
+
+    def next(self, failure: RunFailed) -> str | None:
+        """What the next try continues (EFFILAUNCH_RESUME), after the pause; None: it starts anew.
+
+        Raises the failure where there is no next try, with what was tried. Interrupted when a signal comes in
+        the pause.
+        """
+        run_dir = self.begun.run_dir
+        step = _reached(run_dir)
+        newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
+        place = _Place(failure.problems[0].code, step, newest)
+        if self._last is not None and place.checkpoint != self._last.checkpoint:
+            self._in_a_row = 0
+        if not (self.allowed and may_pass(failure)):
+            raise self._told(failure, "")
+        if self._last is not None and _same(place, self._last, run_dir):
+            raise self._told(failure, f"the same came twice at step {step}, so it is not tried again")
+        if self._in_a_row >= self.allowed:
+            raise self._told(failure, f"launch.max_restarts: {self.allowed} is used up")
+        self._in_a_row, self._last = self._in_a_row + 1, place
+        self._causes.append(failure.problems[0].message)
+        return self._restart(failure, step)
+
+    def _restart(self, failure: RunFailed, step: int) -> str | None:
+        run_dir = self.begun.run_dir
+        waited = pause_before(self._in_a_row, self.first_pause_s)
+        cause = failure.problems[0].message
+        self.say(f"\nrestart {self._in_a_row} of {self.allowed} in {waited:g} s: {cause}")
+        stopped_by = pause(waited)
+        if stopped_by is not None:
+            message = f"{stopped_by.name}: stopped while it waited to restart; it had failed: {cause}"
+            hint = "continue it with --resume auto"
+            raise Interrupted(Problem("interrupted", message, file=str(run_dir), hint=hint)) from failure
+        goes_on, begins, words = self.begun.goes_on()
+        for line in words:
+            self.say(line)
+        row = {"time": time.time(), "step": step, "cause": cause, "resumed_from": begins, "waited_s": waited}
+        with (run_dir / RESTARTS).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+        return goes_on
+
+    def _told(self, failure: RunFailed, why: str) -> RunFailed:
+        """The failure with what was tried before it."""
+        if not self._causes:
+            return failure
+        problem = failure.problems[0]
+        count = len(self._causes)
+        before = "; ".join(dict.fromkeys(self._causes))
+        told = [problem.message.rstrip("."), *([why] if why else [])]
+        tried = f"{count} restart{'s' if count > 1 else ''} before, after: {before}"
+        told_problem = replace(problem, message="; ".join([*told, tried]))
+        if isinstance(failure, KnownFailure):
+            return KnownFailure(told_problem, failure.finding)
+        return RunFailed([told_problem, *failure.problems[1:]])
+
+
+def with_restarts(run_dir: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """result.json, written anew with all restarts that this run needed, earlier commands' included."""
+    rows = []
+    if (run_dir / RESTARTS).is_file():
+        for line in (run_dir / RESTARTS).read_text("utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # the machine went down while it was written
+                continue
+    told = {**result, "restarts": rows}
+    write_file(run_dir / "result.json", dump_json(told))
+    return told
+
+
+def _reached(run_dir: Path) -> int:
+    """Steps that the last try had behind it."""
+    steps = [status.step for status in read_statuses(run_dir).values()]
+    return max([*steps, last_step(run_dir)]) if any(steps) else 0
+
+
+def _same(place: _Place, last: _Place, run_dir: Path) -> bool:
+    """Whether two tries ended alike at the same step, as far as the statuses are exact."""
+    medians = [s.median for s in read_statuses(run_dir).values() if s.median]
+    between_two = int(_STATUS_S / min(medians)) if medians else 0
+    alike = (place.code, place.checkpoint) == (last.code, last.checkpoint)
+    return alike and abs(place.step - last.step) <= between_two
+
+
+def _number(path: Path) -> int:
+    number = path.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0

@@ -1,0 +1,109 @@
+"""The files of an offload to NVMe: one run at a time has a folder of them, and leaves none behind.
+
+DeepSpeed writes `optimizer/rankN/*.tensor.swp` and `<dtype>params/rankN/*.tensor.swp` into nvme_path's
+`zero_stage_3`, the same names in every run, and removes none of the optimizer's: two runs in one folder would
+read each other's weights without a word, and each run leaves up to 18 bytes a parameter for ever. A lock
+file of ours says which run has the folder, and that what lies there is ours to remove.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.errors import MachineError, Problem
+
+LOCK = ".effilaunch-nvme.lock"
+_FILES = ("zero_stage_3/optimizer/rank*/*.tensor.swp", "zero_stage_3/*params/rank*/*.tensor.swp")
+
+
+def swap_files(folder: Path) -> dict[Path, int]:
+    """DeepSpeed's files under an nvme_path -> bytes."""
+    found = {}
+    for pattern in _FILES:
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError):  # its run removes it just now
+                found[path] = path.stat().st_size
+    return found
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[int]:
+    """While this is entered, the folder is this run's; made where it is not there.
+
+    Gives the bytes of a killed run that were removed at the start; what this run leaves goes at its end.
+    MachineError (4) where another run has the folder, or where files lie that no run of ours has written.
+    """
+    descriptor = _locked(folder)
+    try:
+        freed = _removed(folder)
+        try:
+            yield freed
+        finally:
+            _removed(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor of the lock. The lock file stays: a lock on a removed file would keep nobody out."""
+    lock = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        ours = lock.exists()
+        foreign = {} if ours else swap_files(folder)
+        if foreign:
+            raise _foreign(folder, sum(foreign.values()))
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        problem = Problem(
+            "nvme-unwritable",
+            f"{folder} cannot be written to: {error.strerror}",
+            path="sharding.nvme_path",
+            hint="name a folder on a local disk",
+        )
+        raise MachineError(problem) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(descriptor, 100, 0).decode("utf-8", errors="replace").strip()
+        os.close(descriptor)
+        raise MachineError(
+            Problem(
+                "nvme-in-use",
+                f"another run{f' (process {holder})' if holder else ''} keeps its states in {folder}",
+                path="sharding.nvme_path",
+                hint="wait for it, or name another folder",
+            )
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _foreign(folder: Path, size: int) -> MachineError:
+    return MachineError(
+        Problem(
+            "nvme-foreign",
+            f"{folder} holds {size / 2**20:,.1f} MiB of DeepSpeed's files that no run of effilaunch wrote",
+            path="sharding.nvme_path",
+            hint=f"name another folder, or remove {folder / 'zero_stage_3'} if nothing uses it",
+        )
+    )
+
+
+def _removed(folder: Path) -> int:
+    """Remove the files, and the folders of theirs that are empty then; the bytes that were freed."""
+    freed = 0
+    for path, size in swap_files(folder).items():
+        with contextlib.suppress(OSError):
+            path.unlink()
+            freed += size
+    root = folder / "zero_stage_3"
+    for inner in [*root.glob("*/rank*"), *root.glob("*"), root]:
+        with contextlib.suppress(OSError):  # not empty, or not there
+            inner.rmdir()
+    return freed

@@ -1,0 +1,77 @@
+"""Where each rank of a run is, as it last said: RUN_DIR/logs/status-rank-N.json, and whether it still lives.
+
+`launcher/train/status.py` writes these files, the process that supervises the run reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+PHASES = ("start", "load", "train", "evaluate", "save", "finish", "ended")
+"""In the order of a run; evaluate and save lie inside train, and inside finish again."""
+
+_ENDED_STATES = ("Z", "X", "x")
+"""Of /proc/PID/stat: a process that has ended, and is only not waited for yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What one rank last wrote."""
+
+    rank: int
+    host: str
+    pid: int
+    started: int
+    """When the process began, in clock ticks since the machine's start: a used pid is not taken for it."""
+    phase: str
+    """One of PHASES."""
+    step: int
+    """Optimizer steps that have ended, those of the run that was resumed included."""
+    since: float
+    """When the phase or the step began, seconds since 1970; during an evaluation, when its batch began."""
+    median: float | None
+    """Seconds, median of the last steps (50 at most); None before there are three."""
+    code: int | None
+    """The exit code, None until the rank knows it."""
+
+
+def status_file(run_dir: Path, rank: int) -> Path:
+    """Where a rank's status lies."""
+    return run_dir / "logs" / f"status-rank-{rank}.json"
+
+
+def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
+    """Rank -> its last status; a file that is no status is left out."""
+    found = (_read(path) for path in sorted((run_dir / "logs").glob("status-rank-*.json")))
+    return {status.rank: status for status in found if status is not None}
+
+
+def _read(path: Path) -> RankStatus | None:
+    try:
+        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        return RankStatus(**{field.name: values[field.name] for field in fields(RankStatus)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_alive(status: RankStatus) -> bool:
+    """Whether the process that wrote this still runs, on this host."""
+    return status.host == socket.gethostname() and process_started(status.pid) == status.started
+
+
+def process_started(pid: int) -> int | None:
+    """When a process of this machine began, in clock ticks since its start; None when it is gone.
+
+    One that has ended and whose parent has not asked for its code yet is gone, too.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return None
+    # The name of the program stands in brackets, and may hold spaces and brackets of its own.
+    state, *rest = text.rpartition(")")[2].split()
+    return None if state in _ENDED_STATES else int(rest[18])

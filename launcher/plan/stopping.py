@@ -1,0 +1,83 @@
+"""How long a stop may take, against the time that a launcher leaves for it. Pure.
+
+A signal is answered at the end of the step that runs, with a checkpoint. Who kills the workers before that
+takes the checkpoint away.
+"""
+
+from __future__ import annotations
+
+import math
+
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+from launcher.memory.saved import checkpoint_bytes
+from launcher.plan.draft import Draft
+from launcher.plan.strategy import Candidate
+from launcher.recipe.schema import Recipe
+
+KILL_S = 30
+"""So long after a signal DeepSpeed's launcher (launch.py terminate_process_tree, fixed) and torchrun
+(launcher/api.py shutdown_timeout, a default) kill the workers."""
+WRITE_BYTES = 200e6
+"""Assumption: bytes of a checkpoint a second, hashed and on the disk. A plain network disk takes so much, a
+local one more: who waits too long for a stop loses nothing, who waits too little all of it."""
+SETTLE_S = 2.0
+"""Assumption: what a save takes beside its bytes: ranks wait for each other, and each file for the disk."""
+WAIT = "launch.env.TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Read by torchrun, and by `accelerate launch`, which starts workers through it."""
+
+
+def settle_stop(
+    draft: Draft, recipe: Recipe, chosen: Candidate, model: ModelSpec, hardware: Hardware
+) -> None:
+    """Record runtime.stop_seconds, and a launcher that waits so long; a warning where none does."""
+    seconds, counted = stop_seconds(draft, chosen, model)
+    draft.put("runtime.stop_seconds", seconds, counted)
+    if seconds <= KILL_S or draft.get("launch.launcher") == "python":
+        return
+    alone = hardware.num_nodes == 1
+    if draft.get("launch.launcher") == "deepspeed" and recipe.launch.launcher == "auto" and alone:
+        reason = f"the deepspeed launcher kills {KILL_S} s after a signal, a stop may take {seconds} s"
+        draft.put("launch.launcher", "accelerate", reason)
+    if draft.get("launch.launcher") == "deepspeed":
+        mend = "launch.launcher: auto takes one that waits" if alone else "save more often"
+        draft.warn(
+            f"a stop may take {seconds} s ({counted}), and the deepspeed launcher kills the workers "
+            f"{KILL_S} s after a signal that reaches it: what was trained since the last checkpoint "
+            f"({_how_often(draft)}) is lost then; {mend}"
+        )
+        return
+    if not draft.explicit(WAIT):
+        draft.put(
+            WAIT, str(seconds), f"torchrun kills {KILL_S} s after a signal; a stop may take {seconds} s"
+        )
+    elif _is_short(str(draft.get(WAIT)), seconds):
+        draft.warn(
+            f"{WAIT}: {draft.get(WAIT)} is less than the {seconds} s that a stop may take ({counted}): what "
+            f"was trained since the last checkpoint ({_how_often(draft)}) may be lost at a signal"
+        )
+
+
+def stop_seconds(draft: Draft, chosen: Candidate, model: ModelSpec) -> tuple[int, str]:
+    """(seconds, what was counted): the slowest step that is predicted, and one save."""
+    alone = bool(draft.get("trainer.save_only_model", False))
+    size = checkpoint_bytes(model, chosen.job, weights_alone=alone)
+    save = size / WRITE_BYTES + SETTLE_S
+    said = f"a checkpoint of {size / 1e9:.1f} GB at an assumed {WRITE_BYTES / 1e6:.0f} MB/s"
+    if chosen.time.seconds is None:
+        return math.ceil(save), f"{said}; a step is not predicted here and not counted"
+    step = chosen.time.seconds[1]
+    return math.ceil(step + save), f"a step of up to {step:.3g} s and {said}"
+
+
+def _how_often(draft: Draft) -> str:
+    strategy = draft.get("trainer.save_strategy", "steps")
+    if strategy == "steps":
+        every = draft.get("trainer.save_steps", 500)
+        return f"trainer.save_steps: {every}"
+    return f"trainer.save_strategy: {strategy}"
+
+
+def _is_short(said: str, seconds: int) -> bool:
+    """Whether the recipe's own number is too small; a reference is not known here."""
+    return said.isdigit() and int(said) < seconds

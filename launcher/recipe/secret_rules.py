@@ -1,0 +1,62 @@
+"""Rules on secrets and on `launch.env`: a recipe is copied into every run directory, and holds none."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.facts.secrets import is_written_secret, looks_secret, names_secret
+from launcher.recipe.env import reference_names, split_references
+from launcher.recipe.yaml_marks import join
+
+SECRET_CODE = "secret-in-recipe"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def take_secrets(data: dict[str, Any]) -> list[Problem]:
+    """Problems of secrets that are written out, or asked for where they would be written down.
+
+    Takes them out of `data`, so that no other message shows them.
+    """
+    problems: list[Problem] = []
+
+    def visit(value: Any, path: str) -> None:
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            child, item = join(path, key), value[key]
+            if isinstance(item, dict | list):
+                visit(item, child)
+            elif isinstance(item, str) and (problem := _secret(path, str(key), item, child)):
+                problems.append(problem)
+                value[key] = "hidden"
+
+    visit(data, "")
+    return problems
+
+
+def check_environment(data: dict[str, Any]) -> list[Problem]:
+    """Problems of names under `launch.env` that are no names of variables: no shell could set them."""
+    launch = data.get("launch")
+    env = launch.get("env") if isinstance(launch, dict) else None
+    problems = []
+    for name in env if isinstance(env, dict) else ():
+        if not _NAME.fullmatch(str(name)):
+            message = "is no name of a variable, expected letters, digits and _, not beginning with a digit"
+            problems.append(Problem("wrong-value", message, path=join("launch.env", name)))
+    return problems
+
+
+def _secret(parent: str, key: str, text: str, path: str) -> Problem | None:
+    """The problem of one text; `parent` and `key` make its path."""
+    in_environment = parent == "launch.env"
+    if not in_environment and any(names_secret(name) for name in reference_names(text)):
+        message = "asks for a secret, which would be written into the run directory"
+        hint = "the environment reaches every process by itself; a variable's name is no value of the recipe"
+        return Problem(SECRET_CODE, message, path=path, hint=hint)
+    plain = "".join(part for part in split_references(text) if isinstance(part, str))
+    if not (is_written_secret(key, plain) if in_environment else looks_secret(plain)):
+        return None
+    message = "is a secret, and a recipe is copied into every run directory"
+    name = key if in_environment else "NAME"
+    hint = f"set it in the environment and write ${{ENV:{name}}} under launch.env, or leave it out there"
+    return Problem(SECRET_CODE, message, path=path, hint=hint)

@@ -1,0 +1,195 @@
+"""One stop for all ranks: at the same step, with one checkpoint, and a record of it.
+
+`launcher/train/stopping.py` notes signals; here the ranks ask each other, and the Trainer is told to save and
+to end. The upstream flag of `enable_jit_checkpoint` belongs to one process, so its ranks may save at
+different steps.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+from transformers import Trainer, TrainerCallback
+
+from launcher.facts.checkpoint import complete_checkpoints, read_manifest
+from launcher.train.job import rank
+from launcher.train.outcome import write_json
+from launcher.train.status import status
+from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
+
+STOPPED = "stopped.json"
+
+
+class EvaluationCut(Exception):
+    """All ranks agreed to stop within an evaluation, whose numbers are of a part of the rows only."""
+
+
+class Stopping(TrainerCallback):
+    """Ends training behind the step at which any rank was asked to stop. The last of all callbacks.
+
+    The first checkpoint that is due anyway is the stop's; else one is saved at the end of the step. A stop
+    that meets the run's last step changes nothing: the run just finishes.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._group: Any = None
+        self._distributed = False
+        self._in_train = False
+        self.stopped = False
+        """Whether training was ended before its last step, on every rank alike."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if self._distributed and self._group is None:
+            # Of its own and on the CPU: no rank waits for its device's queue, and no NCCL call is between.
+            self._group = dist.new_group(backend="gloo")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        stop.at_once = False
+        self._in_train = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._may_end(control) and self._asked():
+            self.end(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._may_end(control) and self._asked():
+            raise EvaluationCut
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._may_end(control) and self._asked():
+            self.stopped = control.should_training_stop = True
+        self.record(state.global_step)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stopped:  # what is due at the end of an epoch: the checkpoint is there, the time is not
+            control.should_save = control.should_evaluate = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._in_train = False
+
+    def end(self, control: Any) -> None:
+        """Tell the Trainer to log, to save and to end; nothing is evaluated any more."""
+        self.stopped = True
+        control.should_log = control.should_save = control.should_training_stop = True
+        control.should_evaluate = False
+
+    def _may_end(self, control: Any) -> bool:
+        """Whether a stop would be answered here: in training, unless it ends behind this step anyway."""
+        return self._in_train and not stop.at_once and not control.should_training_stop
+
+    def _asked(self) -> bool:
+        """Whether any rank was asked to stop; every rank must call it at the same place."""
+        if not self._distributed:
+            return stop.number != 0
+        said = torch.tensor([stop.number, int(stop.seconds * 1000)])
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
+        number, milliseconds = said.tolist()
+        if number and not stop.number:
+            stop.ask(number, since_s=milliseconds / 1000)
+        return bool(number)
+
+    def record(self, step: int, error: Exception | None = None) -> None:
+        """Write stopped.json, on rank 0: what is there to go on from, and what the stop took.
+
+        error: what kept the stop's checkpoint from being saved. Nothing is written without a stop.
+        """
+        if not self.stopped or rank() != 0:
+            return
+        complete = complete_checkpoints(self._run_dir / "checkpoints")
+        last = complete[max(complete)].name if complete else None
+        saved = None if error is not None or step not in complete else read_manifest(complete[step])
+        why = f"{cause(stop.number)}: all ranks stopped at the end of step {step}"
+        if saved is None:
+            why += f", without a checkpoint of it: {error or 'it is not there'}"
+        write_json(
+            self._run_dir / STOPPED,
+            {
+                "signal": None if stop.number == SUPERVISOR_GONE else cause(stop.number),
+                "step": step,
+                "checkpoint": last,
+                "seconds": round(stop.seconds, 3),
+                "save_seconds": None if saved is None else saved.seconds,
+                "reason": why,
+            },
+        )
+
+
+class Stoppable(Trainer):
+    """A Trainer that can be ended in the middle of an evaluation, which is made up for when it goes on."""
+
+    stopping: Stopping | None = None
+    """Set where a worker trains."""
+    _looked_back = False
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        before = random_states() if self.control.should_evaluate else None
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        except EvaluationCut:
+            assert self.stopping is not None, "nobody else cuts an evaluation"
+            set_random_states(before)  # the evaluation draws again when the run goes on
+            self.stopping.end(self.control)
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._looked_back:
+            self._looked_back = True
+            if evaluation_owed(self.args, self.state):
+                self._make_up()
+        return super().training_step(*args, **kwargs)
+
+    def _make_up(self) -> None:
+        """The evaluation that a stop left out, with the weights and the random states that it would have had.
+
+        Here and not before: the Trainer reads the random states when the first batches are there.
+        """
+        stop.at_once = True  # the checkpoint that the run goes on from holds all there is
+        metrics = self._evaluate(None, None)
+        self._determine_best_metric(metrics=metrics, trial=None)
+        stop.at_once = False
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """A stopped run does not end with the best weights: it goes on from the last ones."""
+        if self.stopping is not None and self.stopping.stopped:
+            self.state.best_model_checkpoint = None
+        return super()._finalize_training(*args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with status().within("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+
+def evaluation_owed(args: Any, state: Any) -> bool:
+    """Whether the step that a run goes on from should have been evaluated, and was not. Pure."""
+    step, epoch = state.global_step, state.epoch or 0.0
+    if args.eval_strategy == "steps":
+        due = step % state.eval_steps == 0 and args.eval_delay <= step
+    else:
+        due = args.eval_strategy == "epoch" and float(epoch).is_integer() and args.eval_delay <= epoch
+    if not due or step == 0:
+        return False
+    return not any(row["step"] == step and "eval_loss" in row for row in state.log_history)
+
+
+def random_states() -> tuple[Any, ...]:
+    """Of all generators that a rank draws from, as a checkpoint holds them."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_random_states(states: tuple[Any, ...] | None) -> None:
+    if states is None:
+        return
+    own, of_numpy, of_torch, cuda = states
+    random.setstate(own)
+    numpy.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)

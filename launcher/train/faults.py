@@ -1,0 +1,136 @@
+"""Faults on purpose, for `drill` and the tests: EFFILAUNCH_DRILL says which, at which step, on which rank.
+
+Nothing here does anything in a run whose environment does not name a fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.train.job import rank
+
+VARIABLE = "EFFILAUNCH_DRILL"
+SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
+MARKER = ".drilled"
+"""In RUN_DIR/logs, written when a fault with `times` fires."""
+
+ON_ONE_RANK = ("kill-rank", "hang")
+ON_THE_FIRST = ("terminate", "disk-full")
+IN_A_SAVE = ("kill-save", "disk-full")
+FAULTS = ("kill-rank", "kill-all", "terminate", "kill-save", "disk-full", "hang")
+_KEYS = {"fault", "step", "rank", "times"}
+
+FULL_AT_BYTES = 4096
+"""While the disk is `full`, no file grows beyond this: even a tiny adapter's weights are larger."""
+_FOREVER_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. Outside a save it strikes when step `step` has ended, before the next one begins."""
+
+    kind: str
+    step: int
+    rank: int | None
+    """The rank that it strikes, None for every one."""
+    marker: Path | None
+    """Written when it strikes, where it may do so once alone; None where it may each time."""
+
+    def strikes(self, kinds: tuple[str, ...], step: int) -> bool:
+        """Whether this is its moment on this rank; its marker is written then."""
+        if self.kind not in kinds or self.step != step or self.rank not in (None, rank()):
+            return False
+        if self.marker is not None:
+            self.marker.write_text(f"{self.kind} {step}\n", encoding="utf-8")
+        return True
+
+
+_armed: Fault | None = None
+
+
+def arm(environ: Mapping[str, str], run_dir: Path) -> None:
+    """Read the fault that the environment names; before the first step, so that no rank sees a new marker.
+
+    RecipeError for a fault that is not understood.
+    """
+    global _armed
+    _armed = None if VARIABLE not in environ else read_fault(environ[VARIABLE], run_dir)
+
+
+def read_fault(text: str, run_dir: Path) -> Fault | None:
+    """The fault that this JSON asks for, None when it had its time. RecipeError when it is not understood."""
+    try:
+        asked: Any = json.loads(text)
+    except ValueError as error:
+        raise _refused(text, str(error)) from error
+    if not isinstance(asked, dict) or not {"fault", "step"} <= asked.keys() <= _KEYS:
+        raise _refused(text, "an object with fault, step and, where needed, rank and times")
+    kind, step, number, times = asked["fault"], asked["step"], asked.get("rank"), asked.get("times")
+    if kind not in FAULTS:
+        raise _refused(text, f"fault is one of {', '.join(FAULTS)}")
+    if type(step) is not int or step < (1 if kind in IN_A_SAVE else 0):
+        raise _refused(text, "step is the number of a step")
+    if kind in ON_ONE_RANK:
+        if type(number) is not int or number < 0:
+            raise _refused(text, f"{kind} needs a rank")
+    elif number is not None and not (kind in ON_THE_FIRST and number == 0):
+        raise _refused(text, f"{kind} takes no rank")
+    elif kind in ON_THE_FIRST:
+        number = 0
+    if times not in (None, 1) or isinstance(times, bool):
+        raise _refused(text, "times is 1, or absent")
+    marker = None if times is None else run_dir / "logs" / MARKER
+    return None if marker is not None and marker.exists() else Fault(kind, step, number, marker)
+
+
+def _refused(text: str, why: str) -> RecipeError:
+    return RecipeError(Problem("bad-drill", f"{VARIABLE}={text!r} is not understood: {why}"))
+
+
+def before_step(ended: int) -> None:
+    """`ended` steps have ended and the next one begins: the place of all faults but those inside a save."""
+    if _armed is None:
+        return
+    if _armed.strikes(("kill-rank", "kill-all"), ended):
+        _die()
+    if _armed.strikes(("terminate",), ended):
+        os.kill(int(os.environ[SUPERVISOR].split(":")[-2]), signal.SIGTERM)
+    if _armed.strikes(("hang",), ended):
+        time.sleep(_FOREVER_S)
+
+
+def inside_save(step: int) -> None:
+    """The weights of a checkpoint are written, the rest and the rename are not."""
+    if _armed is not None and _armed.strikes(("kill-save",), step):
+        _die()
+
+
+@contextlib.contextmanager
+def saving(step: int) -> Iterator[None]:
+    """A checkpoint is written within: where asked for, the disk takes only so much of each file.
+
+    What stands in for ENOSPC is EFBIG, another OSError: no test can fill a disk that others use.
+    """
+    if _armed is None or not _armed.strikes(("disk-full",), step):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_AT_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

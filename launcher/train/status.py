@@ -1,0 +1,125 @@
+"""This rank's status file, written anew at every phase and, at most twice a second, at steps.
+
+Light to import: the first status is written before anything heavy is. `launcher/facts/status.py` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from launcher.facts.status import process_started, status_file
+
+KEPT_STEPS = 50
+LEAST_STEPS = 3
+"""Fewer steps say nothing: the first ones build kernels and caches."""
+PAUSE_S = 0.5
+"""Between two writes within a phase: a step may take a millisecond."""
+
+
+class Status:
+    """What this rank is doing; written aside and renamed, so that a reader never meets half a file.
+
+    A disk that is full must not end a run: a status that cannot be written is left out.
+    """
+
+    def __init__(self, run_dir: Path | None, rank: int) -> None:
+        """run_dir: None for a status that is never written (a Trainer that no worker started)."""
+        self._file = None if run_dir is None else status_file(run_dir, rank)
+        self._rank = rank
+        self._started = process_started(os.getpid()) or 0
+        self._lock = threading.Lock()
+        self._seconds: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._phase, self._step = "start", 0
+        self._code: int | None = None
+        self._begin()
+        self._write()
+
+    @property
+    def phase(self) -> str:
+        return self._phase
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    def enter(self, phase: str, *, step: int | None = None) -> None:
+        """A phase begins; `step`: the steps that have ended when it does."""
+        self._phase = phase
+        if step is not None:
+            self._step = step
+        self._begin()
+        self._write()
+
+    @contextlib.contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """A phase inside another, which goes on behind it."""
+        outer = self._phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+    def step_ended(self, step: int) -> None:
+        """One more step of training; the time since the one before, or since the phase, is its length."""
+        self._seconds.append(time.monotonic() - self._begun)
+        self._step = step
+        self.moved()
+
+    def moved(self) -> None:
+        """Something within the phase has ended and the next begins: a step, a batch of an evaluation."""
+        self._begin()
+        if self._begun - self._written >= PAUSE_S:
+            self._write()
+
+    def end(self, code: int) -> None:
+        """The last word: the process is about to leave with this code."""
+        self._code = code
+        self.enter("ended")
+
+    def _begin(self) -> None:
+        self._begun, self._since = time.monotonic(), time.time()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        if self._file is None:
+            return
+        values = {
+            "rank": self._rank,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": self._started,
+            "phase": self._phase,
+            "step": self._step,
+            "since": self._since,
+            "median": median(self._seconds) if len(self._seconds) >= LEAST_STEPS else None,
+            "code": self._code,
+        }
+        aside = self._file.with_name(f".{self._file.name}.part")
+        with self._lock, contextlib.suppress(OSError):
+            aside.write_text(json.dumps(values) + "\n", encoding="utf-8")
+            aside.replace(self._file)
+
+
+_current = Status(None, 0)
+
+
+def start_status(run_dir: Path, rank: int) -> Status:
+    """Begin this process's status, in phase start; RUN_DIR/logs must be there."""
+    global _current
+    _current = Status(run_dir, rank)
+    return _current
+
+
+def status() -> Status:
+    """This process's status; one that is never written where no worker began it."""
+    return _current

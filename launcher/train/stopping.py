@@ -1,0 +1,153 @@
+"""Signals in a worker: noted at once, agreed on at the end of a step, answered by one checkpoint.
+
+A scheduler's warning may reach one rank alone, or all of them between different steps. Each rank therefore
+only notes a signal, and at the end of a step all ask each other (`launcher/train/agreeing.py`).
+Light to import: the handlers are in place before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+
+from launcher.facts.status import process_started
+from launcher.train.status import status
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
+SUPERVISOR_GONE = 255
+"""In the place of a signal's number: the supervising process has ended without a word."""
+
+POLL_S = 2.0
+ORPHAN_S = 60.0
+"""So long an orphaned worker may take for its checkpoint; behind it nobody holds its device for nothing."""
+LEFT_EARLY = 143
+"""What a shell says of a process that SIGTERM ended."""
+
+
+class Stop:
+    """What this process was asked: at most one stop, the first."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The signal, SUPERVISOR_GONE, or 0 while nobody asked."""
+        self.asked_at = 0.0
+        """time.monotonic() then."""
+        self.at_once = True
+        """Whether it ends the process at once: until a step has begun, there is nothing to save."""
+
+    def ask(self, number: int, *, since_s: float = 0.0) -> None:
+        """Note a request, made `since_s` ago; safe in a signal handler. What follows it changes nothing."""
+        if self.number == 0:
+            self.asked_at = time.monotonic() - since_s
+            self.number = number
+
+    @property
+    def seconds(self) -> float:
+        """Since the request; 0 without one."""
+        return time.monotonic() - self.asked_at if self.number else 0.0
+
+
+stop = Stop()
+"""This process's."""
+
+
+def cause(number: int) -> str:
+    """What asked, in words."""
+    return "the supervising process is gone" if number == SUPERVISOR_GONE else signal.Signals(number).name
+
+
+def watch(environ: Mapping[str, str]) -> None:
+    """Take the signals over, and watch the supervisor that the environment names. Main thread only.
+
+    Python's handlers wait until the main thread comes back from C: it may sit in a collective for minutes
+    while the model is loaded. The wake-up pipe is written by the signal itself, and a thread reads it.
+    """
+    reader, writer = os.pipe()
+    for end in (reader, writer):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in SIGNALS:
+        signal.signal(number, _note)
+    os.register_at_fork(after_in_child=_forget)
+    supervisor = read_supervisor(environ)
+    threading.Thread(target=_watch, args=(reader, supervisor), name="stop", daemon=True).start()
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    stop.ask(number)
+
+
+def _forget() -> None:
+    """In a forked child, such as a dataloader's worker: the stop is its parent's, who ends it in time.
+
+    A signal for the whole group must not kill it while its parent still needs rows. SIGTERM is left to kill,
+    as multiprocessing ends its children by it.
+    """
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def read_supervisor(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """(pid, start ticks) of the supervisor; None where there is none, or it runs on another machine."""
+    host, _, rest = environ.get(SUPERVISOR, "").rpartition(":")[0].rpartition(":")
+    pid, ticks = rest, environ.get(SUPERVISOR, "").rpartition(":")[2]
+    if host != socket.gethostname() or not (pid.isdigit() and ticks.isdigit()):
+        return None
+    return int(pid), int(ticks)
+
+
+def is_gone(supervisor: tuple[int, int]) -> bool:
+    pid, ticks = supervisor
+    return process_started(pid) != ticks
+
+
+def _watch(reader: int, supervisor: tuple[int, int] | None) -> None:
+    """The thread: signals at once, the supervisor every POLL_S seconds."""
+    gone_at: float | None = None
+    while True:
+        if select.select([reader], [], [], POLL_S)[0]:
+            for number in os.read(reader, 4096):
+                if number in SIGNALS:
+                    stop.ask(number)
+        if supervisor is not None and gone_at is None and is_gone(supervisor):
+            gone_at = time.monotonic()
+            stop.ask(SUPERVISOR_GONE)
+        if stop.number and stop.at_once:
+            leave_now(f"{cause(stop.number)} before the first step: nothing to save")
+        if gone_at is not None and time.monotonic() - gone_at > ORPHAN_S:
+            leave_now(f"{cause(SUPERVISOR_GONE)} since {ORPHAN_S:.0f} s: leaving without a checkpoint")
+
+
+def end_with_supervisor(environ: Mapping[str, str]) -> None:
+    """For a process whose SIGTERM unwinds: the supervisor's end is one, and ORPHAN_S later the end of all."""
+    supervisor = read_supervisor(environ)
+    if supervisor is not None:
+        threading.Thread(target=_end_with, args=(supervisor,), name="stop", daemon=True).start()
+
+
+def _end_with(supervisor: tuple[int, int]) -> None:
+    while not is_gone(supervisor):
+        time.sleep(POLL_S)
+    print(f"{cause(SUPERVISOR_GONE)}: ending", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_S)
+    os._exit(LEFT_EARLY)
+
+
+def leave_now(why: str) -> None:
+    """End this process from any thread, with a last word in its log and its status."""
+    with contextlib.suppress(Exception):
+        print(why, file=sys.stderr, flush=True)
+    status().end(LEFT_EARLY)
+    os._exit(LEFT_EARLY)

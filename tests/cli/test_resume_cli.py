@@ -1,0 +1,308 @@
+"""`run --resume` in process, with scripts in place of the workers: what is chosen, refused and left alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import main
+from launcher.commands import resuming, running
+from launcher.facts.checkpoint import complete_checkpoints
+from launcher.render.bundle import render
+
+RECIPE = """\
+model: {name_or_path: Qwen/Qwen3-0.6B}
+adapter: {type: lora, r: 8}
+data: {train: [{path: rows.jsonl}], max_length: 32}
+global_batch_size: 8
+sharding: {engine: ddp}
+trainer: {max_steps: 6, learning_rate: 1.0e-4, save_steps: 2, per_device_train_batch_size: 4}
+"""
+PREPARE = """
+import hashlib, json, pathlib, sys
+run = pathlib.Path(sys.argv[1])
+plan = json.loads((run / "plan.json").read_text())
+rows = pathlib.Path(plan["settings"]["data.train"]["value"][0]["path"]).read_bytes()
+(run / "data.json").write_text(json.dumps({"key": hashlib.sha256(rows).hexdigest()[:32]}))
+"""
+WORKER = """
+import json, os, pathlib, sys
+run = pathlib.Path(sys.argv[1])
+with (run / "resumed").open("a") as file:
+    file.write(os.environ.get("EFFILAUNCH_RESUME", "nothing") + "\\n")
+plan = json.loads((run / "plan.json").read_text())
+steps = plan["settings"]["trainer.max_steps"]["value"]
+(run / "result.json").write_text(json.dumps({"steps": steps}))
+(run / "COMPLETED").write_text("")
+"""
+
+
+class Runs:
+    """A recipe's folder, and the command line in it."""
+
+    def __init__(self, folder: Path, capsys) -> None:
+        self.folder, self.out, self._capsys = folder, folder / "out", capsys
+        (folder / "rows.jsonl").write_text('{"text": "a"}\n')
+        (folder / "r.yaml").write_text(RECIPE)
+
+    def __call__(self, *argv: object, on: str = "2xA100-80GB", out: Path | None = None):
+        """Exit code, JSON envelope, and what was said beside it."""
+        words = ["run", self.folder / "r.yaml", "--on", on, "--output-dir", out or self.out, "--json", *argv]
+        code = main([str(word) for word in words])
+        captured = self._capsys.readouterr()
+        assert code != 70, captured.out + captured.err
+        return code, json.loads(captured.out), captured.err
+
+    def resumed(self) -> list[str]:
+        return (self.out / "resumed").read_text().split("\n")[:-1]
+
+    def checkpoint(self, step: int, ranks: int = 2) -> Path:
+        """A whole checkpoint of the run as it is planned now."""
+        folder = self.out / "checkpoints" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        (folder / "weights.bin").write_bytes(b"w" * 1000)
+        (folder / "plan.json").write_bytes((self.out / "plan.json").read_bytes())
+        files = {
+            path.name: {
+                "bytes": path.stat().st_size,
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
+            for path in folder.iterdir()
+        }
+        data = json.loads((self.out / "data.json").read_text())["key"]
+        manifest = {
+            "schema_version": 1, "step": step, "world_size": ranks, "files": files, "data": data,
+            "bytes": sum(facts["bytes"] for facts in files.values()), "seconds": 0.1,
+            "versions": {"torch": "2.0.0"},
+        }  # fmt: skip
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return folder
+
+    def interrupted(self) -> None:
+        (self.out / "COMPLETED").unlink()
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch, capsys):
+    def rendered(plan):
+        scripts = (("prepare", PREPARE), ("command", WORKER))
+        argvs = {name: (sys.executable, "-c", script, "{run_dir}") for name, script in scripts}
+        return replace(render(plan), **argvs)
+
+    monkeypatch.setattr(running, "render", rendered)
+    monkeypatch.setattr(running, "check_machine", lambda plan: "0")
+    monkeypatch.setattr(running, "remember_run", lambda *_: "")
+    monkeypatch.setattr(running, "result_text", lambda *_: "")
+    return Runs(tmp_path, capsys)
+
+
+@pytest.fixture
+def stopped(runs):
+    """A run that was killed after two checkpoints."""
+    assert runs()[0] == 0
+    runs.checkpoint(2)
+    runs.checkpoint(4)
+    runs.interrupted()
+    return runs
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_auto_begins_where_nothing_is_there_yet(runs):
+    code, _, said = runs("--resume", "auto")
+    assert code == 0
+    assert "no checkpoint to resume from: the run starts from the beginning" in said
+    assert runs.resumed() == ["nothing"]
+
+
+def test_auto_begins_where_no_checkpoint_is_whole(runs):
+    assert runs()[0] == 0
+    runs.interrupted()
+    (runs.out / "checkpoints" / "checkpoint-2").mkdir(parents=True)
+    (runs.out / "checkpoints" / ".saving" / "checkpoint-4").mkdir(parents=True)
+    changed = RECIPE.replace("r: 8", "r: 4")
+    (runs.folder / "r.yaml").write_text(changed)
+    code, _, said = runs("--resume", "auto")
+    assert code == 0
+    assert "checkpoint-2 is passed over: it has no manifest.json" in said
+    assert "checkpoint-4 is passed over" in said
+    assert runs.resumed() == ["nothing", "nothing"]
+    assert (runs.out / "plan.json").read_text().count('"adapter.r"') == 1
+
+
+def test_auto_goes_on_from_the_newest(stopped):
+    code, _, said = stopped("--resume", "auto")
+    assert code == 0, said
+    newest = stopped.out / "checkpoints" / "checkpoint-4"
+    assert stopped.resumed()[1:] == [str(newest)]
+    assert f"goes on from {newest} (step 4; " in said
+    assert "MiB verified by hash" in said
+    assert "version of torch: '2.0.0' -> " in said
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(stopped):
+    weights = stopped.out / "checkpoints" / "checkpoint-4" / "weights.bin"
+    weights.write_bytes(b"x" + weights.read_bytes()[1:])
+    assert 4 in complete_checkpoints(stopped.out / "checkpoints"), "its size is what it was"
+    code, _, said = stopped("--resume", "auto")
+    assert code == 0
+    assert "checkpoint-4 is passed over: weights.bin is not what was written" in said
+    assert stopped.resumed()[1:] == [str(stopped.out / "checkpoints" / "checkpoint-2")]
+
+
+def test_a_path_may_be_a_checkpoint_or_a_run(stopped):
+    first = stopped.out / "checkpoints" / "checkpoint-2"
+    assert stopped("--resume", first)[0] == 0
+    stopped.interrupted()
+    assert stopped("--resume", stopped.out)[0] == 0
+    assert stopped.resumed()[1:] == [str(first), str(first.with_name("checkpoint-4"))]
+
+
+def test_a_checkpoint_is_continued_in_another_folder(stopped, tmp_path):
+    before = contents(stopped.out)
+    first = stopped.out / "checkpoints" / "checkpoint-2"
+    assert stopped("--resume", first, out=tmp_path / "new")[0] == 0
+    assert (tmp_path / "new" / "resumed").read_text() == f"{first}\n"
+    assert contents(stopped.out) == before
+    code, data, _ = stopped("--resume", first, out=tmp_path / "new")
+    assert (code, data["errors"][0]["code"]) == (2, "run-dir-not-empty")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("nowhere", "not-a-checkpoint", "no such folder"),
+        ("rows.jsonl", "not-a-checkpoint", "neither a checkpoint nor a run directory"),
+        ("out/checkpoints", "not-a-checkpoint", "neither a checkpoint nor a run directory"),
+        ("out/checkpoints/checkpoint-9", "not-a-checkpoint", "never finished"),
+        ("out/checkpoints/checkpoint-4", "checkpoint-damaged", "weights.bin is missing"),
+    ],
+)
+def test_what_is_no_checkpoint_is_one_error(stopped, name, code, message):
+    unfinished = stopped.out / "checkpoints" / "checkpoint-9"
+    unfinished.mkdir()
+    (unfinished / "trainer_state.json").write_text("{}")
+    (stopped.out / "checkpoints" / "checkpoint-4" / "weights.bin").unlink()
+    before = contents(stopped.folder)
+    exit_code, data, _ = stopped("--resume", stopped.folder / name)
+    (problem,) = data["errors"]
+    assert (exit_code, problem["code"]) == (2, code)
+    assert message in problem["message"]
+    assert problem["file"] == str(stopped.folder / name)
+    assert contents(stopped.folder) == before
+
+
+def test_all_differences_are_refused_at_once_and_nothing_is_touched(stopped):
+    text = RECIPE.replace("r: 8", "r: 16").replace("1.0e-4", "2.0e-4").replace("length: 32", "length: 64")
+    (stopped.folder / "r.yaml").write_text(text)
+    before = contents(stopped.folder)
+    code, data, _ = stopped("--resume", "auto", "--set", "seed=7")
+    assert code == 2
+    found = {problem["path"]: problem for problem in data["errors"]}
+    assert found.keys() == {"adapter.r", "trainer.learning_rate", "data.max_length", "seed"}
+    assert {problem["code"] for problem in data["errors"]} == {"resume-differs"}
+    assert (found["adapter.r"]["line"], found["trainer.learning_rate"]["line"]) == (2, 6)
+    assert "was made with 8, the plan now says 16" in found["adapter.r"]["message"]
+    assert contents(stopped.folder) == before
+
+
+def test_the_checkpoint_is_asked_and_not_the_folder(stopped):
+    """A start that was refused later, or a dry run, may have written another plan beside it."""
+    plan = json.loads((stopped.out / "plan.json").read_text())
+    plan["settings"]["adapter.r"]["value"] = 4
+    (stopped.out / "plan.json").write_text(json.dumps(plan))
+    assert stopped("--resume", "auto")[0] == 0
+
+
+def test_other_rows_are_refused_and_nothing_is_touched(stopped):
+    (stopped.folder / "rows.jsonl").write_text('{"text": "b"}\n')
+    before = contents(stopped.folder)
+    code, data, _ = stopped("--resume", "auto")
+    (problem,) = data["errors"]
+    assert (code, problem["code"], problem["path"]) == (2, "resume-differs", "data")
+    assert contents(stopped.folder) == before
+
+
+def test_other_ranks_are_told_and_another_engine_is_refused(stopped):
+    code, _, said = stopped("--resume", "auto", on="1xA100-80GB")
+    assert code == 0
+    assert "number of ranks: 2 -> 1: the random states of dropout start afresh" in said
+    stopped.interrupted()
+    before = contents(stopped.folder)
+    code, data, _ = stopped("--resume", "auto", "--set", "sharding.engine=deepspeed")
+    assert (code, [problem["path"] for problem in data["errors"]]) == (2, ["sharding.engine"])
+    assert contents(stopped.folder) == before
+
+
+def test_a_finished_run_has_nothing_left(stopped, monkeypatch):
+    assert stopped("--resume", "auto")[0] == 0
+    before = contents(stopped.out)
+    monkeypatch.setattr(running, "check_machine", lambda plan: pytest.fail("it asked for devices"))
+    code, data, said = stopped("--resume", "auto")
+    assert (code, data["result"]["steps"]) == (0, 6)
+    assert "nothing is left to train" in said
+    assert contents(stopped.out) == before
+
+
+def test_a_finished_run_goes_on_when_more_is_asked_of_it(stopped):
+    assert stopped("--resume", "auto")[0] == 0
+    code, data, said = stopped("--resume", "auto", "--set", "trainer.max_steps=9")
+    assert (code, data["result"]["steps"]) == (0, 9)
+    assert "trainer.max_steps: 6 -> 9: a schedule that ends with the run is stretched" in said
+    assert len(stopped.resumed()) == 3
+
+
+def test_a_finished_run_without_checkpoints_cannot_be_made_longer(runs):
+    assert runs()[0] == 0
+    assert runs("--resume", "auto")[0] == 0
+    code, data, _ = runs("--resume", "auto", "--set", "trainer.max_steps=9")
+    assert (code, data["errors"][0]["code"]) == (2, "nothing-to-resume")
+    assert runs.resumed() == ["nothing"]
+
+
+def test_a_checkpoint_without_a_plan_is_refused(stopped):
+    (stopped.out / "checkpoints" / "checkpoint-4" / "plan.json").write_text("[]")
+    folder = stopped.out / "checkpoints" / "checkpoint-4"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["plan.json"] = {"bytes": 2, "sha256": hashlib.sha256(b"[]").hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    code, data, _ = stopped("--resume", folder)
+    assert (code, data["errors"][0]["code"]) == (2, "not-a-checkpoint")
+
+
+def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monkeypatch):
+    """The conversion itself is in tests/process/test_resume_ranks.py."""
+    text = RECIPE.replace("engine: ddp", "zero_stage: 2")
+    (stopped.folder / "r.yaml").write_text(text)
+    out = stopped.folder / "zero"
+    stopped.out = out
+    assert stopped(out=out)[0] == 0
+    checkpoint = stopped.checkpoint(2)
+    stopped.interrupted()
+    asked = []
+
+    def converted(path, run_dir, why, say):
+        asked.append((path, why))
+        twin = run_dir / "converted" / path.name
+        twin.mkdir(parents=True)
+        (twin / "latest_universal").write_text("global_step2_universal")
+        return twin
+
+    monkeypatch.setattr(resuming, "converted", converted)
+    assert stopped("--resume", "auto", "--set", "sharding.engine=deepspeed", on="1xA100-80GB")[0] == 0
+    assert asked == [(checkpoint, "2 ranks wrote it, 1 rank shall read it")]
+    assert stopped.resumed()[1:] == [str(out / "converted" / "checkpoint-2")]
+    shown = json.loads((out / "ds_config.json").read_text())
+    assert shown["checkpoint"] == {"load_universal": True}
+    stopped.interrupted()
+    assert stopped("--resume", "auto", "--set", "sharding.engine=deepspeed")[0] == 0
+    assert "checkpoint" not in json.loads((out / "ds_config.json").read_text())
+    assert not (out / "converted").exists()

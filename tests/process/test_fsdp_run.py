@@ -1,0 +1,141 @@
+"""Engine fsdp from the command line: `run` over two CPU ranks, killed, resumed, and short of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if not find_spec("torch"):  # not imported here: that takes long
+    pytest.skip("the training stack is not installed", allow_module_level=True)
+
+CONTRACT = Path(__file__).resolve().parents[1] / "contract"
+STEPS = 6
+RECIPE = f"""\
+model: {{config: {{model_type: llama, vocab_size: 1024, hidden_size: 64, intermediate_size: 128,
+                 num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
+                 max_position_embeddings: 64, bos_token_id: 1, eos_token_id: 2, pad_token_id: 0}},
+        tokenizer: tokenizer}}
+data: {{train: [{{path: rows.jsonl}}], max_length: 32}}
+sharding: {{engine: fsdp}}
+global_batch_size: 8
+trainer: {{max_steps: {STEPS}, learning_rate: 1.0e-2, lr_scheduler_type: linear, logging_steps: 1,
+          save_steps: 2, per_device_train_batch_size: 4, activation_checkpointing: false}}
+python: hooks.py
+on_oom: adapt
+"""
+HOOKS = """
+import functools
+import os
+import signal
+
+import torch
+from transformers import LlamaForCausalLM, TrainerCallback
+
+steps = [0]
+forward = LlamaForCausalLM.forward
+
+
+@functools.wraps(forward)
+def limited(self, input_ids=None, **more):
+    if os.environ.get("TEST_HOLDS") and steps[0] >= 3 and len(input_ids) > int(os.environ["TEST_HOLDS"]):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total "
+                                     "capacity of 23.64 GiB of which 1.21 GiB is free.")
+    return forward(self, input_ids=input_ids, **more)
+
+
+class Steps(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        steps[0] = state.global_step
+        if os.environ.get("TEST_KILL_AFTER") == str(state.global_step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+LlamaForCausalLM.forward = limited
+
+
+def callbacks():
+    return [Steps()]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = tmp_path_factory.mktemp("fsdp")
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": 4 + i for i in range(1020)}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(made / "tokenizer")
+    rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8"} for i in range(64)]
+    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = f"import sys\n\nsys.path.insert(0, {str(CONTRACT)!r})\nimport fsdp_on_cpu\n"
+    (made / "hooks.py").write_text(lines + HOOKS)
+    (made / "r.yaml").write_text(RECIPE)
+    return made
+
+
+def run(folder: Path, out: Path, *arguments: str, expect: int = 0, **env: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "run", str(folder / "r.yaml"), "--on", "2xcpu",
+         "--output-dir", str(out), "--json", *arguments],
+        capture_output=True, text=True, timeout=500, check=False, env={**os.environ, **env},
+    )  # fmt: skip
+    assert done.returncode == expect, done.stderr[-6000:] + done.stdout[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def straight(folder, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("straight") / "out"
+    result = run(folder, out)["result"]
+    assert (result["distributed_type"], result["processes"], result["steps"]) == ("FSDP", 2, STEPS)
+    assert len(losses(out)) == STEPS
+    return out
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed_exactly(folder, straight, tmp_path):
+    out = tmp_path / "out"
+    run(folder, out, expect=5, TEST_KILL_AFTER="3")
+    assert losses(out) == losses(straight)[:3]
+    result = run(folder, out, "--resume", "auto")["result"]
+    assert losses(out) == losses(straight)
+    assert result["steps"] == STEPS
+    one, two = (next((path / "model").glob("*.safetensors")).read_bytes() for path in (straight, out))
+    assert one == two
+
+
+@pytest.mark.slow
+def test_short_of_memory_it_goes_on_with_its_own_checkpoint(folder, straight, tmp_path):
+    out = tmp_path / "out"
+    (entry,) = run(folder, out, TEST_HOLDS="2")["result"]["adaptations"]
+    assert (entry["step"], entry["resumed_from"]) == (3, 2)
+    assert entry["changed"]["trainer.per_device_train_batch_size"] == [4, 2]
+    assert losses(out) == pytest.approx(losses(straight), rel=2e-4)
+
+
+@pytest.mark.slow
+def test_without_the_patch_the_run_says_why_it_does_not_train(folder, tmp_path):
+    plain = tmp_path / "recipe"
+    shutil.copytree(folder, plain)
+    (plain / "hooks.py").write_text(HOOKS)
+    answer = run(plain, tmp_path / "out", expect=5)
+    assert "engine-mismatch" in json.dumps(answer)

@@ -1,0 +1,146 @@
+"""A real small disk that fills up: foreseen, a save is left out; unforeseen, the run ends and goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.facts.checkpoint import complete_checkpoints, defect
+
+if not (find_spec("torch") and find_spec("tokenizers")):
+    pytest.skip("the training stack is not installed", allow_module_level=True)
+
+DISK = 64 * 2**20
+# Fills the disk but for LEFT bytes: before the save of step 4, or when its weights are written and its
+# optimizer is not. The filler goes before step 6 where it is foreseen.
+HOOKS = """
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import TrainerCallback
+
+disk = Path(DISK)
+filler = disk / "filler"
+MOMENT, LEFT = "MOMENT_", LEFT_
+save = torch.save
+
+
+def fill():
+    with filler.open("ab", buffering=0) as file:
+        while (free := shutil.disk_usage(disk).free - LEFT) > 0:
+            file.write(bytes(min(free, 2**20)))
+
+
+def saving(what, where, *more, **named):
+    if MOMENT == "within" and "checkpoint-4" in str(where) and "optimizer" in str(where):
+        fill()
+    return save(what, where, *more, **named)
+
+
+class Fill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if MOMENT == "before" and state.global_step == 3:
+            fill()
+        if MOMENT == "before" and state.global_step == 5:
+            filler.unlink()
+
+
+def callbacks():
+    torch.save = saving
+    return [Fill()]
+"""
+RECIPE = """\
+model: {config: {model_type: llama, vocab_size: 1024, hidden_size: 64, intermediate_size: 128,
+        num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, max_position_embeddings: 64,
+        bos_token_id: 1, eos_token_id: 2, pad_token_id: 0}, tokenizer: tokenizer}
+data: {train: [{path: rows.jsonl}], max_length: 32}
+global_batch_size: 8
+trainer: {max_steps: 6, save_steps: 2, save_total_limit: 1, per_device_train_batch_size: 8}
+python: hooks.py
+"""
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Path]:
+    """A filesystem of DISK bytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "effilaunch-test", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"no filesystem can be mounted here, so none can be filled: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": 4 + i for i in range(1020)}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(tmp_path / "tokenizer")
+    rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8"} for i in range(64)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return tmp_path / "r.yaml"
+
+
+def run(recipe: Path, disk: Path, *more: str, moment: str, left: int) -> subprocess.CompletedProcess[str]:
+    where = f"Path({str(disk)!r})"
+    text = HOOKS.replace("MOMENT_", moment).replace("LEFT_", str(left)).replace("Path(DISK)", where)
+    (recipe.parent / "hooks.py").write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "run", str(recipe), "--on", "cpu", "--output-dir",
+         str(disk / "out"), "--json", *more],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+
+
+def whole(disk: Path) -> list[int]:
+    found = complete_checkpoints(disk / "out" / "checkpoints")
+    assert all(defect(path, hashes=True) is None for path in found.values())
+    return list(found)
+
+
+def test_a_full_disk_that_is_foreseen_costs_one_save(recipe, disk):
+    """As much is left as the weights and one of the optimizer's two moments take."""
+    done = run(recipe, disk, moment="before", left=2**20 + 2**19)
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
+    told = json.loads(done.stdout)["result"]["checkpoints"]
+    assert (told["saved"], [row["step"] for row in told["skipped"]]) == (2, [4])
+    assert "WARNING: checkpoint-4 is not saved: it takes" in done.stderr
+    assert "the last good one is checkpoint-2" in done.stderr
+    assert whole(disk) == [6]
+
+
+@pytest.mark.slow
+def test_a_full_disk_that_is_not_foreseen_ends_the_run_which_then_goes_on(recipe, disk):
+    done = run(recipe, disk, moment="within", left=0)
+    assert done.returncode == 5, done.stderr[-4000:]
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert problem["code"] == "checkpoint-disk"
+    assert "the disk gave out while checkpoint-4 was written" in problem["message"]
+    assert str(disk / "out" / "checkpoints") == problem["file"]
+    assert whole(disk) == [2]
+    assert [path.name for path in (disk / "out" / "checkpoints").iterdir()] == ["checkpoint-2"]
+    assert not (disk / "out" / "model").exists()
+    (disk / "filler").unlink()
+    done = run(recipe, disk, "--resume", "auto", moment="never", left=0)
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
+    assert json.loads(done.stdout)["result"]["steps"] == 6
+    assert whole(disk) == [6]
+    rows = [json.loads(line) for line in (disk / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [1, 6]

@@ -1,0 +1,199 @@
+"""`launch.max_restarts`: a run that failed goes on by itself, from its last whole checkpoint."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from factories import facts, recipe
+from supervised import bundle_of, ranks
+
+from launcher.commands.adapting import run_tries
+from launcher.errors import Interrupted, RecipeError, RunFailed
+from launcher.execute.run_dir import locked, write_run_dir
+from launcher.execute.supervise import Limits
+
+KILLED = "if rank == 1 and step == 4 and try_number < TIMES: os.kill(os.getpid(), 9)"
+LIMITS = Limits(leave=0.5)
+
+
+class Tried:
+    """A recipe whose ranks are scripts, with restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, []
+        self.run_dir = folder / "run"
+
+    def run(self, script: str, restarts: int, limits: Limits = LIMITS, pause_s: float = 0.1) -> dict:
+        given = {"launch__max_restarts": restarts, "launch__hang_factor": 2}
+        loaded = recipe(self.folder, **given)
+        bundle = bundle_of(self.folder, script, **given)
+        write_run_dir(bundle, self.run_dir, resume=self.run_dir.exists())
+        _, result = run_tries(
+            loaded, facts("2xcpu"), bundle, self.run_dir, devices="", resume=None, say=self.said.append,
+            limits=limits, first_pause_s=pause_s,
+        )  # fmt: skip
+        return result
+
+    @property
+    def tries(self) -> list[str]:
+        """What each was told to continue."""
+        return [Path(word).name for word in (self.run_dir / "tries").read_text().split()]
+
+    @property
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in (self.run_dir / "restarts.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def tried(tmp_path):
+    return Tried(tmp_path)
+
+
+def test_a_killed_rank_is_restarted_from_the_last_whole_checkpoint(tried):
+    result = tried.run(ranks(KILLED.replace("TIMES", "1")), 1)
+    assert tried.tries == ["start", "checkpoint-3"]
+    (row,) = tried.rows
+    assert (row["step"], row["resumed_from"], row["waited_s"]) == (4, 3, 0.1)
+    assert "rank 1 (pid" in row["cause"]
+    assert "was killed by SIGKILL, last step 4, phase train" in row["cause"]
+    assert result["restarts"] == [row]
+    assert json.loads((tried.run_dir / "result.json").read_text()) == result
+    said = "\n".join(tried.said)
+    assert "restart 1 of 1 in 0.1 s: rank 1 (pid" in said
+    assert "checkpoint-3 (step 3;" in said
+
+
+def test_a_damaged_checkpoint_is_passed_over(tried):
+    damage = "(run / 'checkpoints' / 'checkpoint-4' / 'weights').write_text('x')"
+    each = (
+        f"if rank == 1 and step == 5 and try_number == 0: time.sleep(0.3); {damage}; os.kill(os.getpid(), 9)"
+    )
+    tried.run(ranks(each, saves=2), 1)
+    assert tried.tries == ["start", "checkpoint-2"]
+    assert any("checkpoint-4 is passed over: weights is not what was written" in line for line in tried.said)
+
+
+def test_without_being_asked_nothing_is_restarted(tried):
+    with pytest.raises(RunFailed, match="was killed by SIGKILL"):
+        tried.run(ranks(KILLED.replace("TIMES", "9")), 0)
+    assert tried.tries == ["start"]
+    assert not (tried.run_dir / "restarts.jsonl").exists()
+
+
+def test_the_same_twice_at_the_same_step_is_not_tried_a_third_time(tried):
+    with pytest.raises(RunFailed, match="the same came twice at step 4, so it is not tried again") as caught:
+        tried.run(ranks(KILLED.replace("TIMES", "9")), 5)
+    assert tried.tries == ["start", "checkpoint-3"]
+    assert "1 restart before, after: rank 1 (pid" in str(caught.value)
+    assert caught.value.problems[0].code == "rank-lost"
+
+
+def test_restarts_that_make_no_progress_are_used_up(tried):
+    """It dies in another way than before each time, and before the next checkpoint."""
+    each = "if rank == 1 and step == 3: os.kill(os.getpid(), 9) if try_number != 1 else fail('a bug')"
+    with pytest.raises(RunFailed, match=r"launch\.max_restarts: 2 is used up; 2 restarts before"):
+        tried.run(ranks(each, saves=100), 2)
+    assert tried.tries == ["start", "start", "start"]
+    assert [row["waited_s"] for row in tried.rows] == [0.1, 0.2]
+
+
+def test_a_new_checkpoint_counts_anew(tried):
+    """Three kills, one restart allowed: each came after a checkpoint more."""
+    each = "if rank == 1 and step == 2 * try_number + 3: time.sleep(0.3); os.kill(os.getpid(), 9)"
+    result = tried.run(ranks(each, saves=2), 1)
+    assert tried.tries == ["start", "checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert [row["resumed_from"] for row in result["restarts"]] == [2, 4, 6]
+    assert [row["waited_s"] for row in tried.rows] == [0.1, 0.1, 0.1]
+
+
+def test_what_is_bound_to_fail_again_is_not_restarted(tried):
+    what = "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 23.64 GiB"
+    with pytest.raises(RunFailed, match="CUDA out of memory") as caught:
+        tried.run(ranks(f"if rank == 1 and step == 2: fail({what!r})"), 3)
+    assert caught.value.problems[0].code == "cuda-oom"
+    assert tried.tries == ["start"]
+
+
+def test_a_signal_ends_the_pause(tried):
+    def strike() -> None:
+        while not any("restart 1 of 1 in" in line for line in tried.said):
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=strike, daemon=True)
+    thread.start()
+    with pytest.raises(
+        Interrupted, match="SIGTERM: stopped while it waited to restart; it had failed: rank 1"
+    ):
+        tried.run(ranks(KILLED.replace("TIMES", "9")), 1, pause_s=300.0)
+    thread.join()
+    assert tried.tries == ["start"]
+
+
+def test_every_log_tells_its_tries_apart(tried):
+    tried.run(ranks(KILLED.replace("TIMES", "1")), 1)
+    for name in ("launcher.log", "rank-0.log", "rank-1.log"):
+        (line,) = [
+            line
+            for line in (tried.run_dir / "logs" / name).read_text().splitlines()
+            if line.startswith("====")
+        ]
+        assert line.startswith("==== try 2, ")
+        assert line.endswith(", from checkpoint-3 ====")
+    bound = json.loads((tried.run_dir / "environment.json").read_text())["bound"]
+    launcher = (tried.run_dir / "logs" / "launcher.log").read_text()
+    assert launcher[bound["log_bytes"]["launcher.log"] :] == "ranks are started\n"
+
+
+def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
+    """Rank 1 never comes to the step that rank 0 is in; it says that it has taken one step less."""
+    each = """if step == 4 and try_number == 0 and rank == 1:
+    status().enter("train", step=3)
+    time.sleep(600)"""
+    patient = Limits(step=2.0, first_steps=2.0, finish=2.0, leave=0.5)
+    result = tried.run(ranks(each), 1, limits=patient)
+    (row,) = result["restarts"]
+    assert row["cause"].startswith("no progress for ")
+    assert "rank 1 is behind, after step 3 in <module> (<string>" in row["cause"]
+    assert "rank 0 stands in meet (<string>" in row["cause"]
+    assert tried.tries == ["start", "checkpoint-3"]
+    assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tried, tmp_path):
+    tried.run(ranks(), 0)
+    bundle = bundle_of(tmp_path, ranks())
+    holder = os.fork()
+    if holder == 0:
+        with locked(tried.run_dir):
+            time.sleep(60)
+        os._exit(0)
+    try:
+        lock = tried.run_dir / ".lock"
+        while lock.read_text().strip() != str(holder):
+            time.sleep(0.05)
+        plan = (tried.run_dir / "plan.json").read_text()
+        with pytest.raises(RecipeError, match=f"is in use by process {holder}") as caught:
+            write_run_dir(bundle, tried.run_dir, resume=True)
+        assert caught.value.problems[0].code == "run-dir-in-use"
+        assert (tried.run_dir / "plan.json").read_text() == plan
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
+    write_run_dir(bundle, tried.run_dir, resume=True)
+
+
+def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("launcher.execute.run_dir.fcntl.flock", refuse)
+    with locked(tmp_path / "run"), locked(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").read_text().strip() == str(os.getpid())

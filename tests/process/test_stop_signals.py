@@ -1,0 +1,150 @@
+"""What a worker's handlers and watches do, in small processes that load nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launcher.facts.status import process_started, read_statuses
+
+BEGIN = """
+import ctypes, os, pathlib, signal, sys, time
+from launcher.train import stopping
+from launcher.train.status import start_status
+start_status(pathlib.Path(sys.argv[1]), 0)
+stopping.POLL_S = 0.2
+def wait_in_c():
+    # A lock taken twice: the main thread never comes back, and no signal wakes it, as in a collective.
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+
+
+class Small:
+    """A process that runs a script, and what it says on the way."""
+
+    def __init__(self, folder, script: str, **env: str) -> None:
+        (folder / "logs").mkdir(exist_ok=True)
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + script, str(folder)],
+            env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n", self.process.communicate()[1]
+
+    def ended(self, within_s: float = 20.0) -> tuple[int, str, float]:
+        """(code, stderr, seconds until then)"""
+        begun = time.monotonic()
+        _, said = self.process.communicate(timeout=within_s)
+        return self.process.returncode, said, time.monotonic() - begun
+
+
+@pytest.fixture
+def supervisor():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def named(process) -> str:
+    return f"{socket.gethostname()}:{process.pid}:{process_started(process.pid)}"
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_before_the_first_step_a_rank_leaves_at_once_even_out_of_a_collective(kind, tmp_path):
+    small = Small(tmp_path, "stopping.watch(os.environ); print('ready', flush=True); wait_in_c()")
+    small.process.send_signal(kind)
+    code, said, seconds = small.ended()
+    assert (code, seconds < 10) == (143, True)
+    assert f"{kind.name} before the first step" in said
+    assert (read_statuses(tmp_path)[0].phase, read_statuses(tmp_path)[0].code) == ("ended", 143)
+
+
+def test_in_training_signals_are_noted_and_the_first_one_counts(tmp_path):
+    script = """
+stopping.watch(os.environ)
+stopping.stop.at_once = False
+print("ready", flush=True)
+while not stopping.stop.number:
+    time.sleep(0.01)
+first = stopping.stop.seconds
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(0.5)
+sys.stderr.write(f"{stopping.cause(stopping.stop.number)} {stopping.stop.seconds - first >= 0.5}")
+"""
+    small = Small(tmp_path, script)
+    small.process.send_signal(signal.SIGTERM)
+    assert small.ended()[:2] == (0, "SIGTERM True")
+
+
+def test_forked_children_outlive_the_signals_of_the_group_but_not_their_parents_terminate(tmp_path):
+    script = """
+stopping.watch(os.environ)
+stopping.stop.at_once = False
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+time.sleep(0.3)
+print("ready", flush=True)
+for number in (signal.SIGUSR1, signal.SIGINT):
+    os.kill(child, number)
+time.sleep(0.5)
+alive = os.waitpid(child, os.WNOHANG) == (0, 0)
+noted = stopping.stop.number  # a child's signal is not its parent's
+os.kill(child, signal.SIGTERM)
+sys.stderr.write(f"{alive} {noted} {os.WTERMSIG(os.waitpid(child, 0)[1])}")
+"""
+    assert Small(tmp_path, script).ended()[:2] == (0, f"True 0 {int(signal.SIGTERM)}")
+
+
+def test_an_orphan_is_asked_to_stop_and_leaves_when_its_time_is_over(tmp_path, supervisor):
+    script = """
+stopping.ORPHAN_S = 1.5
+stopping.watch(os.environ)
+stopping.stop.at_once = False
+print("ready", flush=True)
+wait_in_c()
+"""
+    small = Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named(supervisor))
+    time.sleep(0.6)
+    assert small.process.poll() is None, "its supervisor lives"
+    supervisor.kill()
+    code, said, seconds = small.ended()
+    assert code == 143
+    assert 1.0 < seconds < 10
+    assert "leaving without a checkpoint" in said
+
+
+def test_a_supervisor_that_is_not_of_this_machine_is_not_watched(tmp_path, supervisor):
+    elsewhere = named(supervisor).replace(socket.gethostname(), "elsewhere")
+    script = "stopping.watch(os.environ); print('ready', flush=True); time.sleep(1.0)"
+    supervisor.kill()
+    for named_so in (elsewhere, "", "nonsense", ":::"):
+        assert Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named_so).ended()[0] == 0
+
+
+def test_what_prepares_the_data_unwinds_when_its_supervisor_is_gone(tmp_path, supervisor):
+    script = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+stopping.end_with_supervisor(os.environ)
+print("ready", flush=True)
+try:
+    time.sleep(60)
+finally:
+    sys.stderr.write("unwound")
+"""
+    small = Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named(supervisor))
+    supervisor.kill()
+    code, said, _ = small.ended()
+    assert code == 143
+    assert said.endswith("unwound")

@@ -1,0 +1,215 @@
+"""What strikes a run, when, how it must end, and when a loss has gone on: the pure part of `drill`."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.plan import drill
+from launcher.plan.drill import (
+    FAULTS,
+    Comparison,
+    Ending,
+    bad_checkpoint,
+    bad_ending,
+    bad_losses,
+    check_resumable,
+    choose_faults,
+    compare,
+    course_overrides,
+    make_course,
+    tolerance_of,
+)
+from launcher.plan.tiny import tiny_recipe
+from launcher.recipe.layers import shipped_names
+from launcher.recipe.loading import load_recipe
+from launcher.report.drill_text import drill_text, fault_line
+
+BY_ID = {fault.id: fault for fault in FAULTS}
+STRAIGHT = {1: 3.0, 2: 2.5, 3: 2.25, 4: 2.0}
+
+
+@pytest.mark.parametrize("steps", range(6, 60))
+def test_a_fault_between_steps_strikes_between_two_saves(steps):
+    course = make_course(steps)
+    for fault in FAULTS:
+        at = course.strikes(fault)
+        assert 0 < at < steps
+        assert (at % course.save_steps == 0) == fault.in_save
+        assert course.kept(fault) <= at
+        assert course.kept(fault) % course.save_steps == 0 or fault.id == "terminate"
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(RecipeError, match="at least 6"):
+        make_course(5)
+
+
+def test_only_names_faults_in_any_order():
+    assert [fault.id for fault in choose_faults("kill-save, terminate")] == ["terminate", "kill-save"]
+    assert choose_faults(None) == FAULTS
+    with pytest.raises(RecipeError, match="did you mean kill-rank"):
+        choose_faults("kill-rnak")
+    with pytest.raises(RecipeError, match="there are terminate"):
+        choose_faults(",")
+
+
+GOOD = {
+    "terminate": Ending(130, True, 12.0, 0, "SIGTERM: the run was stopped at step 7 (checkpoint-7)"),
+    "kill-rank": Ending(5, True, 12.0, 0, "rank 1 was killed by SIGKILL"),
+    "kill-all": Ending(5, True, 12.0, 0, "rank 0 was killed by SIGKILL"),
+    "disk-full": Ending(5, True, 12.0, 0, "the disk is full"),
+    "kill-save": Ending(5, True, 12.0, 0, "rank 0 was killed by SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("name", BY_ID)
+def test_an_ending_as_it_should_be(name):
+    assert bad_ending(BY_ID[name], GOOD[name], 0.0) is None
+
+
+WRONG = [
+    ({"code": None}, "the run did not end"),
+    ({"struck": False, "code": 0}, "it did not strike: the run ended with exit code 0"),
+    ({"code": 70}, "it ended with exit code 70, expected"),
+    ({"left": 2}, "2 of its processes outlived it"),
+    ({"seconds": 61.0}, "it took 61 s to end, expected 60 s at most"),
+    ({"cause": ""}, "the cause that it names is not the fault: none"),
+    (
+        {"cause": "the loss was not finite"},
+        "the cause that it names is not the fault: the loss was not finite",
+    ),
+]
+
+
+@pytest.mark.parametrize("name", BY_ID)
+@pytest.mark.parametrize(("change", "said"), WRONG, ids=lambda value: str(value)[:24])
+def test_an_ending_that_is_wrong_is_said(name, change, said):
+    fields = {field: getattr(GOOD[name], field) for field in Ending.__slots__}
+    assert said in (bad_ending(BY_ID[name], Ending(**fields | change), 0.0) or "")
+
+
+def test_only_a_stopped_run_has_the_time_of_a_save():
+    late = {"seconds": 100.0}
+    for name, good in GOOD.items():
+        fields = {field: getattr(good, field) for field in Ending.__slots__} | late
+        assert (bad_ending(BY_ID[name], Ending(**fields), 45.0) is None) == (name == "terminate")
+
+
+def test_the_checkpoint_that_must_be_left():
+    course = make_course(12)
+    assert bad_checkpoint(BY_ID["kill-save"], course, 4) is None
+    assert (
+        bad_checkpoint(BY_ID["kill-save"], course, 8) == "the last whole checkpoint is of step 8, expected 4"
+    )
+    assert bad_checkpoint(BY_ID["kill-all"], course, None) == "no whole checkpoint was left"
+    for step, good in ((4, False), (6, True), (7, True)):
+        assert (bad_checkpoint(BY_ID["terminate"], course, step) is None) == good, step
+
+
+def test_losses_are_compared_step_by_step():
+    assert bad_losses(compare(STRAIGHT, STRAIGHT), 0.0) is None
+    last = math.nextafter(2.25, 3.0)
+    found = compare({**STRAIGHT, 3: last}, STRAIGHT)
+    assert (found.steps, found.worst, found.missing) == (4, 3, ())
+    assert "step 3: losses are 4.44e-16 apart, expected the same to the last bit" in bad_losses(found, 0.0)
+    assert bad_losses(found, 1e-9) is None
+
+
+def test_a_step_that_is_missing_or_too_many_is_no_success():
+    short = {step: loss for step, loss in STRAIGHT.items() if step != 2}
+    assert bad_losses(compare(short, STRAIGHT), 1.0) == "steps 2 are not in both runs"
+    assert bad_losses(compare({**STRAIGHT, 5: 1.0}, STRAIGHT), 1.0) == "steps 5 are not in both runs"
+    assert bad_losses(compare({}, {}), 1.0) == "there is nothing to compare"
+
+
+def test_a_loss_that_is_not_finite_equals_another_such_one_alone():
+    assert bad_losses(compare({1: None}, {1: None}), 0.0) is None
+    assert bad_losses(compare({1: None, 2: 1.0}, {1: 3.0, 2: 9.0}), 100.0) == "step 1: not finite in one run"
+
+
+def test_the_tolerance_is_what_two_unharmed_runs_need():
+    assert tolerance_of([STRAIGHT]) == 0.0
+    assert tolerance_of([STRAIGHT, STRAIGHT]) == 0.0
+    apart = {**STRAIGHT, 4: 2.0 + 2**-10}
+    assert tolerance_of([STRAIGHT, apart]) == drill.TOLERANCE * 2**-10
+
+
+def record(**changes):
+    return {
+        "id": "kill-all", "title": "SIGKILL of all ranks", "status": "passed", "reason": None, "struck": 6,
+        "exit_code": 5, "seconds": 3.25, "left": 0, "cause": "rank 0 was killed by SIGKILL", "checkpoint": 4,
+        "resumed_at": 4, "compared": 12, "difference": 0.0, "run_dir": "/d/03-kill-all", **changes,
+    }  # fmt: skip
+
+
+def test_the_table_shows_what_was_measured_and_why_a_fault_failed():
+    wrong = {"status": "failed", "exit_code": None, "reason": "the run did not end"}
+    failed = record(id="terminate", title="SIGTERM to the run", **wrong)
+    data = {
+        "recipe": "r.yaml", "hardware": "2xcpu", "steps": 12, "save_steps": 4,
+        "reference": {"runs": 1, "seconds": 9.0, "spread": None, "tolerance": 0.0},
+        "faults": [record(), failed],
+    }  # fmt: skip
+    text = drill_text(data, "/d")
+    (row,) = [line for line in text.splitlines() if line.strip().startswith("SIGKILL of all ranks")]
+    assert row.split()[4:] == [
+        "exit",
+        "code",
+        "5",
+        "3.2",
+        "s",
+        "step",
+        "4",
+        "step",
+        "4",
+        "12",
+        "nothing",
+        "passed",
+    ]
+    assert "terminate: the run did not end" in text
+    assert "to the last bit" in text
+    assert "all gone after 3.2 s, resumed at step 4; 12 losses, apart: nothing" in fault_line(record())
+    data["reference"] |= {"runs": 2, "spread": 0.25, "tolerance": 2.0}
+    assert "at most 2 apart; two runs that nothing struck were 0.25 apart" in drill_text(data, "/d")
+
+
+def test_the_worst_step_is_the_one_that_is_told():
+    found = compare({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.5, 2: 2.25, 3: 3.0})
+    assert found == Comparison(3, 0.5, 1, ())
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_names() if not name.startswith("_")])
+def test_every_shipped_recipe_can_be_shortened_for_a_drill(name):
+    recipe = load_recipe(name).recipe
+    check_resumable(recipe)
+    sets = course_overrides(recipe, make_course(9))
+    short = load_recipe(name, sets).recipe
+    assert (short.trainer["max_steps"], short.trainer["save_steps"]) == (9, 3)
+    assert (short.trainer["save_strategy"], short.trainer["logging_steps"]) == ("steps", 1)
+    assert "num_train_epochs" not in short.trainer
+    assert (short.early_stopping, short.launch.max_restarts) == (None, 0)
+    if recipe.trainer.get("load_best_model_at_end"):
+        assert (short.trainer["eval_strategy"], short.trainer["eval_steps"]) == ("steps", 3)
+    changed = {key for key in short.trainer if short.trainer[key] != recipe.trainer.get(key)}
+    assert changed <= {
+        "max_steps", "save_steps", "save_strategy", "logging_steps", "logging_strategy", "report_to",
+        "eval_strategy", "eval_steps",
+    }, "everything else is as the recipe says"  # fmt: skip
+
+
+def test_checkpoints_of_weights_alone_are_refused():
+    recipe = load_recipe("smoke", ["trainer.save_only_model=true"]).recipe
+    with pytest.raises(RecipeError, match="weights alone"):
+        check_resumable(recipe)
+
+
+def test_a_rehearsal_is_as_long_as_the_command_line_says():
+    """The recipe's own length is shortened; one that is asked for beside `--tiny` is meant."""
+    sets = course_overrides(load_recipe("smoke").recipe, make_course(9))
+    tiny = tiny_recipe(load_recipe("smoke", sets), {"hidden_size": 576}).recipe.trainer
+    assert (tiny["max_steps"], tiny["save_steps"]) == (9, 3)
+    plain = tiny_recipe(load_recipe("smoke"), {"hidden_size": 576}).recipe.trainer
+    assert (plain["max_steps"], plain["save_steps"], plain["logging_steps"]) == (4, 2, 1)

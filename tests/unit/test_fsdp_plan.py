@@ -1,0 +1,199 @@
+"""Engine fsdp in the plan: its settings and command, what it refuses, its memory and time beside ZeRO-3's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+from factories import BASE, facts, plan, recipe
+
+from launcher.errors import RecipeError
+from launcher.facts.model import read_model_spec
+from launcher.plan.adapting import adapt, ways_out
+from launcher.plan.fsdp import OPTIMIZERS
+from launcher.plan.planner import make_plan
+from launcher.plan.tiny import tiny_on_cpu
+from launcher.render.bundle import render
+from launcher.render.command import render_accelerate_config
+
+FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
+SIXTEEN = {"global_batch_size": 16, "trainer__per_device_train_batch_size": 1}
+
+
+def fsdp(folder, on="8xA100-80GB", text=BASE, **overrides):
+    return plan(folder, on, text, sharding__engine="fsdp", **overrides)
+
+
+def refused(folder, **overrides):
+    with pytest.raises(RecipeError) as caught:
+        fsdp(folder, **overrides)
+    (problem,) = caught.value.problems
+    assert problem.hint
+    return problem
+
+
+def test_what_fsdp_is_given_is_in_the_plan(tmp_path):
+    made = fsdp(tmp_path)
+    names = [name for name in made.settings if name.startswith("fsdp.")]
+    assert {name.removeprefix("fsdp."): made.value(name) for name in names} == {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "activation_checkpointing": False,
+        "cpu_ram_efficient_loading": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    }
+    assert all(made.settings[name].reason for name in names)
+    assert made.value("sharding.zero_stage") is None
+    assert made.value("trainer.bf16") is True
+    assert not any("does not shard over CPU" in warning for warning in made.warnings)
+
+
+def test_the_bundle_has_processes_alone_for_accelerate(tmp_path):
+    bundle = render(fsdp(tmp_path))
+    assert bundle.ds_config is None
+    assert bundle.command[1:3] == ("-m", "accelerate.commands.launch")
+    config = yaml.safe_load(bundle.files["accelerate.yaml"])
+    assert config == render_accelerate_config(fsdp(tmp_path))
+    assert (config["distributed_type"], config["num_processes"]) == ("MULTI_GPU", 8)
+    assert not [key for key in (*config, *bundle.env) if "fsdp" in key.lower()]
+
+
+def test_auto_never_chooses_fsdp(tmp_path):
+    for text in (BASE, FULL):
+        assert plan(tmp_path, text=text).value("sharding.engine") != "fsdp"
+
+
+def test_other_engines_have_none_of_its_settings(tmp_path):
+    for engine in ("ddp", "deepspeed"):
+        made = plan(tmp_path, sharding__engine=engine)
+        assert not [name for name in made.settings if name.startswith("fsdp.")]
+        assert "trainer.accelerator_config" not in made.settings
+
+
+def test_a_cpu_is_planned_with_a_warning(tmp_path):
+    made = fsdp(tmp_path, "2xcpu")
+    assert any("does not shard over CPU processes" in warning for warning in made.warnings)
+    assert made.settings["launch.env.ACCELERATE_USE_CPU"].value == "true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "path"),
+    [
+        ({"sharding__zero_stage": 3}, "engine-conflict", "sharding.engine"),
+        ({"sharding__offload_optimizer": "cpu"}, "engine-conflict", "sharding.engine"),
+        ({"sharding__offload_param": "cpu"}, "engine-conflict", "sharding.engine"),
+        ({"sharding__config": "zero2"}, "engine-conflict", "sharding.engine"),
+        ({"on": "1xA100-80GB"}, "engine-conflict", "sharding.engine"),
+        ({"on": "8xV100-32GB"}, "precision-conflict", "precision"),
+        ({"precision": "fp16"}, "precision-conflict", "precision"),
+        ({"model__quantization": "int8"}, "fsdp-quantized", "model.quantization"),
+        ({"model__quantization": "nf4"}, "fsdp-quantized", "model.quantization"),
+        ({"trainer__optim": "adafactor"}, "fsdp-optimizer", "trainer.optim"),
+        ({"trainer__optim": "adamw_8bit"}, "fsdp-optimizer", "trainer.optim"),
+        ({"trainer__optim": "adagrad"}, "fsdp-optimizer", "trainer.optim"),
+        ({"launch__launcher": "deepspeed"}, "launcher-conflict", "launch.launcher"),
+        (
+            {"trainer__save_only_model": "true", "trainer__load_best_model_at_end": "true",
+             "data__eval": "{split: 0.1}", "trainer__save_strategy": "epoch"},
+            "fix-save-only-model-best", "trainer.save_only_model",
+        ),
+    ],
+)  # fmt: skip
+def test_what_fsdp2_cannot_train_is_refused_with_another_way(tmp_path, overrides, code, path):
+    problem = refused(tmp_path, **overrides)
+    assert (problem.code, problem.path) == (code, path)
+
+
+def test_an_encoder_decoder_is_refused(tmp_path):
+    config = {
+        "model_type": "t5", "vocab_size": 32128, "d_model": 512, "d_ff": 2048, "d_kv": 64, "num_layers": 6,
+        "num_heads": 8,
+    }  # fmt: skip
+    loaded = recipe(tmp_path, FULL, task="seq2seq-lm", sharding__engine="fsdp")
+    known = replace(facts(), model=read_model_spec("t5", config, "test", "seq2seq-lm"))
+    with pytest.raises(RecipeError, match="both sides share an embedding") as caught:
+        make_plan(loaded, known)
+    assert caught.value.problems[0].code == "engine-conflict"
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_optimizers_that_are_tested_are_planned(tmp_path, optim):
+    assert fsdp(tmp_path, trainer__optim=optim).value("trainer.optim") == optim
+
+
+def test_quantisation_that_is_open_is_not_chosen(tmp_path):
+    assert fsdp(tmp_path, model__quantization="auto").value("model.quantization") == "none"
+
+
+def test_weights_alone_are_saved_whole(tmp_path):
+    made = fsdp(tmp_path, trainer__save_only_model="true")
+    assert made.value("fsdp.state_dict_type") == "FULL_STATE_DICT"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "loads_once"),
+    [
+        ({}, True),
+        ({"model__add_tokens": "['<new>']"}, False),
+        ({"task": "sequence-classification", "data__loss_on": "null"}, False),
+    ],
+)
+def test_one_rank_reads_what_needs_no_fitting(tmp_path, overrides, loads_once):
+    made = fsdp(tmp_path, **overrides)
+    assert made.value("fsdp.cpu_ram_efficient_loading") is loads_once
+    assert made.job.each_loads is not loads_once
+
+
+def test_gradients_are_reduced_after_each_micro_batch_unless_the_recipe_decides(tmp_path):
+    """Between micro-batches every rank would hold the gradients of the whole model."""
+    each = fsdp(tmp_path, text=FULL, **SIXTEEN)
+    assert each.batch.accumulation == 2
+    config = each.value("trainer.accelerator_config")
+    assert config == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    said = "{gradient_accumulation_kwargs: {sync_each_batch: false}}"
+    waits = fsdp(tmp_path, text=FULL, trainer__accelerator_config=said, **SIXTEEN)
+    assert waits.job.reduces_each is False
+    # 16-bit gradients of all parameters, in place of float32 ones of an eighth.
+    params = each.model.params
+    found = [made.memory.phases["step"].gradients for made in (each, waits)]
+    assert found == [pytest.approx(4 * params / 8, rel=0.01), pytest.approx(2 * params, rel=0.01)]
+    other = fsdp(tmp_path, trainer__accelerator_config="{split_batches: false}")
+    assert other.value("trainer.accelerator_config") == {"split_batches": False, **config}
+
+
+def test_it_needs_what_zero3_needs_less_its_buffers(tmp_path):
+    """Weights are float32 shards here; ZeRO-3 has 16-bit ones beside float32 master copies."""
+    alike = {**SIXTEEN, "trainer__activation_checkpointing": "true"}
+    mine = fsdp(tmp_path, text=FULL, **alike)
+    zero3 = plan(tmp_path, text=FULL, sharding__zero_stage=3, **alike)
+    params, ranks = mine.model.params, 8
+    states = [sum((m.weights, m.gradients, m.optimizer)) for m in (
+        mine.memory.phases["step"], zero3.memory.phases["step"])]  # fmt: skip
+    assert states[0] == pytest.approx(16 * params / ranks, rel=0.01)
+    assert states[1] == pytest.approx(16 * params / ranks, rel=0.01)
+    assert mine.memory.phases["step"].buffers < zero3.memory.phases["step"].buffers
+    assert mine.time.likely == pytest.approx(zero3.time.likely, rel=0.1)
+
+
+def test_running_out_of_memory_leads_to_less_and_never_to_a_lower_stage(tmp_path):
+    text = FULL + "on_oom: adapt\nsharding: {engine: fsdp}\n"
+    loaded = recipe(tmp_path, text, global_batch_size=16, trainer__activation_checkpointing="false")
+    known = facts()
+    failed = make_plan(loaded, known)
+    assert failed.batch.micro == 2
+    assert ways_out(failed) == ["micro-batch 1", "activation checkpointing", "offload"]
+    seen, before = [], {}
+    while (step := adapt(loaded, known, failed, before=before)) is not None:
+        failed, before = step.plan, step.changes
+        seen.append((failed.value("sharding.engine"), failed.batch.micro, step.keeps_checkpoints))
+    assert seen[:2] == [("fsdp", 1, True), ("fsdp", 1, True)]
+    assert seen[2:]
+    assert all(engine == "deepspeed" for engine, *_ in seen[2:])
+    assert failed.value("sharding.zero_stage") == 3
+
+
+def test_a_rehearsal_on_a_cpu_uses_an_engine_that_a_cpu_has(tmp_path):
+    loaded = recipe(tmp_path, sharding__engine="fsdp")
+    assert tiny_on_cpu(loaded).recipe.sharding.engine == "auto"

@@ -1,0 +1,249 @@
+"""Whether a plan may go on from a checkpoint of another plan: every rule, each way."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.plan.resumed_states import ADAM, judge
+from launcher.plan.resuming import RULES, compare_data, compare_settings, compare_versions, rule_of
+
+GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "plans").glob("*.json"))
+
+BASE = {
+    "task": "causal-lm", "seed": 42, "precision": "bf16", "tiny": False, "global_batch_size": 8,
+    "model.name_or_path": "m", "model.config": None, "model.dtype": "bfloat16", "model.quantization": "none",
+    "model.attn_implementation": "sdpa", "adapter.type": "lora", "adapter.r": 8, "adapter.lora_alpha": 16,
+    "adapter.lora_dropout": 0.0, "adapter.target_modules": "all-linear", "data.train": [{"path": "a"}],
+    "data.max_length": 32, "data.packing": False, "data.streaming": False, "data.metrics": [],
+    "sharding.engine": "deepspeed", "sharding.zero_stage": 2, "sharding.offload_optimizer": "none",
+    "sharding.offload_param": "none", "trainer.optim": "adamw_torch_fused", "trainer.learning_rate": 1e-4,
+    "trainer.lr_scheduler_type": "cosine", "trainer.max_steps": 10, "trainer.weight_decay": 0.0,
+    "trainer.per_device_train_batch_size": 4, "trainer.gradient_accumulation_steps": 1, "on_oom": "fail",
+    "trainer.logging_steps": 10, "launch.env.OMP_NUM_THREADS": "1", "trainer.max_grad_norm": 1.0,
+}  # fmt: skip
+
+
+def plan(ranks: int = 2, **changed: Any) -> dict[str, Any]:
+    """A plan.json; a setting's dots are written as two underscores."""
+    values = {**BASE, **{name.replace("__", "."): value for name, value in changed.items()}}
+    micro, accumulation = (
+        values[f"trainer.{name}"] for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    return {
+        "settings": {key: {"value": value, "by": "r.yaml:7"} for key, value in values.items()},
+        "hardware": {"num_nodes": 1, "devices_per_node": ranks},
+        "batch": {"micro": micro, "accumulation": accumulation},
+    }
+
+
+def refused(old: dict[str, Any], new: dict[str, Any], ranks: int = 2) -> list[str]:
+    return [difference.setting for difference in judge(old, new, ranks).refused]
+
+
+def other(value: Any) -> Any:
+    """Some other value of the same kind."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    return value + 1 if isinstance(value, (int, float)) else f"other {value}"
+
+
+def test_the_same_plan_goes_on():
+    assert judge(plan(), plan(), 2).differences == ()
+    assert judge(plan(), plan(), 2).conversion == ""
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.settings[0])
+def test_each_rule_judges_a_change_and_not_its_absence(rule):
+    for pattern in rule.settings:
+        setting = pattern.replace("*", "zz")
+        if rule_of(setting) is not rule:
+            pytest.fail(f"{setting} is judged by an earlier rule, {rule_of(setting).settings}")
+        old, new = plan(), plan()
+        old["settings"][setting] = {"value": 1, "by": "default"}
+        new["settings"][setting] = {"value": 2, "by": "r.yaml:9"}
+        found = compare_settings(old, new)
+        assert compare_settings(old, copy.deepcopy(old)) == []
+        if rule.verdict in ("free", "states"):
+            assert found == []
+            continue
+        (difference,) = found
+        assert difference.refused == (rule.verdict == "equal")
+        assert (difference.old, difference.new, difference.reason) == (1, 2, rule.reason)
+        problem = difference.problem()
+        assert (problem.code, problem.path, problem.file, problem.line) == (
+            "resume-differs", setting, "r.yaml", 9,
+        )  # fmt: skip
+        assert "1" in problem.message
+        assert "2" in problem.message
+        assert problem.hint
+
+
+def test_every_setting_of_the_shipped_plans_was_thought_of():
+    """No setting that a plan has today falls to the last rule, which is for what nobody knows yet."""
+    assert len(GOLDEN) > 20
+    settings = {key for file in GOLDEN for key in json.loads(file.read_text())["settings"]}
+    assert [key for key in sorted(settings) if rule_of(key) is RULES[-1]] == []
+    assert rule_of("something.new") is RULES[-1]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["adapter.r", "adapter.lora_alpha", "adapter.target_modules", "model.name_or_path", "model.quantization",
+     "precision", "task", "data.train", "data.max_length", "data.packing", "seed", "global_batch_size",
+     "trainer.learning_rate", "trainer.lr_scheduler_type", "trainer.weight_decay", "trainer.max_grad_norm"],
+)  # fmt: skip
+def test_what_decides_what_is_learnt_is_refused(setting):
+    assert refused(plan(), plan(**{setting.replace(".", "__"): other(BASE[setting])})) == [setting]
+
+
+@pytest.mark.parametrize(
+    "setting", ["on_oom", "trainer.logging_steps", "launch.env.OMP_NUM_THREADS", "trainer.save_steps"]
+)
+def test_what_only_changes_how_it_runs_is_free(setting):
+    found = judge(plan(), plan(**{setting.replace(".", "__"): other(BASE.get(setting))}), 2)
+    assert found.differences == ()
+
+
+def test_all_differences_are_told_at_once():
+    changed = plan(adapter__r=16, seed=1, precision="fp32", trainer__logging_steps=1)
+    assert refused(plan(), changed) == ["adapter.r", "precision", "seed"]
+
+
+def test_more_steps_stretch_a_schedule_and_nothing_else():
+    longer = judge(plan(), plan(trainer__max_steps=20), 2)
+    assert not longer.refused
+    assert "learning rate makes a jump" in longer.words[0]
+    assert "10 -> 20" in longer.words[0]
+    constant = {"trainer__lr_scheduler_type": "constant"}
+    assert judge(plan(**constant), plan(trainer__max_steps=20, **constant), 2).words == []
+    share = {**constant, "trainer__warmup_steps": 0.1}
+    assert len(judge(plan(**share), plan(trainer__max_steps=20, **share), 2).words) == 1
+
+
+def test_micro_batch_and_accumulation_may_change_within_the_global_batch():
+    half = {"trainer__per_device_train_batch_size": 2, "trainer__gradient_accumulation_steps": 2}
+    assert judge(plan(), plan(**half), 2).differences == ()
+    by_length = {"trainer__group_by_length": True}
+    halved = {**half, "trainer__gradient_accumulation_steps": 4}
+    assert judge(plan(**by_length), plan(**half, **by_length), 2).differences == ()
+    assert refused(plan(**by_length), plan(1, **halved, **by_length)) == [
+        "trainer.per_device_train_batch_size"
+    ]
+
+
+@pytest.mark.parametrize("optim", ADAM)
+def test_one_adam_goes_on_for_the_other_and_for_no_third(optim):
+    for new in ADAM:
+        found = judge(plan(trainer__optim=optim), plan(trainer__optim=new), 2)
+        assert not found.refused
+        assert len(found.words) == (optim != new)
+    assert refused(plan(trainer__optim=optim), plan(trainer__optim="sgd")) == ["trainer.optim"]
+
+
+STAGES = [
+    # old stage, new stage, ranks before and now, conversion needed
+    (2, 2, 2, 2, False), (1, 2, 2, 2, False), (2, 1, 2, 2, False), (3, 3, 2, 2, False),
+    (2, 2, 2, 1, True), (3, 3, 1, 2, True), (2, 3, 2, 2, True), (3, 2, 2, 2, True), (3, 1, 4, 2, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "before", "now", "needed"), STAGES)
+def test_other_ranks_or_other_files_are_converted(old, new, before, now, needed):
+    found = judge(plan(before, sharding__zero_stage=old), plan(now, sharding__zero_stage=new), before)
+    assert not found.refused
+    assert bool(found.conversion) == needed
+    assert any("random states" in word for word in found.words) == (before != now)
+
+
+UNCONVERTIBLE = [
+    ({"sharding__zero_stage": 0}, "ZeRO-0"),
+    ({"trainer__optim": "sgd"}, "those of sgd"),
+]
+
+
+@pytest.mark.parametrize(("given", "why"), UNCONVERTIBLE, ids=[why for _, why in UNCONVERTIBLE])
+def test_what_cannot_be_converted_is_refused_with_both_ways_out(given, why):
+    assert judge(plan(**given), plan(**given), 2).differences == ()
+    (difference,) = judge(plan(**given), plan(1, **given), 2).refused
+    assert difference.setting == "number of ranks"
+    assert why in difference.reason
+    assert "adapter.path" in difference.reason
+    assert "2 ranks (--on)" in difference.mend
+
+
+def test_random_frozen_weights_keep_their_stage():
+    drawn = {"model__config": {"model_type": "llama"}}
+    assert refused(plan(**drawn), plan(sharding__zero_stage=3, **drawn)) == ["sharding.zero_stage"]
+    assert refused(plan(**drawn), plan(1, **drawn)) == []
+    whole = {**drawn, "adapter__type": None}
+    assert refused(plan(**whole), plan(sharding__zero_stage=3, **whole)) == []
+
+
+@pytest.mark.parametrize(("old", "new"), [("none", "cpu"), ("cpu", "none")])
+def test_an_offloaded_optimizer_goes_on_with_its_own_kind(old, new):
+    before, after = ({"sharding__offload_optimizer": where} for where in (old, new))
+    assert judge(plan(**before), plan(**before), 2).differences == ()
+    (difference,) = judge(plan(**before), plan(**after), 2).refused
+    assert difference.setting == "sharding.offload_optimizer"
+    assert "bias_correction" in difference.reason
+
+
+def test_states_on_nvme_are_not_gone_on_from():
+    nvme = {"sharding__zero_stage": 3, "sharding__offload_optimizer": "nvme"}
+    (difference,) = judge(plan(**nvme), plan(**nvme), 2).refused
+    assert difference.setting == "sharding.offload_optimizer"
+    assert difference.mend.startswith("start a new run")
+
+
+def test_no_engine_reads_the_files_of_another():
+    alone = {"sharding__engine": "ddp", "sharding__zero_stage": None}
+    for old, new in ((plan(), plan(**alone)), (plan(**alone), plan())):
+        (difference,) = judge(old, new, 2).refused
+        assert difference.setting == "sharding.engine"
+        assert "sharding.engine: " in difference.reason
+        assert "begin a new run" in difference.reason
+
+
+def test_ddp_goes_on_with_other_ranks_and_fsdp_does_not():
+    ddp = {"sharding__engine": "ddp", "sharding__zero_stage": None}
+    found = judge(plan(2, **ddp), plan(1, **ddp), 2)
+    assert (found.refused, found.conversion) == ([], "")
+    assert "start afresh" in found.words[0]
+    fsdp = {**ddp, "sharding__engine": "fsdp"}
+    assert refused(plan(2, **fsdp), plan(2, **fsdp)) == []
+    assert refused(plan(2, **fsdp), plan(1, **fsdp)) == ["number of ranks"]
+
+
+def test_a_stream_keeps_its_ranks_and_workers():
+    stream = {"data__streaming": True, "sharding__engine": "ddp", "sharding__zero_stage": None}
+    assert refused(plan(**stream), plan(1, **stream)) == ["number of ranks"]
+    workers = {"trainer__dataloader_num_workers": 2}
+    assert refused(plan(**stream), plan(**stream, **workers)) == ["trainer.dataloader_num_workers"]
+    assert refused(plan(), plan(**workers)) == []
+
+
+def test_weights_alone_are_refused_and_more_weights_alone_are_not():
+    alone = {"trainer__save_only_model": True}
+    assert refused(plan(**alone), plan(**alone)) == ["trainer.save_only_model"]
+    assert refused(plan(), plan(**alone)) == []
+
+
+def test_other_versions_are_a_word():
+    assert compare_versions({"torch": "2.13.0"}, {"torch": "2.13.0"}) == []
+    assert compare_versions({"torch": "2.13.0", "rich": "1"}, {"rich": "2"}) == []
+    (difference,) = compare_versions({"torch": "2.13.0"}, {"torch": "2.14.0"})
+    assert not difference.refused
+    assert "2.13.0" in difference.word()
+    assert "2.14.0" in difference.word()
+
+
+def test_other_data_is_refused():
+    assert compare_data("abc", "abc") == compare_data(None, "abc") == compare_data("abc", None) == []
+    (difference,) = compare_data("abc", "xyz")
+    assert difference.refused
+    assert "bring the old files back" in difference.problem().hint

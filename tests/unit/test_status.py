@@ -1,0 +1,151 @@
+"""What a rank says of itself, and whether it is still there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import pytest
+
+from launcher.facts.status import RankStatus, is_alive, process_started, read_statuses, status_file
+from launcher.train import status as writer
+from launcher.train.status import Status
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def said(run_dir, rank=0) -> RankStatus:
+    return read_statuses(run_dir)[rank]
+
+
+def test_every_phase_is_written_at_once(run_dir):
+    status = Status(run_dir, 3)
+    first = said(run_dir, 3)
+    assert (first.rank, first.pid, first.host) == (3, os.getpid(), socket.gethostname())
+    assert first.started == process_started(os.getpid())
+    assert (first.phase, first.step, first.median, first.code) == ("start", 0, None, None)
+    assert abs(first.since - time.time()) < 60
+    for phase in ("load", "train"):
+        status.enter(phase, step=7)
+        assert (said(run_dir, 3).phase, said(run_dir, 3).step) == (phase, 7)
+    with status.within("save"):
+        assert said(run_dir, 3).phase == "save"
+    assert said(run_dir, 3).phase == "train"
+    status.end(143)
+    assert (said(run_dir, 3).phase, said(run_dir, 3).code) == ("ended", 143)
+    assert list((run_dir / "logs").iterdir()) == [status_file(run_dir, 3)], "nothing half-written stays"
+
+
+def test_a_phase_that_fails_gives_the_outer_one_back(run_dir):
+    status = Status(run_dir, 0)
+    status.enter("train")
+    with pytest.raises(ValueError, match="on purpose"), status.within("evaluate"):
+        raise ValueError("on purpose")
+    assert said(run_dir).phase == "train"
+
+
+def test_steps_are_written_twice_a_second_at_most_and_their_median_is_told(run_dir, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(writer.time, "monotonic", lambda: now[0])
+    status = Status(run_dir, 0)
+    status.enter("train", step=10)
+    written = []
+    for step in range(11, 17):
+        now[0] += 0.2
+        status.step_ended(step)
+        written.append(said(run_dir).step)
+    assert written == [10, 10, 13, 13, 13, 16]
+    assert said(run_dir).median == pytest.approx(0.2)
+
+
+def test_the_median_is_of_the_last_fifty_and_waits_for_three(run_dir, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(writer.time, "monotonic", lambda: now[0])
+    status = Status(run_dir, 0)
+    for step, seconds in enumerate([9.0] * 60 + [1.0] * 50, 1):
+        now[0] += seconds
+        status.step_ended(step)
+        if step in (2, 3):
+            assert said(run_dir).median == (None if step == 2 else 9.0)
+    assert said(run_dir).median == 1.0
+
+
+def test_time_in_an_evaluation_counts_for_no_step(run_dir, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(writer.time, "monotonic", lambda: now[0])
+    status = Status(run_dir, 0)
+    status.enter("train")
+    for step in (1, 2, 3):
+        now[0] += 1.0
+        status.step_ended(step)
+        with status.within("evaluate"):
+            now[0] += 50.0
+    assert said(run_dir).median == 1.0
+
+
+def test_a_status_that_cannot_be_written_ends_nothing(run_dir):
+    status = Status(run_dir, 0)
+    (run_dir / "logs").rename(run_dir / "elsewhere")
+    status.enter("train")
+    status.end(0)
+    assert not (run_dir / "logs").exists()
+
+
+def test_what_is_no_status_is_left_out(run_dir):
+    Status(run_dir, 1)
+    good = asdict(said(run_dir, 1))
+    for number, text in enumerate(["", "[]", "{", json.dumps({"rank": 2}), "null"], 2):
+        status_file(run_dir, number).write_text(text)
+    assert read_statuses(run_dir) == {1: RankStatus(**good)}
+    assert read_statuses(run_dir / "nowhere") == {}
+
+
+def test_a_process_lives_by_its_start_and_its_host(run_dir):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        started = process_started(child.pid)
+        assert started is not None
+        status = replace(_of_this(run_dir), pid=child.pid, started=started)
+        assert is_alive(status)
+        assert not is_alive(replace(status, started=started + 1)), "another process with its number"
+        assert not is_alive(replace(status, host="elsewhere"))
+        child.kill()
+        deadline = time.monotonic() + 10
+        while process_started(child.pid) is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not is_alive(status), "it has ended, though nobody has asked for its code"
+    finally:
+        child.kill()
+        child.wait()
+    assert process_started(child.pid) is None
+
+
+def _of_this(run_dir) -> RankStatus:
+    Status(run_dir, 0)
+    return said(run_dir)
+
+
+def test_a_programs_name_may_hold_brackets_and_spaces(tmp_path):
+    script = (
+        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'a) R 1 (b'); print(open('/proc/self/stat').read())"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"{script}; sys.stdout.flush(); sys.stdin.read()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert "(a) R 1 (b)" in line
+        assert process_started(child.pid) == int(line.rpartition(") ")[2].split()[19])
+    finally:
+        child.communicate("", timeout=10)

@@ -1,0 +1,113 @@
+"""A stop's length against the time that launchers leave for it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from factories import BASE, plan
+
+from launcher.errors import RecipeError
+from launcher.plan.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES
+from launcher.render.bundle import render
+
+FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
+ZERO = {"sharding__engine": "deepspeed", "global_batch_size": 8}
+STOP = "runtime.stop_seconds"
+
+
+def stop_warnings(made):
+    return [text for text in made.warnings if "a stop may take" in text or "that a stop may take" in text]
+
+
+def test_a_stop_is_the_slowest_step_and_one_save(tmp_path):
+    made = plan(tmp_path, "8xA100-80GB", FULL, sharding__zero_stage=3, global_batch_size=8)
+    params = made.model.params
+    # bf16 weights, and fp32 master weights with AdamW's two moments.
+    save = (2 + 12) * params / WRITE_BYTES + SETTLE_S
+    assert made.time.seconds is not None
+    assert made.value(STOP) == math.ceil(made.time.seconds[1] + save)
+    assert "94.3 GB at an assumed 200 MB/s" in made.settings[STOP].reason
+    alone = plan(tmp_path, "8xA100-80GB", FULL, sharding__zero_stage=3, global_batch_size=8,
+                 trainer__save_only_model=True)  # fmt: skip
+    assert alone.value(STOP) < made.value(STOP) / 5
+
+
+def test_a_step_that_is_not_predicted_is_not_counted_and_it_is_said(tmp_path):
+    made = plan(tmp_path, "1x80GB")
+    assert made.time.seconds is None
+    assert "not counted" in made.settings[STOP].reason
+    assert SETTLE_S <= made.value(STOP) < KILL_S
+
+
+def test_a_long_stop_under_zero_takes_a_launcher_that_waits(tmp_path):
+    made = plan(tmp_path, "8xA100-80GB", FULL, **ZERO)
+    seconds = made.value(STOP)
+    assert seconds > KILL_S
+    assert made.value("launch.launcher") == "accelerate"
+    assert f"{seconds} s" in made.settings["launch.launcher"].reason
+    bundle = render(made)
+    assert bundle.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(seconds)
+    assert bundle.command[2] == "accelerate.commands.launch"
+    assert stop_warnings(made) == []
+
+
+def test_a_short_stop_keeps_the_launcher_and_the_environment(tmp_path):
+    made = plan(tmp_path, "8xA100-80GB", BASE, **ZERO, data__max_length=128)
+    assert made.value(STOP) <= KILL_S
+    assert made.value("launch.launcher") == "deepspeed"
+    assert WAIT not in made.settings
+    assert stop_warnings(made) == []
+
+
+def test_a_pinned_deepspeed_launcher_is_warned_of_with_what_is_lost_and_the_mend(tmp_path):
+    made = plan(tmp_path, "8xA100-80GB", FULL, **ZERO, launch__launcher="deepspeed", trainer__save_steps=7)
+    assert made.value("launch.launcher") == "deepspeed"
+    (said,) = stop_warnings(made)
+    assert f"{made.value(STOP)} s" in said
+    assert "trainer.save_steps: 7" in said
+    assert "launch.launcher: auto" in said
+    assert WAIT not in made.settings, "nobody reads it there"
+
+
+def test_over_several_machines_deepspeed_stays_and_is_warned_of(tmp_path):
+    made = plan(tmp_path, "2x8xA100-80GB", FULL, **{**ZERO, "global_batch_size": 16})
+    assert made.value("launch.launcher") == "deepspeed"
+    (said,) = stop_warnings(made)
+    assert "save more often" in said
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_torchrun_waits_for_other_engines_too(tmp_path, engine):
+    made = plan(tmp_path, "8xH200-141GB", FULL, sharding__engine=engine, global_batch_size=8)
+    assert made.value("launch.launcher") == "accelerate"
+    assert made.value(WAIT) == str(made.value(STOP))
+
+
+def test_the_recipes_own_time_is_kept_and_a_short_one_is_warned_of(tmp_path):
+    text = FULL + "launch: {env: {TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '%s'}}\n"
+    short = plan(tmp_path, "8xA100-80GB", text % 45, **ZERO)
+    assert (short.value(WAIT), short.settings[WAIT].source) == ("45", "recipe")
+    (said,) = stop_warnings(short)
+    assert "45 is less than" in said
+    long = plan(tmp_path, "8xA100-80GB", text % 4000, **ZERO)
+    assert long.value(WAIT) == "4000"
+    assert stop_warnings(long) == []
+
+
+def test_one_process_has_no_launcher_that_kills(tmp_path):
+    made = plan(
+        tmp_path, "1xH200-141GB", FULL, model__name_or_path="EleutherAI/pythia-1b", global_batch_size=8
+    )
+    assert made.value("launch.launcher") == "python"
+    assert made.value(STOP) > KILL_S
+    assert WAIT not in made.settings
+    assert stop_warnings(made) == []
+
+
+def test_upstreams_own_answer_to_signals_is_refused(tmp_path):
+    """Its flag belongs to one process, and a run that goes on from its checkpoint is another one."""
+    with pytest.raises(RecipeError) as caught:
+        plan(tmp_path, trainer__enable_jit_checkpoint=True)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("owned-key", "trainer.enable_jit_checkpoint")

@@ -1,0 +1,276 @@
+"""What the supervisor makes of statuses, stacks, counters and output: pure, without any process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from launcher.diagnose.findings import Error, Finding
+from launcher.errors import Problem, RunFailed
+from launcher.execute.failed import KnownFailure
+from launcher.execute.output import Output
+from launcher.execute.restarts import may_pass, pause_before
+from launcher.execute.stacks import parse_stack
+from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost
+from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
+from launcher.facts.status import RankStatus
+from launcher.failures import FAILURES
+
+LIMITS = Limits(step=10.0, first_steps=40.0, start=20.0, load=30.0, evaluate=50.0, save=15.0, finish=60.0)
+
+
+def status(rank=0, phase="train", step=5, since=0.0, median=1.0, code=None):
+    return RankStatus(rank, "here", 100 + rank, 1, phase, step, since, median, code)
+
+
+def watched(*statuses, seconds, factor=2.0, save_s=0.0, alive=None, tmp_path="/nowhere"):
+    """A watch that saw the same statuses for so long."""
+    watch = Watch(tmp_path, factor, save_s, LIMITS)
+    found = {one.rank: one for one in statuses}
+    living = found.keys() if alive is None else alive
+    watch.see(found, living, 0.5)
+    for _ in range(int(seconds * 2)):
+        watch.see(found, living, 0.5)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("one", "limit"),
+    [
+        (status(median=1.0), 10.0),
+        (status(median=7.0), 14.0),
+        (status(median=None), 40.0),
+        (status(phase="start", median=None), 20.0),
+        (status(phase="load", median=None), 30.0),
+        (status(phase="evaluate"), 50.0),
+        (status(phase="save"), 15.0),
+        (status(phase="finish"), 60.0),
+    ],
+    ids=lambda value: f"{value.phase}-{value.median}" if isinstance(value, RankStatus) else str(value),
+)
+def test_a_phase_hangs_after_its_own_limit(one, limit):
+    assert watched(one, seconds=limit).hang() is None
+    hang = watched(one, seconds=limit + 0.5).hang()
+    assert (hang.seconds, hang.limit) == (limit + 0.5, limit)
+
+
+def test_a_save_may_take_ten_times_what_the_plan_expects():
+    assert watched(status(phase="save"), seconds=119, save_s=12.0).hang() is None
+    assert watched(status(phase="save"), seconds=121, save_s=12.0).hang() is not None
+
+
+def test_a_factor_of_0_never_finds_a_hang():
+    assert watched(status(), seconds=100_000, factor=0.0).hang() is None
+
+
+def test_one_rank_within_its_limit_is_enough():
+    """The others wait for the one that saves."""
+    saving = status(0, "save"), status(1, "train")
+    assert watched(*saving, seconds=12).hang() is None
+    assert watched(*saving, seconds=16).hang() is not None
+
+
+def test_progress_of_one_rank_counts_for_all():
+    watch = watched(status(0), status(1), seconds=9)
+    watch.see({0: status(0), 1: status(1, step=6, since=3.0)}, {0, 1}, 0.5)
+    for _ in range(10):
+        watch.see({0: status(0), 1: status(1, step=6, since=3.0)}, {0, 1}, 0.5)
+    assert watch.hang() is None
+
+
+def test_the_rank_with_the_fewest_steps_is_behind():
+    hang = watched(status(0, step=5), status(1, step=4), status(2, step=5), seconds=11).hang()
+    assert hang.behind == [1]
+    assert watched(status(0), status(1), seconds=11).hang().behind == []
+
+
+def test_a_machine_that_was_suspended_does_not_hang():
+    watch = watched(status(), seconds=3)
+    watch.see({0: status()}, {0}, 8 * 3600.0)
+    assert watch.hang() is None
+    assert LIMITS.step > LONGEST_LOOK_S
+
+
+def test_ranks_that_have_ended_are_not_waited_for():
+    ended = status(0, "ended", code=0)
+    assert watched(ended, seconds=1000, alive=()).hang() is None
+    assert watched(ended, status(1), seconds=11, alive=(1,)).hang() is not None
+
+
+def test_a_rank_that_vanished_is_lost_and_no_hang():
+    watch = watched(status(0), status(1), seconds=100, alive=(0,))
+    assert sorted(watch.lost) == [1]
+    assert watch.lost_alone
+    assert watch.in_trouble
+    assert watch.hang() is None
+
+
+def test_what_goes_down_later_is_no_cause():
+    watch = watched(status(0), status(1), status(2), seconds=1, alive=(0, 2))
+    watch.see({0: status(0), 1: status(1), 2: status(2, "ended", code=1)}, {0}, 0.5)
+    watch.see({0: status(0), 1: status(1), 2: status(2, "ended", code=1)}, (), 0.5)
+    assert sorted(watch.lost) == [1]
+    assert watch.lost_alone
+    assert watch.failed == [2]
+
+
+def test_a_rank_that_failed_first_is_not_taken_for_lost():
+    watch = watched(status(0), status(1, "ended", code=1), seconds=1, alive=(0,))
+    watch.see({0: status(0), 1: status(1, "ended", code=1)}, (), 0.5)
+    assert watch.failed == [1]
+    assert sorted(watch.lost) == [0]
+    assert not watch.lost_alone
+
+
+def test_lost_ranks_are_told_with_their_last_step():
+    one = describe_lost({1: status(1, step=3)}, "was killed by SIGKILL", 4)
+    assert one == "rank 1 (pid 101) was killed by SIGKILL, last step 4, phase train"
+    loading = describe_lost({1: status(1, "load", step=0)}, "was lost", 4)
+    assert loading == "rank 1 (pid 101) was lost, last step 0, phase load"
+    both = describe_lost({0: status(0), 1: status(1)}, "was killed by SIGKILL", 0)
+    assert both == (
+        "rank 0 (pid 100, last step 5, phase train) and rank 1 (pid 101, last step 5, phase train) "
+        "were killed by SIGKILL"
+    )
+
+
+DUMP = """\
+some line of before
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f2 (most recent call first):
+  File "/v/site-packages/torch/distributed/distributed_c10d.py", line 2934 in all_reduce
+  File "/v/site-packages/transformers/trainer.py", line 100 in train
+  File "/home/me/launcher/train/training.py", line 77 in fit
+  File "/home/me/launcher/train/worker.py", line 60 in main
+  File "<frozen runpy>", line 88 in _run_code
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+
+
+def test_the_main_threads_calls_are_taken_out_of_a_dump():
+    stack = parse_stack(DUMP)
+    assert stack.waits
+    assert str(stack) == (
+        "all_reduce (distributed/distributed_c10d.py:2934), called from fit (train/training.py:77)"
+    )
+    own = parse_stack('Current thread 0x1 (most recent call first):\n  File "/h/hooks.py", line 3 in f\n')
+    assert (str(own), own.waits) == ("f (h/hooks.py:3)", False)
+    assert str(parse_stack("nothing")) == "somewhere (it wrote no calls)"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "killed"),
+    [
+        (OomKills(2, 5), OomKills(3, 6), True),
+        (OomKills(2, 5), OomKills(2, 6), False),
+        (OomKills(None, 5), OomKills(None, 6), True),
+        (OomKills(None, 5), OomKills(None, 5), False),
+        (OomKills(None, None), OomKills(None, None), None),
+    ],
+)
+def test_the_groups_own_counter_decides(before, after, killed):
+    """The machine's counts what other containers ran, too."""
+    assert has_killed(before, after) is killed
+
+
+def test_counters_of_both_versions_are_read(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    assert read_oom_kills(tmp_path) == OomKills(None, None)
+    write("proc/vmstat", "nr_free_pages 7\noom_kill 4\n")
+    write("proc/self/cgroup", "0::/job\n")
+    assert read_oom_kills(tmp_path) == OomKills(None, 4)
+    write("sys/fs/cgroup/job/memory.events", "low 0\noom 1\noom_kill 2\noom_group_kill 0\n")
+    assert read_oom_kills(tmp_path) == OomKills(2, 4)
+    write("proc/self/cgroup", "5:cpu:/\n4:memory:/of/the/host\n0::/\n")
+    write("sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 9\n")
+    assert read_oom_kills(tmp_path) == OomKills(9, 4)
+
+
+def known(name):
+    failure = next(failure for failure in FAILURES if failure.id == name)
+    return KnownFailure(Problem(name, "x"), Finding(failure, Error("", "x"), (), None))
+
+
+@pytest.mark.parametrize(
+    ("failure", "passes"),
+    [
+        (RunFailed(Problem("rank-lost", "x")), True),
+        (RunFailed(Problem("hang", "x")), True),
+        (RunFailed(Problem("launcher-lost", "x")), True),
+        (RunFailed(Problem("run-failed", "x")), True),
+        (RunFailed(Problem("loss-not-finite", "x")), False),
+        (RunFailed(Problem("prepare-failed", "x")), False),
+        (known("nccl-timeout"), True),
+        (known("hub-unreachable"), True),
+        (known("cuda-oom"), False),
+        (known("sigkill-oom"), False),
+        (known("checkpoint-disk"), False),
+        (known("target-modules-missing"), False),
+    ],
+    ids=lambda value: value.problems[0].code if isinstance(value, RunFailed) else str(value),
+)
+def test_what_is_bound_to_fail_again_is_not_restarted(failure, passes):
+    assert may_pass(failure) is passes
+
+
+def test_pauses_double_up_to_five_minutes():
+    assert [pause_before(n) for n in range(1, 8)] == [10, 20, 40, 80, 160, 300, 300]
+    assert pause_before(1000) == 300
+
+
+def copied(tmp_path, text, *calls):
+    """What `echo` got of this text, and the log."""
+    reader, writer = os.pipe()
+    os.write(writer, text.encode())
+    os.close(writer)
+    shown = []
+    with open(reader, "rb") as stream, (tmp_path / "log").open("w") as log:  # noqa: PTH123  # a pipe
+        output = Output(stream, log, shown.append)
+        while not output.ended:
+            output.copy(0.1)
+        for call in calls:
+            call(output)
+        output.close()
+    return shown, (tmp_path / "log").read_text()
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File x\nRuntimeError: Connection closed by peer\n"
+TABLE = (
+    "E1122 10:00:00.1 7 torch/distributed/elastic/multiprocessing/api.py:1000] failed (exitcode: 1)\n"
+    "Traceback (most recent call last):\n  File launch.py\nChildFailedError:\n"
+)
+ELSEWHERE = "a process ended; what its launcher and the other ranks say is in "
+
+
+def test_a_launchers_table_is_in_the_log_alone(tmp_path):
+    shown, log = copied(tmp_path, "step 1\n" + TABLE, lambda output: output.release(0.0))
+    assert shown == ["step 1", f"{ELSEWHERE}{tmp_path / 'log'}"]
+    assert log == "step 1\n" + TABLE
+
+
+def test_deepspeeds_last_words_too(tmp_path):
+    line = "[2026-11-22 10:00:00,1] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 77\n"
+    shown, _ = copied(tmp_path, line + line)
+    assert shown == [f"{ELSEWHERE}{tmp_path / 'log'}"]
+
+
+def test_a_traceback_is_shown_before_the_table_unless_a_rank_was_lost(tmp_path):
+    text = TRACEBACK + TABLE
+    shown, _ = copied(tmp_path, text, lambda output: output.release(0.0))
+    assert shown == [*TRACEBACK.splitlines(), f"{ELSEWHERE}{tmp_path / 'log'}"]
+    shown, log = copied(tmp_path, text, lambda o: o.silence("a rank was lost"), lambda o: o.release(0.0))
+    assert shown == [f"{ELSEWHERE.replace('process ended', 'rank was lost')}{tmp_path / 'log'}"]
+    assert log == text
+
+
+def test_a_warning_of_the_launcher_at_the_start_hides_nothing(tmp_path):
+    text = "W1122 10:00:00.1 7 torch/distributed/run.py:852] Setting OMP_NUM_THREADS\nstep 1\n"
+    assert copied(tmp_path, text)[0] == text.splitlines()
