@@ -1,8 +1,9 @@
 """What of a checkpoint's files another plan can read, and what has to be converted before. Pure.
 
-Seen with DeepSpeed 0.19.8 and transformers 5.23 on CPU (tests/process/test_resume_ranks.py): ZeRO's own files
+Seen with DeepSpeed 0.19.8 and transformers 5.23 on CPU (tests/contract/test_universal.py): ZeRO's own files
 are read by the same number of ranks alone, and stage 3 reads none of stage 1 or 2; as a universal checkpoint
-they are read by any number of ranks and every stage from 1 on.
+they are read by any number of ranks and every stage from 1 on. FSDP2's shards are read by any number of ranks
+as they are.
 """
 
 from __future__ import annotations
@@ -73,9 +74,6 @@ def _states(old: Mapping[str, Any], new: Mapping[str, Any], ranks: int) -> tuple
         return [*found, *more], conversion
     if ranks_of(new) == ranks:
         return found, ""
-    if engine == "fsdp":
-        reason = "FSDP2's shards were never seen to be read by another number of ranks"
-        return [*found, _ranks(new, ranks, True, reason)], ""
     reason = (
         "the random states of dropout start afresh on every rank"
         if 1 in (ranks, ranks_of(new))

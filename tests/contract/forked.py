@@ -23,6 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+KILL = "TEST_KILL_AFTER"
+"""The variable with the step after which a rank with `KILL_HOOKS` kills itself."""
+KILL_HOOKS = f"""
+import os
+import signal
+
+from transformers import TrainerCallback
+
+
+class Kill(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        if os.environ.get("{KILL}") == str(state.global_step):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def callbacks():
+    return [Kill()]
+"""
 GRACE_S = 2.0
 """How long the others may live on when one rank has failed, as a launcher would see to."""
 HEAVY = (

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from forked import Ended, Forks, free_port, launched
+from forked import KILL, KILL_HOOKS, Ended, Forks, free_port, launched
 from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
 from launcher.commands.gather import gather
@@ -36,23 +35,6 @@ SAVE_STEPS = 3
 KILLS = 12
 ROWS = 64
 """Eight steps an epoch, so that kills fall into several epochs, and not onto their borders alone."""
-KILL = "TEST_KILL_AFTER"
-HOOKS = f"""
-import os
-import signal
-
-from transformers import TrainerCallback
-
-
-class Kill(TrainerCallback):
-    def on_step_begin(self, args, state, control, **_):
-        if os.environ.get("{KILL}") == str(state.global_step):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def callbacks():
-    return [Kill()]
-"""
 MODEL: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -115,17 +97,6 @@ def ground(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    home = tmp_path_factory.mktemp("exactness-home")
-    environ = {**os.environ, "EFFILAUNCH_CACHE": str(home), "HOME": str(home), "XDG_CACHE_HOME": str(home)}
-    for name in ("EFFILAUNCH_RESUME", "EFFILAUNCH_DRILL"):
-        environ.pop(name, None)
-    with Forks(environ) as found:
-        assert found.threads == [], "a fork would lose the other threads"
-        yield found
-
-
 @dataclass
 class Run:
     """A run directory that the planner wrote, and how its ranks are started."""
@@ -183,7 +154,7 @@ def planned(case: Case, ground: Path, folder: Path, forks: Forks) -> Run:
     made.mkdir(parents=True)
     for name in ("tokenizer", "weights", "rows.jsonl"):
         (made / name).symlink_to(ground / name)
-    (made / "hooks.py").write_text(HOOKS + case.hooks)
+    (made / "hooks.py").write_text(KILL_HOOKS + case.hooks)
     (made / "r.yaml").write_text(yaml.safe_dump(case.recipe))
     loaded, facts = gather(load_recipe(made / "r.yaml"), f"{case.world}xcpu" if case.world else "cpu")
     bundle = render(make_plan(loaded, facts))

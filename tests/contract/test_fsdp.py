@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from forked import Forks
+from forked import KILL, KILL_HOOKS, Forks
+from grounds import tokenizer_of_1024_words, write_rows
 
 from launcher.commands.gather import gather
 from launcher.execute.local import bind
@@ -34,39 +34,16 @@ LLAMA: dict[str, Any] = {
 LORA = {"type": "lora", "r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 SOURCE = {"train": [{"path": "rows.jsonl"}], "max_length": 32}
 STEPS = 6
-KILL = "TEST_KILL_AFTER"
-KILL_HOOKS = f"""
-import os
-import signal
-
-from transformers import TrainerCallback
-
-
-class Kill(TrainerCallback):
-    def on_step_begin(self, args, state, control, **_):
-        if os.environ.get("{KILL}") == str(state.global_step):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def callbacks():
-    return [Kill()]
-"""
 
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory) -> Path:
     """A tokenizer of 1024 words, a model, and rows of every format that is trained here."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("ground")
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": 4 + i for i in range(1020)}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(folder / "tokenizer")
+    tokenizer_of_1024_words().save_pretrained(folder / "tokenizer")
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**LLAMA)).save_pretrained(folder / "model")
     pairs = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8 <new>"} for i in range(64)]
@@ -75,16 +52,8 @@ def ground(tmp_path_factory) -> Path:
     ]
     labelled = [{"text": f"w{i} w{i + 1} w{i % 3}", "label": "ab"[i % 2]} for i in range(64)]
     for name, rows in (("rows", pairs), ("answers", answers), ("labelled", labelled)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(folder / f"{name}.jsonl", rows)
     return folder
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    home = tmp_path_factory.mktemp("fsdp-home")
-    environ = {**os.environ, "EFFILAUNCH_CACHE": str(home), "HOME": str(home), "XDG_CACHE_HOME": str(home)}
-    with Forks(environ) as found:
-        yield found
 
 
 def recipe(said: dict[str, Any]) -> dict[str, Any]:

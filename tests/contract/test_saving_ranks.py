@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,16 +59,6 @@ BASE: dict[str, Any] = {
     "trainer.save_total_limit": 1,
     "python.hooks": ["callbacks"],
 }
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    home = tmp_path_factory.mktemp("saving-home")
-    environ = {**os.environ, "EFFILAUNCH_CACHE": str(home), "HOME": str(home), "XDG_CACHE_HOME": str(home)}
-    for name in ("EFFILAUNCH_RESUME", "EFFILAUNCH_DRILL", "EFFILAUNCH_SUPERVISOR"):
-        environ.pop(name, None)
-    with Forks(environ) as found:
-        yield found
 
 
 class Run:

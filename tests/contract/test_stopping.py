@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -92,16 +91,6 @@ BASE: dict[str, Any] = {
     "trainer.lr_scheduler_type": "linear",
     "python.hooks": ["callbacks"],
 }
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    home = tmp_path_factory.mktemp("stopping-home")
-    environ = {**os.environ, "EFFILAUNCH_CACHE": str(home), "HOME": str(home), "XDG_CACHE_HOME": str(home)}
-    for name in ("EFFILAUNCH_RESUME", "EFFILAUNCH_DRILL", "EFFILAUNCH_SUPERVISOR"):
-        environ.pop(name, None)
-    with Forks(environ) as found:
-        yield found
 
 
 class Run:

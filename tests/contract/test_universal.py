@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,16 +36,8 @@ MODEL: dict[str, Any] = {
 }  # fmt: skip
 LORA = {"type": "lora", "r": 4, "lora_dropout": 0.0}
 OFFLOADED = {"zero_stage": 2, "offload_optimizer": "cpu"}
-DDP, ZERO1, ZERO2, ZERO3 = {"engine": "ddp"}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory) -> Iterator[Forks]:
-    home = str(tmp_path_factory.mktemp("home"))
-    environ = {**os.environ, "EFFILAUNCH_CACHE": home, "HOME": home, "XDG_CACHE_HOME": home}
-    environ.pop("EFFILAUNCH_RESUME", None)
-    with Forks(environ) as found:
-        yield found
+DDP, FSDP = {"engine": "ddp"}, {"engine": "fsdp"}
+ZERO1, ZERO2, ZERO3 = {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +83,8 @@ class Run:
         """Train to the end; the losses by step."""
         told = {} if resume is None else {"EFFILAUNCH_RESUME": str(resume)}
         show_in_ds_config(self.bundle, self.folder, None if resume is None else str(resume))
-        ended = self.forks.run(self.folder, self.world, {**self.env, **told})
+        prelude = "fsdp_on_cpu" if self.plan["settings"]["sharding.engine"]["value"] == "fsdp" else None
+        ended = self.forks.run(self.folder, self.world, {**self.env, **told}, prelude=prelude)
         assert set(ended.codes) == {0}, ended.said
         rows = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
         return {row["step"]: row["loss"] for row in rows if "loss" in row}
@@ -143,6 +134,8 @@ CASES = {
     "zero2-offloaded-2-to-1": (2, OFFLOADED, 1, OFFLOADED, {}),
     "ddp-2-to-1": (2, DDP, 1, DDP, {}),
     "ddp-1-to-2": (1, DDP, 2, DDP, {}),
+    "fsdp2-2-to-4": (2, FSDP, 4, FSDP, {}),
+    "fsdp2-lora-4-to-2": (4, FSDP, 2, FSDP, {"adapter": LORA}),
 }
 FAST = ("zero3-2-to-1", "zero2-1-to-2")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grounds import tokenizer_of_1024_words, write_rows
 
 if not find_spec("torch"):  # not imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
@@ -68,18 +69,10 @@ def callbacks():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     made = tmp_path_factory.mktemp("fsdp")
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": 4 + i for i in range(1020)}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(made / "tokenizer")
+    tokenizer_of_1024_words().save_pretrained(made / "tokenizer")
     rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8"} for i in range(64)]
-    (made / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(made / "rows.jsonl", rows)
     lines = f"import sys\n\nsys.path.insert(0, {str(CONTRACT)!r})\nimport fsdp_on_cpu\n"
     (made / "hooks.py").write_text(lines + HOOKS)
     (made / "r.yaml").write_text(RECIPE)
