@@ -9,6 +9,7 @@ environment that a launcher gives it, and ends as it does.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -46,6 +47,8 @@ GRACE_S = 2.0
 HEAVY = (
     "torch", "torch.distributed", "torch.distributed.fsdp", "datasets", "accelerate", "peft", "deepspeed",
     "transformers.trainer", "transformers.models.llama.modeling_llama", "transformers.integrations.deepspeed",
+    "torch.utils.cpp_extension", "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     *(f"launcher.train.{name}" for name in (
         "worker", "prepare", "adapters", "models", "processing", "training", "outcome", "metrics",
         "memory_meter", "memory_record", "data.build", "data.gate", "data.prepare", "data.stream",
@@ -163,6 +166,9 @@ def serve() -> None:
     os.dup2(2, 1)  # libraries print where the answers would be
     for name in HEAVY:
         importlib.import_module(name)
+    # accelerate and DeepSpeed collect garbage at every start, which would walk through all that was imported.
+    gc.collect()
+    gc.freeze()
     sys.stdout.flush()
     answers.write(json.dumps({"threads": other_threads()}) + "\n")
     answers.flush()
