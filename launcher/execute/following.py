@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.execute.guard import guarded
+from launcher.execute.log_file import LogFile
 from launcher.execute.output import Output
 from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
@@ -78,7 +79,7 @@ def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ende
     """
     own = marks()
     with (
-        start.log.open("a", encoding="utf-8") as log,
+        LogFile(start.log, start.echo) as log,
         guarded(own[RUN], start.log.parent.parent, start.orphaned_s, start.master_port, start.lock),
         Stops() as stops,
     ):

@@ -9,6 +9,7 @@ import pytest
 from launcher.diagnose.findings import Error, Finding
 from launcher.errors import Problem, RunFailed
 from launcher.execute.failed import KnownFailure
+from launcher.execute.log_file import LogFile
 from launcher.execute.output import Output
 from launcher.execute.restarts import may_pass, pause_before
 from launcher.execute.stacks import parse_stack
@@ -232,7 +233,8 @@ def copied(tmp_path, text, *calls):
     os.write(writer, text.encode())
     os.close(writer)
     shown = []
-    with open(reader, "rb") as stream, (tmp_path / "log").open("w") as log:  # noqa: PTH123  # a pipe
+    (tmp_path / "log").unlink(missing_ok=True)
+    with open(reader, "rb") as stream, LogFile(tmp_path / "log", shown.append) as log:  # noqa: PTH123  # a pipe
         output = Output(stream, log, shown.append)
         while not output.ended:
             output.copy(0.1)
