@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from launcher.execute.failed import (
 )
 from launcher.execute.following import Ended, Start, follow
 from launcher.execute.guard import WORKERS_LEAVE_S
-from launcher.execute.run_dir import MARKER, record_bound
+from launcher.execute.run_dir import MARKER, record_bound, unwritable
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts.oom_kills import read_oom_kills
@@ -104,14 +105,18 @@ def execute(
 
     `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
     run directory has its data.json already. lock: descriptor of the run directory's lock, where it is held.
-    Raises RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
+    Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
+    RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
     MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
     after SIGINT, SIGTERM or SIGUSR1. No process that it started outlives this call, whatever ends it.
     """
     bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
     _, argv, env = bind(bundle, bound)
-    _begin_try(run_dir, bound, argv, resume)
-    show_in_ds_config(bundle, run_dir, resume)
+    try:
+        _begin_try(run_dir, bound, argv, resume)
+        show_in_ds_config(bundle, run_dir, resume)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
     full_env, notes = _mended(bundle, env)
     for note in notes:
         echo(note)
@@ -166,8 +171,9 @@ def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], res
     begins = f"from {Path(resume).name}" if resume else "from the start"
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for log in logs.glob("*.log"):
-        with log.open("a", encoding="utf-8") as stream:
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
             stream.write(f"{_TRY}{number}, {moment}, {begins} ====\n")
+    # Without these sizes an earlier try's errors would be taken for the ones of this.
     written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
     record_bound(run_dir, {**bound, "command": list(argv), "log_bytes": written})
     stale = [

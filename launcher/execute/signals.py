@@ -9,8 +9,8 @@ from typing import Self
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 ECHO_S = 1.0
-"""What repeats a signal within this time is its echo, and nobody's impatience: `timeout` sends it to a process
-and to its group, `uv run` passes on the Ctrl-C that the terminal has sent to all already."""
+"""What repeats a signal within this time is its echo, and nobody's impatience: `timeout` sends it to a
+process and to its group, `uv run` passes on the Ctrl-C that the terminal has sent to all already."""
 
 
 def stopping_signals() -> list[signal.Signals]:
@@ -48,8 +48,8 @@ class Stops:
             self.at_once = True
 
     def _is_impatient(self, number: int) -> bool:
-        """Ctrl-C is. SIGTERM is behind another one, or behind Ctrl-C: behind a warning (SIGUSR1) or a terminal
-        that was closed, it is the scheduler's or the session's end, which leaves some time to save."""
+        """Ctrl-C is. SIGTERM is behind another one, or behind Ctrl-C: behind a warning (SIGUSR1) or a closed
+        terminal, it is the scheduler's or the session's end, which leaves some time to save."""
         asked = (signal.SIGTERM, signal.SIGINT)
         return number == signal.SIGINT or (number == signal.SIGTERM and self.first in asked)
 

@@ -162,8 +162,56 @@ def test_a_path_may_be_a_checkpoint_or_a_run(stopped):
     first = stopped.out / "checkpoints" / "checkpoint-2"
     assert stopped("--resume", first)[0] == 0
     stopped.interrupted()
+    newest = stopped.checkpoint(6)
     assert stopped("--resume", stopped.out)[0] == 0
-    assert stopped.resumed()[1:] == [str(first), str(first.with_name("checkpoint-4"))]
+    assert stopped.resumed()[1:] == [str(first), str(newest)]
+
+
+def test_who_goes_back_puts_the_newer_ones_aside(stopped):
+    """Killed before its first save, the run goes on from where it went back to."""
+    rows = [{"step": step, "loss": 1.0 / step} for step in (1, 2, 3, 4)]
+    metrics = stopped.out / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"st')
+    (stopped.out / "restarts.jsonl").write_text('{"step": 1, "cause": "x"}\n{"step": 3, "cause": "y"}\n')
+    checkpoints = stopped.out / "checkpoints"
+    given_up = contents(checkpoints / "checkpoint-4").values()
+    (checkpoints / "checkpoint-9").mkdir()  # was never finished
+    (checkpoints / "superseded-9").mkdir()
+    code, data, said = stopped("--resume", checkpoints / "checkpoint-2")
+    assert code == 0
+    assert "put aside: checkpoint-4, checkpoint-9, behind the step that the run goes on from, as " in said
+    names = {"checkpoint-2", "superseded-4", "superseded-9", "superseded-9-2"}
+    assert {path.name for path in checkpoints.iterdir()} == names
+    assert list(contents(checkpoints / "superseded-4").values()) == list(given_up)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()[:-1]] == [1, 2]
+    aside = (stopped.out / "metrics-superseded-9.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in aside.splitlines()] == [3, 4]
+    assert [row["cause"] for row in data["result"]["restarts"]] == ["x"]
+    stopped.interrupted()
+    assert stopped("--resume", "auto")[0] == 0
+    assert stopped.resumed()[1:] == [str(checkpoints / "checkpoint-2")] * 2
+    code, data, _ = stopped("--resume", checkpoints / "superseded-4")
+    assert (code, data["errors"][0]["code"]) == (2, "not-a-checkpoint")
+    assert "a continuation that was given up" in data["errors"][0]["message"]
+
+
+def test_a_dry_run_goes_back_nowhere(stopped):
+    before = contents(stopped.out / "checkpoints")
+    assert stopped("--resume", stopped.out / "checkpoints" / "checkpoint-2", "--dry-run")[0] == 0
+    assert contents(stopped.out / "checkpoints") == before
+
+
+def test_a_run_that_came_from_another_one_goes_on_from_there_before_its_first_save(stopped, tmp_path):
+    first = stopped.out / "checkpoints" / "checkpoint-2"
+    new = tmp_path / "new"
+    assert stopped("--resume", first, out=new)[0] == 0
+    (new / "COMPLETED").unlink()
+    assert stopped("--resume", "auto", out=new)[0] == 0
+    assert (new / "resumed").read_text() == f"{first}\n{first}\n"
+    (new / "COMPLETED").unlink()
+    (first / "weights.bin").unlink()
+    code, data, _ = stopped("--resume", "auto", out=new)
+    assert (code, data["errors"][0]["code"]) == (2, "checkpoint-damaged")
 
 
 def test_a_checkpoint_is_continued_in_another_folder(stopped, tmp_path):
