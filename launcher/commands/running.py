@@ -29,6 +29,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.adapted import Record, read_record, with_record
 from launcher.execute.failed import KnownFailure
 from launcher.execute.remember import remember_run
+from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import MARKER, write_run_dir, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
@@ -65,7 +66,9 @@ def run_command(
     planned, facts = gather(loaded, on, tiny=tiny)
     begins = beginning(given, resume, output_dir)
     run_dir = begins.run_dir
-    record = None if resume is None else read_record(run_dir)
+    record = None
+    if resume is not None:
+        record, facts = read_record(run_dir), replace(facts, pace=earlier_pace(run_dir))
     adapted = planned if record is None else as_adapted(planned, record, run_dir)
     bundle = with_record(render(make_plan(adapted, facts)), record)
     resumption = check_resumption(begins, bundle, say)

@@ -135,6 +135,13 @@ def hang_problem(run_dir: Path, ended: Ended) -> Problem:
     """A run without progress: who is behind, and where every rank stands."""
     hang = ended.hang
     assert hang is not None, "asked for a run that hung"
+    if not hang.statuses:
+        return Problem(
+            HANG,
+            f"no rank had begun after {hang.seconds:.0f} s (limit {hang.limit:.0f} s)",
+            file=str(run_dir / "logs" / "launcher.log"),
+            hint="its launcher never started them; the log's last lines may say what it waits for",
+        )
     step = max(status.step for status in hang.statuses.values())
     behind = hang.behind
     if not behind:  # all wait in the same step: those are at fault that do not wait for another rank

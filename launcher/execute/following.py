@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.execute.guard import guarded
-from launcher.execute.log_file import LogFile
+from launcher.execute.log_file import LogFile, unwritable_by
 from launcher.execute.output import Output
 from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
@@ -26,6 +26,8 @@ _ENDED_POLL_S = 0.1
 """The same when the launcher has ended, and with it most of what could write."""
 _LEAVE_S = 5.0
 """After a process without ranks has ended: what it started may finish."""
+_LONG_STEP_S = 10.0
+"""Who waits longer for a stop is told why."""
 _HELD_S = 1.0
 """So long a traceback waits to be shown: within that a lost rank is noticed, of which it may only speak."""
 _STACKS_S = 2.0
@@ -52,6 +54,8 @@ class Start:
     """Descriptor of the run directory's lock."""
     watch: Watch | None = None
     """None for a process without ranks."""
+    judge_step: Callable[[float], str] = lambda step_s: ""
+    """What to tell the user of a step that takes so long; asked once, when the ranks know it."""
     own_stderr: bool = False
     """In a terminal the process writes its stderr there itself, so that its bars can move."""
 
@@ -138,6 +142,8 @@ class _Following:
     _why: str = ""
     _workers_killed: bool = False
     _over: bool = False
+    _step_judged: bool = False
+    _disk_told: bool = False
 
     def until_it_ends(self) -> None:
         """Return when the launcher and all that it started have ended, or had to be killed."""
@@ -172,7 +178,7 @@ class _Following:
         watch = self.start.watch
         leave = _LEAVE_S if watch is None else watch.limits.leave
         if self._living_workers():
-            self._set_limit(self.start.stop_s, "it did not end when its launcher had")
+            self._set_limit(self._stop_s(), "it did not end when its launcher had")
             if self.stops.first is None:
                 self._stop_workers()
         while processes_of(self.token) and not self._over:
@@ -181,11 +187,15 @@ class _Following:
             self._turn()
 
     def _look(self) -> None:
-        now = time.monotonic()
-        if self.start.watch is not None:
-            self.start.watch.look(now - self._looked)
-            if self.start.watch.lost and self.ended.stopped_by is None:
+        now, watch = time.monotonic(), self.start.watch
+        if watch is not None:
+            watch.look(now - self._looked)
+            if watch.lost and self.ended.stopped_by is None:
                 self.output.silence("a rank was lost")
+            if not self._step_judged and watch.median is not None:
+                self._step_judged = True
+                if word := self.start.judge_step(watch.median):
+                    self.start.echo(word)
         self.output.release(_HELD_S)
         self._looked = now
 
@@ -202,7 +212,7 @@ class _Following:
             self.ended.stopped_by = number
             self._look()
             self.start.echo(f"{number.name}: {self._stop_workers()}; press Ctrl-C again to stop at once")
-            self._set_limit(self.start.stop_s, f"it took more than {self.start.stop_s:.0f} s to stop")
+            self._set_limit(self._stop_s(), f"it took more than {self._stop_s():.0f} s to stop")
         if self.stops.at_once:
             self._kill("it was told to stop at once")
 
@@ -211,8 +221,15 @@ class _Following:
         workers = self._living_workers()
         send(workers or processes_of(self.token), signal.SIGTERM)
         watch = self.start.watch
-        trained = workers and watch is not None and any(s.step > 0 for s in watch.living.values())
-        return "stopping after this step with a checkpoint" if trained else "stopping"
+        if not workers or watch is None or not any(s.step > 0 for s in watch.living.values()):
+            return "stopping"
+        long = f" (a step takes {watch.pace:.0f} s)" if watch.pace >= _LONG_STEP_S else ""
+        return f"stopping after this step with a checkpoint{long}"
+
+    def _stop_s(self) -> float:
+        """How long a stop may take: a step as the ranks have seen it, where that is more than was planned."""
+        watch = self.start.watch
+        return self.start.stop_s if watch is None else max(self.start.stop_s, watch.stop_s)
 
     def _living_workers(self) -> list[int]:
         watch = self.start.watch
@@ -234,6 +251,14 @@ class _Following:
         watch = self.start.watch
         hang = None if watch is None or self.ended.hang is not None else watch.hang()
         if watch is None or hang is None:
+            return
+        if (full := unwritable_by(watch.run_dir / "logs")) is not None:
+            watch.forgive()
+            if not self._disk_told:
+                self._disk_told = True
+                self.start.echo(
+                    f"nothing can be written ({full}), so no rank can say what it does: not a hang"
+                )
             return
         self.ended.hang = hang
         self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank where it stands")

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts.oom_kills import read_oom_kills
 from launcher.plan.plan import Plan
+from launcher.plan.stopping import slow_step_word
 from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
 
@@ -130,7 +132,7 @@ def execute(
     start = Start(
         argv, full_env, run_dir / "logs" / "launcher.log", echo,
         stop_s=max(LEAST_STOP_S, 2 * watch.save_s) + 5.0, orphaned_s=WORKERS_LEAVE_S,
-        master_port=master_port, lock=lock, watch=watch,
+        master_port=master_port, lock=lock, watch=watch, judge_step=partial(slow_step_word, bundle.plan),
     )  # fmt: skip
     return _outcome(run_dir, start)
 
@@ -161,7 +163,8 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits) -> Watch:
     """What to expect of the ranks."""
     known = "runtime.stop_seconds" in plan.settings
     expected = float(plan.value("runtime.stop_seconds")) if known else 0.0
-    return Watch(run_dir, float(plan.value("launch.hang_factor")), expected, limits)
+    step = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
+    return Watch(run_dir, float(plan.value("launch.hang_factor")), expected, step, limits)
 
 
 def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], resume: str | None) -> None:

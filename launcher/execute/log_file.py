@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -59,3 +60,20 @@ class LogFile:
                 self._say(f"{self.path} cannot be written ({error.strerror}): the run goes on without it")
             return False
         return True
+
+
+def unwritable_by(folder: Path) -> str | None:
+    """Why no file can be written in a folder, in the system's words; None where one can."""
+    probe = folder / ".probe"
+    try:
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+_PROBE_BYTES = 4096
+"""As much as the smallest file takes."""

@@ -16,6 +16,8 @@ from launcher.facts.checkpoint import (
     incomplete_checkpoints,
     read_manifest,
 )
+from launcher.facts.status import read_statuses
+from launcher.plan.inputs import Pace
 from launcher.render.bundle import dump_json
 
 ORIGIN = "origin.json"
@@ -96,6 +98,14 @@ def verify_checkpoint(path: Path) -> Chosen:
             )
         )
     return Chosen(path, manifest.step, manifest.bytes)
+
+
+def earlier_pace(run_dir: Path) -> Pace:
+    """What the last start of a run said of its steps, and its checkpoints of their saves."""
+    steps = [status.median for status in read_statuses(run_dir).values() if status.median is not None]
+    whole = complete_checkpoints(run_dir / "checkpoints").values()
+    saves = [found.seconds for path in whole if (found := read_manifest(path)) is not None]
+    return Pace(max(steps, default=None), max(saves, default=None))
 
 
 def write_origin(run_dir: Path, checkpoint: Path) -> None:

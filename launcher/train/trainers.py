@@ -27,6 +27,8 @@ class PlannedTrainer(Stoppable):
 
     meter: Meter | None = None
     """Measures evaluations apart from training."""
+    _read = False
+    """Whether a batch has been read."""
     largest_batch = 0
     """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
 
@@ -41,7 +43,8 @@ class PlannedTrainer(Stoppable):
         with status().within("save"):
             final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
+            with status().within("finish"):  # copies and asks the hub, before it uploads beside the training
+                self._push_from_checkpoint(str(final))
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Saving is the last thing that this does; no callback hears of a checkpoint that there is not."""
@@ -90,7 +93,11 @@ class PlannedTrainer(Stoppable):
         return super().training_step(model, inputs, *args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        batches, items = super().get_batch_samples(*args, **kwargs)
+        skips = self.streams and self.state.global_step > 0 and not self._read
+        self._read = True
+        # The first batch of a stream that goes on comes behind all that were trained.
+        with status().within("skip") if skips else contextlib.nullcontext():
+            batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
             self._watch(batch)
         return batches, items

@@ -195,6 +195,16 @@ def test_who_goes_back_puts_the_newer_ones_aside(stopped):
     assert "a continuation that was given up" in data["errors"][0]["message"]
 
 
+def test_a_stop_is_planned_with_the_steps_that_were_seen(stopped):
+    values = {"rank": 0, "host": "h", "pid": 1, "started": 1, "phase": "train", "step": 4, "since": 1.0}
+    status = stopped.out / "logs" / "status-rank-0.json"
+    status.write_text(json.dumps({**values, "median": 250.0, "code": None}))
+    code, _, _ = stopped("--resume", "auto", "--dry-run")
+    settings = json.loads((stopped.out / "plan.json").read_text())["settings"]
+    assert (code, settings["runtime.stop_seconds"]["value"] >= 250) == (0, True)
+    assert int(settings["launch.env.TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]["value"]) >= 250
+
+
 def test_a_dry_run_goes_back_nowhere(stopped):
     before = contents(stopped.out / "checkpoints")
     assert stopped("--resume", stopped.out / "checkpoints" / "checkpoint-2", "--dry-run")[0] == 0

@@ -172,6 +172,13 @@ def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
     assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
 
 
+def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, monkeypatch):
+    monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
+    tried.run(ranks("if step == 4: time.sleep(4)"), 0, limits=Limits(step=1.0, first_steps=1.0, leave=0.5))
+    (said,) = [line for line in tried.said if "not a hang" in line]
+    assert "nothing can be written (No space left on device)" in said
+
+
 def test_a_second_run_in_the_same_directory_is_refused(tried, tmp_path):
     tried.run(ranks(), 0)
     bundle = bundle_of(tmp_path, ranks())

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.cli import main
 from launcher.execute import signals
-from launcher.execute.log_file import LogFile
+from launcher.execute.log_file import LogFile, unwritable_by
 from launcher.execute.signals import Stops, stopping_signals
 
 
@@ -46,6 +46,12 @@ def test_a_log_that_cannot_be_opened_is_left_out(tmp_path):
     with LogFile(tmp_path / "gone" / "log", said.append) as log:
         log.line("first")
     assert len(said) == 1
+
+
+def test_a_folder_is_tried_without_leaving_anything(tmp_path):
+    assert unwritable_by(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    assert unwritable_by(tmp_path / "gone") == "No such file or directory"
 
 
 ENDS = """
