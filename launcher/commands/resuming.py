@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Interrupted, MachineError, Problem, RecipeError
 from launcher.execute.converting import converted, remove_converted
 from launcher.execute.local import prepare_data
 from launcher.execute.resume import (
@@ -208,7 +208,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) ->
         prepare_data(bundle, aside, samples=0, echo=say)
         found = json.loads((aside / "data.json").read_text("utf-8")).get("key")
         kept = False
-    except RecipeError:
+    except (RecipeError, MachineError, Interrupted):
         kept = False
         raise
     finally:

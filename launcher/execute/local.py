@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.diagnose.findings import Finding
 from launcher.execute.build_locks import remove_stale_locks
-from launcher.execute.converting import show_in_ds_config
+from launcher.execute.converting import show_start
 from launcher.execute.endings import STOPPED, interruption, read_stopped
 from launcher.execute.environment import mend_environment
 from launcher.execute.failed import (
@@ -116,7 +116,7 @@ def execute(
     _, argv, env = bind(bundle, bound)
     try:
         _begin_try(run_dir, bound, argv, resume)
-        show_in_ds_config(bundle, run_dir, resume)
+        show_start(bundle, run_dir, resume)
     except OSError as error:
         raise unwritable(run_dir, error) from error
     full_env, notes = _mended(bundle, env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -336,7 +337,25 @@ def test_a_checkpoint_without_a_plan_is_refused(stopped):
     assert (code, data["errors"][0]["code"]) == (2, "not-a-checkpoint")
 
 
-def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monkeypatch):
+def by_hand(run_dir: Path, folder: Path) -> str:
+    """What command.sh tells the workers to go on from; they are stood in for."""
+    stand_in = folder / "python"
+    stand_in.write_text('#!/bin/sh\necho "${EFFILAUNCH_RESUME-nothing}"\n')
+    stand_in.chmod(0o755)
+    script = (run_dir / "command.sh").read_text().replace(sys.executable, str(stand_in))
+    (run_dir / "by-hand.sh").write_text(script)
+    said = subprocess.run(["bash", run_dir / "by-hand.sh"], capture_output=True, text=True, check=True).stdout
+    return said.split()[-1]
+
+
+def test_a_start_by_hand_is_the_start_that_was_made(stopped, tmp_path):
+    assert stopped("--resume", "auto")[0] == 0
+    assert by_hand(stopped.out, tmp_path) == "auto"
+    assert stopped(out=stopped.folder / "fresh")[0] == 0
+    assert by_hand(stopped.folder / "fresh", tmp_path) == "nothing"
+
+
+def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monkeypatch, tmp_path):
     """The conversion itself is in tests/process/test_resume_ranks.py."""
     text = RECIPE.replace("engine: ddp", "zero_stage: 2")
     (stopped.folder / "r.yaml").write_text(text)
@@ -360,7 +379,9 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
     assert stopped.resumed()[1:] == [str(out / "converted" / "checkpoint-2")]
     shown = json.loads((out / "ds_config.json").read_text())
     assert shown["checkpoint"] == {"load_universal": True}
+    assert by_hand(out, tmp_path) == str(out / "converted" / "checkpoint-2"), "nothing else could be read"
     stopped.interrupted()
     assert stopped("--resume", "auto", "--set", "sharding.engine=deepspeed")[0] == 0
     assert "checkpoint" not in json.loads((out / "ds_config.json").read_text())
     assert not (out / "converted").exists()
+    assert by_hand(out, tmp_path) == "auto"
