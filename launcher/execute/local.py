@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.diagnose.findings import Finding
+from launcher.diagnose.run_dir import LOST
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.converting import show_start
 from launcher.execute.endings import STOPPED, interruption, read_stopped
@@ -182,6 +183,7 @@ def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], res
     stale = [
         run_dir / MARKER,
         run_dir / STOPPED,
+        logs / LOST,
         *logs.glob("error-*.json"),
         *logs.glob("status-rank-*.json"),
     ]

@@ -179,9 +179,20 @@ def test_when_the_launcher_is_killed(run):
     assert "the launcher was killed by SIGKILL; its ranks stopped after step" in out
 
 
-def test_when_one_rank_is_killed(run):
+def test_when_one_rank_is_killed(run, tmp_path):
     out = run(ranks("if rank == 1 and step == 3: os.kill(os.getpid(), 9)", steps=2000)).ended(5)
     assert "was killed by SIGKILL, last step 3, phase train" in out
+    lost = json.loads((tmp_path / "run" / "logs" / "lost.json").read_text())
+    assert (lost["ranks"], "was killed by SIGKILL" in lost["message"]) == ([1], True)
+    assert lost["oom"] in (False, None), "nobody's memory ran out"
+
+
+def test_a_kill_of_a_drill_is_told_as_one(run, tmp_path):
+    strike = "(run / 'logs' / '.drilled').write_text('kill-rank 3'); os.kill(os.getpid(), 9)"
+    out = run(ranks(f"if rank == 1 and step == 3: {strike}", steps=2000)).ended(5)
+    assert "rank-lost: " in out
+    assert "phase train: the drill's kill-rank did it" in out
+    assert json.loads((tmp_path / "run" / "logs" / "lost.json").read_text())["oom"] is False
 
 
 def test_when_a_rank_is_killed_the_others_hang_and_the_launcher_is_stopped(run):
