@@ -13,6 +13,7 @@ from launcher.diagnose.run_dir import earlier_bytes
 from launcher.errors import Interrupted, Problem
 from launcher.execute.adapted import last_step
 from launcher.execute.following import Ended
+from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 
@@ -33,6 +34,18 @@ def read_stopped(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def was_stopped(run_dir: Path, ended: Ended) -> bool:
+    """Whether somebody else than this process stopped the ranks, which saved and left.
+
+    So does a scheduler that signals them and their launcher but not `effilaunch run`: what it ends must not
+    be started again. Where the launcher was lost by other means, this process has told the ranks itself.
+    """
+    stopped = read_stopped(run_dir)
+    if stopped is None or stopped.get("signal") is None:
+        return stopped is not None and ended.code == 0
+    return not ended.asked or -ended.code in STOPPING
 
 
 def interruption(

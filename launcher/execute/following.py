@@ -71,6 +71,8 @@ class Ended:
     """Why this process killed what was left; empty where it did not."""
     watch: Watch | None = None
     hang: Hang | None = None
+    asked: bool = False
+    """Whether this process told ranks to stop whose launcher had ended."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
 
@@ -180,6 +182,7 @@ class _Following:
         if self._living_workers():
             self._set_limit(self._stop_s(), "it did not end when its launcher had")
             if self.stops.first is None:
+                self.ended.asked = True
                 self._stop_workers()
         while processes_of(self.token) and not self._over:
             if not self._living_workers():

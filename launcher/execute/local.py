@@ -17,7 +17,7 @@ from launcher.diagnose.findings import Finding
 from launcher.diagnose.run_dir import LOST
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.converting import show_start
-from launcher.execute.endings import STOPPED, interruption, read_stopped
+from launcher.execute.endings import STOPPED, interruption, was_stopped
 from launcher.execute.environment import mend_environment
 from launcher.execute.failed import (
     PREPARE_LOG,
@@ -155,8 +155,9 @@ def _outcome(run_dir: Path, start: Start) -> dict[str, Any]:
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    if ended.stopped_by is not None or (ended.code == 0 and read_stopped(run_dir) is not None):
-        raise interruption(run_dir, ended, failed=failures_while_stopping(run_dir))
+    failed = failures_while_stopping(run_dir)
+    if ended.stopped_by is not None or (not failed and was_stopped(run_dir, ended)):
+        raise interruption(run_dir, ended, failed=failed)
     raise supervised_failure(run_dir, ended, before, known)
 
 

@@ -54,6 +54,8 @@ class Output:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._line(line)
+        # A bar draws for hours before its line ends; of that only what it shows last is kept.
+        self._rest = self._rest[self._rest.rfind(b"\r", 0, len(self._rest) - 1) + 1 :]
         if not chunk:
             self.ended = True
             if self._rest:

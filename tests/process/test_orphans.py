@@ -179,6 +179,16 @@ def test_when_the_launcher_is_killed(run):
     assert "the launcher was killed by SIGKILL; its ranks stopped after step" in out
 
 
+def test_when_a_scheduler_signals_everybody_but_the_supervisor(run):
+    """It ends the run: nothing may start it again."""
+    began = run(ranks(steps=2000)).training()
+    pids = [status["pid"] for status in began.statuses()]
+    for pid in (began.launcher(), *pids):
+        os.kill(pid, signal.SIGTERM)
+    assert "interrupted: " in (out := began.ended(130))
+    assert "SIGTERM: the run was stopped after step" in out
+
+
 def test_when_one_rank_is_killed(run, tmp_path):
     out = run(ranks("if rank == 1 and step == 3: os.kill(os.getpid(), 9)", steps=2000)).ended(5)
     assert "was killed by SIGKILL, last step 3, phase train" in out

@@ -312,6 +312,23 @@ def test_a_traceback_is_shown_before_the_table_unless_a_rank_was_lost(tmp_path):
     assert log == text
 
 
+def test_a_bar_that_draws_for_hours_takes_no_memory(tmp_path):
+    reader, writer = os.pipe()
+    shown = []
+    with open(reader, "rb") as stream, LogFile(tmp_path / "log", shown.append) as log:  # noqa: PTH123  # a pipe
+        output = Output(stream, log, shown.append)
+        for step in range(100):
+            os.write(writer, b"%d %%\r" % step + b"x" * 1000 + b"\r%d %%\r" % step)
+            output.copy(0.1)
+            assert len(output._rest) < 10
+        os.write(writer, b"\n")
+        os.close(writer)
+        while not output.ended:
+            output.copy(0.1)
+        output.close()
+    assert shown == ["99 %"]
+
+
 def test_a_warning_of_the_launcher_at_the_start_hides_nothing(tmp_path):
     text = "W1122 10:00:00.1 7 torch/distributed/run.py:852] Setting OMP_NUM_THREADS\nstep 1\n"
     assert copied(tmp_path, text)[0] == text.splitlines()
