@@ -27,10 +27,10 @@ class PlannedTrainer(Stoppable):
 
     meter: Meter | None = None
     """Measures evaluations apart from training."""
-    _read = False
-    """Whether a batch has been read."""
     largest_batch = 0
     """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
+    _read = False
+    """Whether a batch has been read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,8 +43,7 @@ class PlannedTrainer(Stoppable):
         with status().within("save"):
             final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
         if self.args.push_to_hub:
-            with status().within("finish"):  # copies and asks the hub, before it uploads beside the training
-                self._push_from_checkpoint(str(final))
+            self._push_from_checkpoint(str(final))
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Saving is the last thing that this does; no callback hears of a checkpoint that there is not."""
