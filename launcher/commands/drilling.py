@@ -21,7 +21,7 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.execute.drilled import Watched, interruptible
-from launcher.execute.run_dir import default_run_dir, unwritable
+from launcher.execute.run_dir import FULL, default_run_dir, unwritable
 from launcher.plan.drill import (
     Fault,
     Losses,
@@ -67,6 +67,8 @@ def drill_command(
         with interruptible():
             _drill(drill, faults)
     except OSError as error:
+        if error.errno not in FULL:
+            raise
         raise unwritable(drill.folder, error) from error
     failed = [record for record in data["faults"] if record["status"] == "failed"]
     problems = [_failed(drill, failed[0])] if failed else []

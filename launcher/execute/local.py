@@ -37,6 +37,8 @@ from launcher.plan.stopping import slow_step_word
 from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
 
+RESUME = "EFFILAUNCH_RESUME"
+"""Tells the workers which checkpoint they go on from."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: what it wrote before stays."""
 LEAST_STOP_S = 60.0
@@ -127,8 +129,9 @@ def execute(
         prepare_data(bundle, run_dir, echo=echo)
     for build_lock in remove_stale_locks(full_env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
+    full_env.pop(RESUME, None)  # one that the user's shell has from elsewhere
     if resume is not None:
-        full_env["EFFILAUNCH_RESUME"] = resume
+        full_env[RESUME] = resume
     watch = _watch(bundle.plan, run_dir, limits or Limits())
     start = Start(
         argv, full_env, run_dir / "logs" / "launcher.log", echo,

@@ -104,7 +104,7 @@ def _write(bundle: Bundle, run_dir: Path) -> None:
 
 def unwritable(run_dir: Path, error: OSError) -> EffilaunchError:
     """The error of a run directory that cannot be written: of the machine where only room is missing."""
-    message = f"cannot write the run directory {run_dir}: {error.strerror}"
+    message = f"cannot write the run directory {run_dir}: {error.strerror or error}"
     if error.errno in FULL:
         hint = "make room there, or name another folder with --output-dir"
         return MachineError(Problem(DISK_FULL, message, hint=hint))

@@ -117,7 +117,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_auto_begins_where_nothing_is_there_yet(runs):
+def test_auto_begins_where_nothing_is_there_yet(runs, monkeypatch):
+    monkeypatch.setenv("EFFILAUNCH_RESUME", "/from/elsewhere")
     code, _, said = runs("--resume", "auto")
     assert code == 0
     assert "no checkpoint to resume from: the run starts from the beginning" in said
