@@ -113,7 +113,7 @@ def execute(
     Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
     RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
     MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
-    after SIGINT, SIGTERM or SIGUSR1. No process that it started outlives this call, whatever ends it.
+    after a signal that asks to stop. No process that it started outlives this call, whatever ends it.
     """
     bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
     _, argv, env = bind(bundle, bound)
