@@ -201,7 +201,12 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) ->
     expected = _manifest(begins.checkpoint).data
     if expected is None:
         return
-    aside = Path(tempfile.mkdtemp(prefix="effilaunch-resume-"))
+    try:
+        aside = Path(tempfile.mkdtemp(prefix="effilaunch-resume-"))
+    except OSError as error:
+        hint = "make room there, or name another folder with the variable TMPDIR"
+        problem = Problem("tmp-unwritable", f"no temporary folder can be made: {error}", hint=hint)
+        raise MachineError(problem) from error
     kept = True
     try:
         write_run_dir(bundle, aside, resume=False)

@@ -243,6 +243,8 @@ class _Following:
         watch = self.start.watch
         if watch is None or not watch.in_trouble:
             return
+        if not watch.failed and self._disk_is_full(watch, "its launcher knows whether a rank is lost"):
+            return  # one that has ended well could not say so
         if self._trouble_at is None:
             self._trouble_at = time.monotonic()
             self._set_limit(watch.limits.all_gone, "a rank was gone, and its launcher did not end")
@@ -255,13 +257,8 @@ class _Following:
         hang = None if watch is None or self.ended.hang is not None else watch.hang()
         if watch is None or hang is None:
             return
-        if (full := unwritable_by(watch.run_dir / "logs")) is not None:
+        if self._disk_is_full(watch, "not a hang"):
             watch.forgive()
-            if not self._disk_told:
-                self._disk_told = True
-                self.start.echo(
-                    f"nothing can be written ({full}), so no rank can say what it does: not a hang"
-                )
             return
         self.ended.hang = hang
         self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank where it stands")
@@ -269,6 +266,14 @@ class _Following:
         if self.when_hanging is not None:
             self.when_hanging()
         self._kill("it made no progress")
+
+    def _disk_is_full(self, watch: Watch, so: str) -> bool:
+        """Whether the ranks cannot say what they do; told once, with what follows from it."""
+        full = unwritable_by(watch.run_dir / "logs")
+        if full is not None and not self._disk_told:
+            self._disk_told = True
+            self.start.echo(f"nothing can be written ({full}), so no rank can say what it does: {so}")
+        return full is not None
 
     def _kill(self, why: str) -> None:
         self._over = True

@@ -179,6 +179,19 @@ def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, m
     assert "nothing can be written (No space left on device)" in said
 
 
+def test_a_rank_that_could_not_say_that_it_ended_does_not_end_the_others(tried, monkeypatch):
+    """Rank 1 has nothing more to do; rank 0 writes the result."""
+    monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
+    each = """if step == 7:
+    if rank == 1:
+        (run / f"at-{try_number}-{step}-1").touch()
+        os._exit(0)
+    time.sleep(3)"""
+    patient = Limits(launcher_ends=0.5, all_gone=1.0, leave=0.5)
+    assert tried.run(ranks(each), 0, limits=patient)["steps"] == 8
+    assert any("its launcher knows whether a rank is lost" in line for line in tried.said)
+
+
 def test_a_second_run_in_the_same_directory_is_refused(tried, tmp_path):
     tried.run(ranks(), 0)
     bundle = bundle_of(tmp_path, ranks())
