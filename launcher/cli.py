@@ -251,9 +251,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         stopped = Interrupted(Problem("interrupted", "stopped by the user"))
         return emit_error(args.command, stopped, as_json=args.json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # the one place where our own bugs end
         return _report_bug(args.command, error, as_json=args.json)
 
@@ -266,17 +263,30 @@ def _report_bug(command: str, error: Exception, *, as_json: bool) -> int:
     from launcher.errors import EffilaunchError, Problem
     from launcher.report.outcome import emit_error
 
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="effilaunch-", suffix=".log", delete=False, encoding="utf-8"
-    ) as log:
-        log.write("".join(traceback.format_exception(error)))
-    problem = Problem(
-        "internal-error",
-        f"a bug in effilaunch: {type(error).__name__}: {error}",
-        file=log.name,
-        hint="please report it with this log",
-    )
+    text = "".join(traceback.format_exception(error))
+    name: str | None = None
+    hint = "please report it with this log"
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="effilaunch-", suffix=".log", delete=False, encoding="utf-8"
+        ) as log:
+            log.write(text)
+        name = log.name
+    except OSError as full:
+        hint = (
+            f"please report it; no log of it could be written ({full.strerror}), it came from {_place(error)}"
+        )
+    message = f"a bug in effilaunch: {type(error).__name__}: {error}"
+    problem = Problem("internal-error", message, file=name, hint=hint)
     return emit_error(command, EffilaunchError(problem), as_json=as_json)
+
+
+def _place(error: Exception) -> str:
+    """Where an exception was raised."""
+    import traceback
+
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def entry() -> NoReturn:

@@ -186,6 +186,7 @@ def wait_for(condition: Callable[[], Any], limit_s: float = 60.0) -> Any:
 def main(folder: Path, settings: Mapping[str, Any]) -> None:
     """In a process of its own: errors become exit codes."""
     from launcher.errors import EffilaunchError
+    from launcher.report import outcome
 
     local.LEAST_STOP_S = settings.get("stop_s", local.LEAST_STOP_S)
     local.WORKERS_LEAVE_S = settings.get("leave_s", local.WORKERS_LEAVE_S)
@@ -194,14 +195,12 @@ def main(folder: Path, settings: Mapping[str, Any]) -> None:
         if settings.get("broken") and line == "ranks are started":
             time.sleep(1)
             raise ValueError("our own code is wrong")
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        outcome.echo(line)
 
     try:
         started(folder, settings["script"], echo, Limits(**{"leave": 1.0, **settings.get("limits", {})}))
     except EffilaunchError as error:
-        sys.stdout.write(f"{error.problems[0].code}: {error}\n")
-        sys.stdout.flush()
+        outcome.echo(f"{error.problems[0].code}: {error}")
         raise SystemExit(error.exit_code) from None
 
 

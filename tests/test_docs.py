@@ -235,8 +235,9 @@ def test_page_of_known_failures_is_current():
 
 def test_page_of_faults_names_what_is_there():
     """Codes, phases and their limits, the manifest's keys, the drill's table, and what may change."""
-    from launcher.execute.supervise import HOUR, MINUTE, Limits
+    from launcher.execute.supervise import DAY, HOUR, MINUTE, Limits
     from launcher.facts.checkpoint import Manifest
+    from launcher.facts.status import PHASES
     from launcher.plan.drill import FAULTS as STRUCK
     from launcher.plan.resuming import rule_of
     from launcher.report.drill_text import HEAD
@@ -250,11 +251,12 @@ def test_page_of_faults_names_what_is_there():
 
     limits = {row[0]: row[1] for row in table_rows(FAULTS, "Restarts and hangs")[1:]}
     spans = {5 * MINUTE: "5 minutes", HOUR: "1 hour", 2 * HOUR: "2 hours", 4 * HOUR: "4 hours"}
+    spans[DAY] = "24 hours"
     given = dataclasses.asdict(Limits())
     for phase, said in limits.items():
         name = {"train": "step", "train, before there is a median": "first_steps"}.get(phase, phase)
         assert spans[given[name]] in said, phase
-    assert {"start", "load", "evaluate", "save", "finish", "train"} <= limits.keys()
+    assert {*PHASES, "train, before there is a median"} - {"ended"} == limits.keys()
 
     keys = {key for row in table_rows(FAULTS, "What a checkpoint is")[1:] for key in ticked(row[0])}
     assert keys == {field.name for field in dataclasses.fields(Manifest)} | {"schema_version"}

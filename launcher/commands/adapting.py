@@ -5,7 +5,9 @@ One after the other, until one finishes, nothing is left to change, or the resta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from launcher.execute.adapted import (
 from launcher.execute.failed import KnownFailure
 from launcher.execute.local import execute
 from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
-from launcher.execute.run_dir import locked
+from launcher.execute.run_dir import DISK_FULL, UNWRITABLE, locked
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.software import require_modules
@@ -89,21 +91,39 @@ def run_tries(
     with locked(run_dir) as lock:
         begun, plan = Begun(run_dir, resume), bundle.plan
         restarts = Restarts(begun, int(plan.value("launch.max_restarts")), say, first_pause_s)
+        failed: RunFailed | None = None
         while True:
             try:
-                result = execute(
-                    bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume, echo=say,
-                    prepare=prepare, limits=limits, lock=lock,
-                )  # fmt: skip
+                with _beginning_again(failed):
+                    result = execute(
+                        bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume,
+                        echo=say, prepare=prepare, limits=limits, lock=lock,
+                    )  # fmt: skip
             except RunFailed as failure:
                 if isinstance(failure, KnownFailure) and _ran_out_of_memory(bundle.plan, failure):
                     step = _next(loaded, facts, bundle.plan, failure, record)
-                    bundle, record, resume = _next_try(begun, step, record, say)
+                    with _beginning_again(failure):
+                        bundle, record, resume = _next_try(begun, step, record, say)
                 else:
                     resume = restarts.next(failure)
-                prepare = False  # neither what is adapted nor a restart changes the samples
+                failed, prepare = failure, False  # neither an adaptation nor a restart changes the samples
             else:
-                return bundle.plan, with_restarts(run_dir, result)
+                return bundle.plan, with_restarts(run_dir, result, restarts.unwritten, say)
+
+
+@contextlib.contextmanager
+def _beginning_again(failure: RunFailed | None) -> Iterator[None]:
+    """Within this a try is begun: one that the disk does not let begin is told with the failure before it."""
+    try:
+        yield
+    except (MachineError, RecipeError) as error:
+        problem = error.problems[0]
+        if failure is None or problem.code not in (DISK_FULL, UNWRITABLE):
+            raise
+        before = failure.problems[0].message
+        message = f"{problem.message}; so the run could not begin again after this: {before}"
+        hint = "make room there, then go on with --resume auto"
+        raise RunFailed(replace(problem, message=message, hint=hint)) from error
 
 
 def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:

@@ -21,11 +21,12 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.execute.drilled import Watched, interruptible
-from launcher.execute.run_dir import default_run_dir
+from launcher.execute.run_dir import FULL, default_run_dir, unwritable
 from launcher.plan.drill import (
     Fault,
     Losses,
     check_resumable,
+    check_states,
     choose_faults,
     compare,
     course_overrides,
@@ -62,8 +63,13 @@ def drill_command(
     data["faults"] = [new_record(fault) for fault in faults]
     runs = f"runs of {data['steps']} steps, saved every {data['save_steps']}"
     drill.say(f"{len(faults)} faults, {runs}, in {drill.folder}")
-    with interruptible():
-        _drill(drill, faults)
+    try:
+        with interruptible():
+            _drill(drill, faults)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise unwritable(drill.folder, error) from error
     failed = [record for record in data["faults"] if record["status"] == "failed"]
     problems = [_failed(drill, failed[0])] if failed else []
     shown = drill_text(data, str(drill.folder))
@@ -85,6 +91,7 @@ def _planned(
         raise RecipeError(absent)
     planned, facts = gather(loaded, on, tiny=tiny)
     plan = make_plan(planned, facts)
+    check_states(plan)
     check_machine(plan)
     named = default_run_dir(f"{Path(loaded.path).stem}-drill", Path.cwd())
     folder = (Path(output_dir) if output_dir else named).absolute()

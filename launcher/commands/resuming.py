@@ -8,15 +8,23 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import Interrupted, MachineError, Problem, RecipeError
 from launcher.execute.converting import converted, remove_converted
 from launcher.execute.local import prepare_data
-from launcher.execute.resume import Chosen, choose_checkpoint, verify_checkpoint
+from launcher.execute.resume import (
+    Chosen,
+    choose_checkpoint,
+    read_origin,
+    verify_checkpoint,
+    write_origin,
+)
 from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, write_run_dir
+from launcher.execute.superseded import SUPERSEDED, put_aside_behind
 from launcher.facts.checkpoint import Manifest, complete_checkpoints, read_manifest
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
 from launcher.plan.resuming import compare_data, compare_versions, value_of
@@ -39,6 +47,17 @@ class Beginning:
         return None if self.chosen is None else self.chosen.checkpoint
 
     @property
+    def step(self) -> float:
+        """The last step that it takes over; infinite for a run that takes over nothing and meets nothing."""
+        return inf if self.chosen is None else self.chosen.step
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether nothing of this run lies behind what it goes on from."""
+        newest = max(complete_checkpoints(self.run_dir / "checkpoints"), default=0)
+        return self.step >= newest
+
+    @property
     def words(self) -> list[str]:
         return [] if self.chosen is None else self.chosen.words()
 
@@ -55,11 +74,23 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
     if resume == "auto":
         found = Path(output_dir) if output_dir else newest_run_dir(str(recipe), Path.cwd())
         folder = (found or default_run_dir(str(recipe), Path.cwd())).absolute()
-        return Beginning(folder, choose_checkpoint(folder))
+        chosen = choose_checkpoint(folder)
+        if chosen.checkpoint is None and (origin := read_origin(folder)) is not None:
+            chosen = replace(verify_checkpoint(origin), skipped=chosen.skipped)
+        return Beginning(folder, chosen)
     chosen = verify_checkpoint(Path(resume))
     assert chosen.checkpoint is not None, "verify_checkpoint raises where there is none"
     own = chosen.checkpoint.parent.parent
     folder = Path(output_dir).absolute() if output_dir else own
+    if folder == own and chosen.checkpoint.name.startswith(SUPERSEDED):
+        raise RecipeError(
+            Problem(
+                "not-a-checkpoint",
+                "it belongs to a continuation that was given up for another one, which lies beside it",
+                file=str(chosen.checkpoint),
+                hint="name a new --output-dir, in which the run goes on from it",
+            )
+        )
     if folder != own and (folder / PLAN).is_file():
         raise RecipeError(
             Problem(
@@ -127,7 +158,10 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
     except (OSError, ValueError):
         return None
     if not _asks_for_more(old, json.loads(bundle.files[PLAN]), int(result["steps"])):
-        say(f"the run in {run_dir} has finished: nothing is left to train\n")
+        again = (
+            "" if begins.is_newest else "; to train again from an older checkpoint name a new --output-dir"
+        )
+        say(f"the run in {run_dir} has finished: nothing is left to train{again}\n")
         return result
     if begins.checkpoint is None:
         raise RecipeError(
@@ -167,14 +201,19 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) ->
     expected = _manifest(begins.checkpoint).data
     if expected is None:
         return
-    aside = Path(tempfile.mkdtemp(prefix="effilaunch-resume-"))
+    try:
+        aside = Path(tempfile.mkdtemp(prefix="effilaunch-resume-"))
+    except OSError as error:
+        hint = "make room there, or name another folder with the variable TMPDIR"
+        problem = Problem("tmp-unwritable", f"no temporary folder can be made: {error}", hint=hint)
+        raise MachineError(problem) from error
     kept = True
     try:
         write_run_dir(bundle, aside, resume=False)
         prepare_data(bundle, aside, samples=0, echo=say)
         found = json.loads((aside / "data.json").read_text("utf-8")).get("key")
         kept = False
-    except RecipeError:
+    except (RecipeError, MachineError, Interrupted):
         kept = False
         raise
     finally:
@@ -183,6 +222,19 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) ->
     differences = compare_data(expected, found)
     if differences:
         raise RecipeError([difference.problem() for difference in differences])
+
+
+def set_newer_aside(begins: Beginning, say: Callable[[str], None]) -> None:
+    """Before the start: nobody shall take up what lies behind the checkpoint that this run goes on from.
+
+    A run that goes on in another folder than the checkpoint's leaves a word there where it came from: ended
+    before its first save, it must not begin anew when it is continued.
+    """
+    if begins.chosen is None:
+        return
+    put_aside_behind(begins.run_dir, begins.chosen.step, say)
+    if begins.checkpoint is not None and begins.checkpoint.parent != begins.run_dir / "checkpoints":
+        write_origin(begins.run_dir, begins.checkpoint)
 
 
 @contextlib.contextmanager

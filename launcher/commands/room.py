@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 
 from launcher.doctor.check import size
@@ -12,13 +13,14 @@ from launcher.facts.machine_disk import read_folder
 from launcher.plan.plan import Plan
 
 
-def check_room(plan: Plan, run_dir: Path) -> None:
+def check_room(plan: Plan, run_dir: Path, begins: float = inf) -> None:
     """MachineError (4) where the disk of `run_dir` (which need not exist) holds less than the run will write.
 
-    The checkpoints that an earlier start of the same run has written there are taken off.
+    The checkpoints that an earlier start of the same run has written there are taken off, up to the step that
+    it goes on from (`begins`): later ones are put aside, and stay.
     """
     folder = read_folder(run_dir)
-    wanted = result_bytes(plan) + _to_come(plan, run_dir / "checkpoints")
+    wanted = result_bytes(plan) + _to_come(plan, run_dir / "checkpoints", begins)
     if folder.free >= wanted:
         return
     raise MachineError(
@@ -33,12 +35,13 @@ def check_room(plan: Plan, run_dir: Path) -> None:
     )
 
 
-def _to_come(plan: Plan, checkpoints: Path) -> int:
+def _to_come(plan: Plan, checkpoints: Path, begins: float) -> int:
     """Bytes of the checkpoints that are still to be written: what one really took, where one is there.
 
     A half-written one goes before the next save. Where neither limit nor length is known, one more is.
     """
-    there = [read_manifest(path) for path in complete_checkpoints(checkpoints).values()]
+    whole = complete_checkpoints(checkpoints)
+    there = [read_manifest(path) for step, path in whole.items() if step <= begins]
     each = max([checkpoint_bytes(plan), *(manifest.bytes for manifest in there if manifest is not None)])
     kept = checkpoints_kept(plan)
     more = 1 if kept is None else max(0, kept - len(there))

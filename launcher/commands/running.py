@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.gather import data_problems, gather
 from launcher.commands.planning import bundle_json
 from launcher.commands.resuming import (
+    Beginning,
     beginning,
     check_data,
     check_resumption,
     finished_result,
     readable_checkpoint,
+    set_newer_aside,
 )
 from launcher.commands.room import check_room
 from launcher.commands.swapping import check_nvme, holding_nvme
@@ -26,14 +29,16 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.adapted import Record, read_record, with_record
 from launcher.execute.failed import KnownFailure
 from launcher.execute.remember import remember_run
-from launcher.execute.run_dir import MARKER, write_run_dir
+from launcher.execute.resume import earlier_pace
+from launcher.execute.run_dir import MARKER, write_run_dir, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
 from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
+from launcher.plan.resumed_states import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
-from launcher.render.bundle import render
+from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.text import adapted_lines, plan_text, result_text
@@ -61,7 +66,9 @@ def run_command(
     planned, facts = gather(loaded, on, tiny=tiny)
     begins = beginning(given, resume, output_dir)
     run_dir = begins.run_dir
-    record = None if resume is None else read_record(run_dir)
+    record = None
+    if resume is not None:
+        record, facts = read_record(run_dir), replace(facts, pace=earlier_pace(run_dir))
     adapted = planned if record is None else as_adapted(planned, record, run_dir)
     bundle = with_record(render(make_plan(adapted, facts)), record)
     resumption = check_resumption(begins, bundle, say)
@@ -72,23 +79,35 @@ def run_command(
     if (before := finished_result(begins, bundle, say)) is not None:
         return _outcome(loaded, run_dir, before)
     devices = check_machine(bundle.plan)
-    check_room(bundle.plan, run_dir)
+    check_room(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
     check_data(begins, bundle, say)
-    write_run_dir(bundle, run_dir, resume=resume is not None)
-    say(plan_text(bundle))
-    say(f"run directory {printable(str(run_dir))}\n")
-    say_adapted(record, say)
+    start = partial(run_tries, planned, facts, bundle, run_dir, devices=devices, say=say)
     try:
-        with readable_checkpoint(begins, resumption, say) as checkpoint, holding_nvme(bundle.plan, say):
-            finished, result = run_tries(
-                planned, facts, bundle, run_dir, devices=devices, resume=checkpoint, say=say
-            )
+        finished, result = _hold_and(start, begins, resumption, bundle, record, say)
     except KnownFailure as failure:
         raise with_recipe_lines(failure, given, run_dir) from failure
     if unkept := remember_run(finished, result, facts):
         note(unkept)
     return _outcome(loaded, run_dir, result)
+
+
+def _hold_and(
+    start: Callable[..., tuple[Plan, dict[str, Any]]],
+    begins: Beginning,
+    resumption: Resumption,
+    bundle: Bundle,
+    record: Record | None,
+    say: Callable[[str], None],
+) -> tuple[Plan, dict[str, Any]]:
+    """Start the run in its written directory, which is its own from the first file to the last process."""
+    with written(bundle, begins.run_dir, resume=begins.chosen is not None):
+        say(plan_text(bundle))
+        say(f"run directory {printable(str(begins.run_dir))}\n")
+        say_adapted(record, say)
+        with readable_checkpoint(begins, resumption, say) as checkpoint, holding_nvme(bundle.plan, say):
+            set_newer_aside(begins, say)
+            return start(resume=checkpoint)
 
 
 def say_adapted(record: Record | None, say: Callable[[str], None]) -> None:

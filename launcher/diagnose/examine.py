@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager as ContextManager
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, cast
@@ -17,7 +18,14 @@ from launcher.diagnose.findings import Diagnosis, Error, Finding, Unknown
 from launcher.diagnose.lines import Lines
 from launcher.diagnose.matching import candidates, is_launchers, proves_failure, recognise_error, weight
 from launcher.diagnose.reading import Learnt, clean, raw_lines
-from launcher.diagnose.run_dir import earlier_bytes, is_run_dir, logs_of, rank_of, recorded_errors
+from launcher.diagnose.run_dir import (
+    earlier_bytes,
+    is_run_dir,
+    logs_of,
+    rank_of,
+    read_lost,
+    recorded_errors,
+)
 from launcher.diagnose.symptoms import Watch
 from launcher.diagnose.tracebacks import Errors
 from launcher.errors import Problem, RecipeError
@@ -149,7 +157,27 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
         if (folder / "COMPLETED").is_file():
             return Diagnosis(examination.watch.divergence(registry), [], max(1, len(examination.ranks)))
         examination.errors.success.clear()  # of a run directory the marker alone tells
-    return examination.verdict()
+    verdict = examination.verdict()
+    for folder in filter(is_run_dir, map(Path, paths)):
+        verdict = _as_seen(verdict, folder)
+    return verdict
+
+
+_KILLED = re.compile(r"(?:exitcode *: *|return code = )-9\b|SIGKILL|[Ss]ignal 9\b|code:? 137\b|\bKilled\b")
+"""A process was killed: nothing says for what."""
+
+
+def _as_seen(verdict: Diagnosis, folder: Path) -> Diagnosis:
+    """The verdict with what the supervisor knew of a killed rank: logs look alike, whoever did it."""
+    lost = read_lost(folder)
+    if lost is None or lost.oom is not False or not verdict.findings:
+        return verdict
+    first = verdict.findings[0]
+    if first.failure.id != "sigkill-oom" or not _KILLED.search(first.error.headline):
+        return verdict
+    error = Error("", f"{lost.message}; the kernel's OOM killer did not do it", file=first.error.file)
+    error.line = first.error.line
+    return replace(verdict, findings=[], unknown=[Unknown(error, lost.ranks, lost.ranks[0])])
 
 
 def _run_below(given: str) -> str:

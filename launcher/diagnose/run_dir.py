@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from launcher.diagnose.reading import clean
 from launcher.diagnose.tracebacks import Errors
 
 _RANK = re.compile(r"(?:^|[._/-])rank[._-]?(\d+)(?=\D|$)")
+LOST = "lost.json"
+"""In logs/: what `read_lost` reads."""
 _ELASTIC = re.compile(r"/attempt_\d+/(\d+)/std(?:err|out)\.log$")
 
 
@@ -48,6 +51,25 @@ def earlier_bytes(folder: Path) -> dict[str, int]:
         return {str(name): int(size) for name, size in bound["log_bytes"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Ranks that vanished, as the supervisor saw it: what their logs cannot tell."""
+
+    message: str
+    ranks: tuple[int, ...]
+    oom: bool | None
+    """Whether the kernel's OOM killer struck meanwhile; None where its counters cannot be read."""
+
+
+def read_lost(folder: Path) -> Lost | None:
+    """What the supervisor of the last try wrote of ranks that it lost; None where it lost none."""
+    try:
+        found = json.loads((folder / "logs" / LOST).read_text("utf-8"))
+        return Lost(str(found["message"]), tuple(map(int, found["ranks"])), found["oom"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def recorded_errors(folder: Path) -> list[Error]:

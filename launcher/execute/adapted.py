@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.run_dir import write_file, write_run_dir
+from launcher.execute.resume import ORIGIN
+from launcher.execute.run_dir import unwritable, write_file, write_run_dir
 from launcher.render.bundle import Bundle, dump_json
 
 KEY = "adapted"
@@ -60,25 +61,28 @@ def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) ->
     """Write the files of the next try; those of the last one stay as plan-1.json, plan-2.json and so on.
 
     Checkpoints that cannot be continued are put aside, with the metrics that led to them. Returns the name of
-    the folder that they lie in then; None where none were moved. Raises RecipeError as `write_run_dir`.
+    the folder that they lie in then; None where none were moved. Raises as `write_run_dir`.
     """
     number = 1 + len(list(run_dir.glob("plan-*.json")))
     aside = None
-    if not keeps_checkpoints:
-        aside = _put_aside(run_dir, number)
-    for name in _KEPT:
-        old, new = run_dir / name, bundle.files.get(name)
-        if old.is_file() and old.read_text("utf-8") != new:
-            kept = old.with_name(f"{old.stem}-{number}{old.suffix}")
-            write_file(kept, old.read_text("utf-8"))
-            if new is None:
-                old.unlink()
+    try:
+        for name in _KEPT:  # first, since these need room
+            old = run_dir / name
+            if old.is_file() and old.read_text("utf-8") != bundle.files.get(name):
+                write_file(old.with_name(f"{old.stem}-{number}{old.suffix}"), old.read_text("utf-8"))
+                if name not in bundle.files:
+                    old.unlink()
+        if not keeps_checkpoints:
+            aside = _put_aside(run_dir, number)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
     write_run_dir(bundle, run_dir, resume=True)
     return aside
 
 
 def _put_aside(run_dir: Path, number: int) -> str | None:
     metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    (run_dir / ORIGIN).unlink(missing_ok=True)  # it cannot be continued either
     if metrics.is_file():
         metrics.rename(run_dir / f"metrics-{number}.jsonl")
     if not any(checkpoints.glob("checkpoint-*")):

@@ -7,6 +7,8 @@ the run has saved one of its own. The checkpoint that it was made from stays.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -108,11 +110,43 @@ def remove_converted(run_dir: Path, keep: Path | None = None) -> None:
         shutil.rmtree(run_dir / CONVERTED, ignore_errors=True)
 
 
-def show_in_ds_config(bundle: Bundle, run_dir: Path, resume: str | None) -> None:
-    """ds_config.json of this start: `load_universal` where it goes on from a converted checkpoint alone."""
-    if bundle.ds_config is None:
-        return
-    config = dict(bundle.ds_config)
-    if resume is not None and (Path(resume) / LATEST).is_file():
-        config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-    write_file(run_dir / "ds_config.json", dump_json(config))
+def show_start(bundle: Bundle, run_dir: Path, resume: str | None) -> None:
+    """ds_config.json and command.sh of this start: what they say beyond the bundle's.
+
+    `load_universal` stands in the first where the run goes on from a converted checkpoint alone: any other
+    could not be read with it. So the second names the checkpoint; started by hand when that is gone, it is
+    refused, and does not begin anew.
+    """
+    is_converted = resume is not None and (Path(resume) / LATEST).is_file()
+    if bundle.ds_config is not None:
+        config = dict(bundle.ds_config)
+        if is_converted:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        write_file(run_dir / "ds_config.json", dump_json(config))
+    script = bundle.files["command.sh"]
+    if resume is not None:
+        lines = _OF_CONVERTED + f"export EFFILAUNCH_RESUME={_shell(resume, run_dir)}\n"
+        script = _RUN_DIR.sub(
+            lambda line: line[0] + (lines if is_converted else _OF_RESUMED), script, count=1
+        )
+    write_file(run_dir / "command.sh", script)
+    (run_dir / "command.sh").chmod(0o755)
+
+
+def _shell(checkpoint: str, run_dir: Path) -> str:
+    """A checkpoint's path as command.sh writes it: the run directory may be moved."""
+    path = Path(checkpoint)
+    inside = path.is_relative_to(run_dir)
+    return f'"$run_dir"/{shlex.quote(str(path.relative_to(run_dir)))}' if inside else shlex.quote(checkpoint)
+
+
+_RUN_DIR = re.compile(r"^run_dir=.*\n", re.MULTILINE)
+_OF_RESUMED = """\
+# This start went on from a checkpoint. By hand it goes on from the newest whole one.
+export EFFILAUNCH_RESUME="${EFFILAUNCH_RESUME-auto}"
+"""
+_OF_CONVERTED = """\
+# This start went on from a converted checkpoint, which is removed once the run has saved one of its own.
+# ds_config.json (checkpoint.load_universal) reads no other: from then on use `effilaunch run --resume auto`,
+# which writes both files anew.
+"""

@@ -19,13 +19,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from launcher.execute.signals import stopping_signals
+
 WORD = "EFFILAUNCH_DRILLED"
 """The variable that marks a drilled run's processes."""
 REAP_S = 2.0
 """A process that was killed along with the run may be seen for a moment longer."""
 STOP_S = 180.0
 """So long an interrupted drill waits for its run to save and end, before it kills it."""
-STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def interruptible() -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in STOPPED_BY}
+    before = {number: signal.signal(number, stop) for number in stopping_signals()}
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from launcher.diagnose.run_dir import earlier_bytes
 from launcher.errors import Interrupted, Problem
 from launcher.execute.adapted import last_step
 from launcher.execute.following import Ended
+from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 
@@ -33,6 +34,18 @@ def read_stopped(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def was_stopped(run_dir: Path, ended: Ended) -> bool:
+    """Whether somebody else than this process stopped the ranks, which saved and left.
+
+    So does a scheduler that signals them and their launcher but not `effilaunch run`: what it ends must not
+    be started again. Where the launcher was lost by other means, this process has told the ranks itself.
+    """
+    stopped = read_stopped(run_dir)
+    if stopped is None or stopped.get("signal") is None:
+        return stopped is not None and ended.code == 0
+    return not ended.asked or -ended.code in STOPPING
 
 
 def interruption(
@@ -135,6 +148,13 @@ def hang_problem(run_dir: Path, ended: Ended) -> Problem:
     """A run without progress: who is behind, and where every rank stands."""
     hang = ended.hang
     assert hang is not None, "asked for a run that hung"
+    if not hang.statuses:
+        return Problem(
+            HANG,
+            f"no rank had begun after {hang.seconds:.0f} s (limit {hang.limit:.0f} s)",
+            file=str(run_dir / "logs" / "launcher.log"),
+            hint="its launcher never started them; the log's last lines may say what it waits for",
+        )
     step = max(status.step for status in hang.statuses.values())
     behind = hang.behind
     if not behind:  # all wait in the same step: those are at fault that do not wait for another rank

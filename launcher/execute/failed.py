@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Sequence
@@ -12,13 +13,18 @@ from typing import Any
 from launcher.diagnose.examine import diagnose
 from launcher.diagnose.findings import Error, Finding
 from launcher.diagnose.matching import recognise, weight
+from launcher.diagnose.run_dir import LOST
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import hang_problem, launcher_problem, lost_problem, lost_ranks, read_stopped
 from launcher.execute.following import Ended
+from launcher.execute.run_dir import write_file
 from launcher.execute.supervise import Watch
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.failures import FAILURES
+from launcher.render.bundle import dump_json
 
+DRILLED = ".drilled"
+"""In logs/: written by the rank that strikes itself (launcher/train/faults.py)."""
 PREPARE_LOG = "prepare.log"
 """In logs/: what the process wrote that prepared the data."""
 _HOST_MEMORY = "sigkill-oom"
@@ -94,9 +100,14 @@ def find_known(run_dir: Path) -> Sequence[Finding]:
 def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> EffilaunchError:
     """Ranks that vanished. What the others say then, that they cannot reach them, is no cause."""
     sentence, code = lost_ranks(run_dir, ended, watch)
+    killed = has_killed(before, read_oom_kills())
+    if code == -signal.SIGKILL and (strike := struck_by_drill(run_dir)):
+        killed, sentence = False, f"{sentence}: {strike} did it"
     problem = lost_problem(run_dir, sentence, sorted(watch.lost))
+    record = {"message": sentence, "ranks": sorted(watch.lost), "oom": killed}
+    with contextlib.suppress(OSError):  # a full disk: `diagnose` then has the logs alone
+        write_file(run_dir / "logs" / LOST, dump_json(record))
     if code == -signal.SIGKILL:
-        killed = has_killed(before, read_oom_kills())
         return RunFailed(problem) if killed is False else _out_of_memory(problem, certain=bool(killed))
     findings = [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]
     if findings:  # such as a collective's timeout, at which NCCL aborts the process
@@ -104,6 +115,17 @@ def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> Effila
         message = f"{told.message.rstrip('.')}; {sentence}"
         return KnownFailure(replace(told, code=findings[0].failure.id, message=message), findings[0])
     return RunFailed(problem)
+
+
+def struck_by_drill(run_dir: Path) -> str:
+    """The fault on purpose that struck in this try, in words; empty where none did."""
+    marker, begun = run_dir / "logs" / DRILLED, run_dir / "environment.json"
+    try:
+        if marker.stat().st_mtime >= begun.stat().st_mtime:
+            return f"the drill's {marker.read_text('utf-8').partition(' ')[0]}"
+    except OSError:
+        pass
+    return ""
 
 
 def _out_of_memory(problem: Problem, *, certain: bool = True) -> KnownFailure:

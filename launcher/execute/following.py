@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.execute.guard import guarded
+from launcher.execute.log_file import LogFile, unwritable_by
 from launcher.execute.output import Output
 from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
@@ -25,6 +26,8 @@ _ENDED_POLL_S = 0.1
 """The same when the launcher has ended, and with it most of what could write."""
 _LEAVE_S = 5.0
 """After a process without ranks has ended: what it started may finish."""
+_LONG_STEP_S = 10.0
+"""Who waits longer for a stop is told why."""
 _HELD_S = 1.0
 """So long a traceback waits to be shown: within that a lost rank is noticed, of which it may only speak."""
 _STACKS_S = 2.0
@@ -51,6 +54,8 @@ class Start:
     """Descriptor of the run directory's lock."""
     watch: Watch | None = None
     """None for a process without ranks."""
+    judge_step: Callable[[float], str] = lambda step_s: ""
+    """What to tell the user of a step that takes so long; asked once, when the ranks know it."""
     own_stderr: bool = False
     """In a terminal the process writes its stderr there itself, so that its bars can move."""
 
@@ -66,6 +71,8 @@ class Ended:
     """Why this process killed what was left; empty where it did not."""
     watch: Watch | None = None
     hang: Hang | None = None
+    asked: bool = False
+    """Whether this process told ranks to stop whose launcher had ended."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
 
@@ -78,7 +85,7 @@ def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ende
     """
     own = marks()
     with (
-        start.log.open("a", encoding="utf-8") as log,
+        LogFile(start.log, start.echo) as log,
         guarded(own[RUN], start.log.parent.parent, start.orphaned_s, start.master_port, start.lock),
         Stops() as stops,
     ):
@@ -137,6 +144,8 @@ class _Following:
     _why: str = ""
     _workers_killed: bool = False
     _over: bool = False
+    _step_judged: bool = False
+    _disk_told: bool = False
 
     def until_it_ends(self) -> None:
         """Return when the launcher and all that it started have ended, or had to be killed."""
@@ -171,8 +180,9 @@ class _Following:
         watch = self.start.watch
         leave = _LEAVE_S if watch is None else watch.limits.leave
         if self._living_workers():
-            self._set_limit(self.start.stop_s, "it did not end when its launcher had")
+            self._set_limit(self._stop_s(), "it did not end when its launcher had")
             if self.stops.first is None:
+                self.ended.asked = True
                 self._stop_workers()
         while processes_of(self.token) and not self._over:
             if not self._living_workers():
@@ -180,11 +190,15 @@ class _Following:
             self._turn()
 
     def _look(self) -> None:
-        now = time.monotonic()
-        if self.start.watch is not None:
-            self.start.watch.look(now - self._looked)
-            if self.start.watch.lost and self.ended.stopped_by is None:
+        now, watch = time.monotonic(), self.start.watch
+        if watch is not None:
+            watch.look(now - self._looked)
+            if watch.lost and self.ended.stopped_by is None:
                 self.output.silence("a rank was lost")
+            if not self._step_judged and watch.median is not None:
+                self._step_judged = True
+                if word := self.start.judge_step(watch.median):
+                    self.start.echo(word)
         self.output.release(_HELD_S)
         self._looked = now
 
@@ -201,7 +215,7 @@ class _Following:
             self.ended.stopped_by = number
             self._look()
             self.start.echo(f"{number.name}: {self._stop_workers()}; press Ctrl-C again to stop at once")
-            self._set_limit(self.start.stop_s, f"it took more than {self.start.stop_s:.0f} s to stop")
+            self._set_limit(self._stop_s(), f"it took more than {self._stop_s():.0f} s to stop")
         if self.stops.at_once:
             self._kill("it was told to stop at once")
 
@@ -210,8 +224,15 @@ class _Following:
         workers = self._living_workers()
         send(workers or processes_of(self.token), signal.SIGTERM)
         watch = self.start.watch
-        trained = workers and watch is not None and any(s.step > 0 for s in watch.living.values())
-        return "stopping after this step with a checkpoint" if trained else "stopping"
+        if not workers or watch is None or not any(s.step > 0 for s in watch.living.values()):
+            return "stopping"
+        long = f" (a step takes {watch.pace:.0f} s)" if watch.pace >= _LONG_STEP_S else ""
+        return f"stopping after this step with a checkpoint{long}"
+
+    def _stop_s(self) -> float:
+        """How long a stop may take: a step as the ranks have seen it, where that is more than was planned."""
+        watch = self.start.watch
+        return self.start.stop_s if watch is None else max(self.start.stop_s, watch.stop_s)
 
     def _living_workers(self) -> list[int]:
         watch = self.start.watch
@@ -222,6 +243,8 @@ class _Following:
         watch = self.start.watch
         if watch is None or not watch.in_trouble:
             return
+        if not watch.failed and self._disk_is_full(watch, "its launcher knows whether a rank is lost"):
+            return  # one that has ended well could not say so
         if self._trouble_at is None:
             self._trouble_at = time.monotonic()
             self._set_limit(watch.limits.all_gone, "a rank was gone, and its launcher did not end")
@@ -234,12 +257,23 @@ class _Following:
         hang = None if watch is None or self.ended.hang is not None else watch.hang()
         if watch is None or hang is None:
             return
+        if self._disk_is_full(watch, "not a hang"):
+            watch.forgive()
+            return
         self.ended.hang = hang
         self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank where it stands")
         self.ended.stacks = read_stacks(watch.run_dir, hang.statuses, _STACKS_S)
         if self.when_hanging is not None:
             self.when_hanging()
         self._kill("it made no progress")
+
+    def _disk_is_full(self, watch: Watch, so: str) -> bool:
+        """Whether the ranks cannot say what they do; told once, with what follows from it."""
+        full = unwritable_by(watch.run_dir / "logs")
+        if full is not None and not self._disk_told:
+            self._disk_told = True
+            self.start.echo(f"nothing can be written ({full}), so no rank can say what it does: {so}")
+        return full is not None
 
     def _kill(self, why: str) -> None:
         self._over = True

@@ -22,7 +22,7 @@ from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.facts.status import is_alive, read_statuses
 
 WORKERS_LEAVE_S = 65.0
-"""Workers whose supervisor is gone leave after 60 s at the latest."""
+"""Workers whose supervisor is gone leave after 60 s and two steps at the latest."""
 OTHERS_LEAVE_S = 10.0
 """Without a living rank there is nothing to save: launchers and what ranks started have so long."""
 _POLL_S = 0.5
@@ -71,10 +71,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _leave_time(token: str, run_dir: Path, wait_s: float) -> None:
     """Wait for the processes to leave by themselves."""
     began = last_rank = time.monotonic()
+    two_steps = 0.0
     while processes_of(token):
         now = time.monotonic()
-        if any(status.phase != "ended" and is_alive(status) for status in read_statuses(run_dir).values()):
+        living = [s for s in read_statuses(run_dir).values() if s.phase != "ended" and is_alive(s)]
+        if living:
             last_rank = now
-        if now - began > wait_s or now - last_rank > OTHERS_LEAVE_S:
+            two_steps = max(two_steps, *(2 * (status.median or 0.0) for status in living))
+        if now - began > wait_s + two_steps or now - last_rank > OTHERS_LEAVE_S:
             return
         time.sleep(_POLL_S)

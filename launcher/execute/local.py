@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launcher.diagnose.findings import Finding
+from launcher.diagnose.run_dir import LOST
 from launcher.execute.build_locks import remove_stale_locks
-from launcher.execute.converting import show_in_ds_config
-from launcher.execute.endings import STOPPED, interruption, read_stopped
+from launcher.execute.converting import show_start
+from launcher.execute.endings import STOPPED, interruption, was_stopped
 from launcher.execute.environment import mend_environment
 from launcher.execute.failed import (
     PREPARE_LOG,
@@ -25,14 +28,17 @@ from launcher.execute.failed import (
 )
 from launcher.execute.following import Ended, Start, follow
 from launcher.execute.guard import WORKERS_LEAVE_S
-from launcher.execute.run_dir import MARKER, record_bound
+from launcher.execute.run_dir import MARKER, record_bound, unwritable
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts.oom_kills import read_oom_kills
 from launcher.plan.plan import Plan
+from launcher.plan.stopping import slow_step_word
 from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
 
+RESUME = "EFFILAUNCH_RESUME"
+"""Tells the workers which checkpoint they go on from."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: what it wrote before stays."""
 LEAST_STOP_S = 60.0
@@ -104,14 +110,18 @@ def execute(
 
     `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
     run directory has its data.json already. lock: descriptor of the run directory's lock, where it is held.
-    Raises RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
+    Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
+    RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
     MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
-    after SIGINT, SIGTERM or SIGUSR1. No process that it started outlives this call, whatever ends it.
+    after a signal that asks to stop. No process that it started outlives this call, whatever ends it.
     """
     bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
     _, argv, env = bind(bundle, bound)
-    _begin_try(run_dir, bound, argv, resume)
-    show_in_ds_config(bundle, run_dir, resume)
+    try:
+        _begin_try(run_dir, bound, argv, resume)
+        show_start(bundle, run_dir, resume)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
     full_env, notes = _mended(bundle, env)
     for note in notes:
         echo(note)
@@ -119,13 +129,14 @@ def execute(
         prepare_data(bundle, run_dir, echo=echo)
     for build_lock in remove_stale_locks(full_env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
+    full_env.pop(RESUME, None)  # one that the user's shell has from elsewhere
     if resume is not None:
-        full_env["EFFILAUNCH_RESUME"] = resume
+        full_env[RESUME] = resume
     watch = _watch(bundle.plan, run_dir, limits or Limits())
     start = Start(
         argv, full_env, run_dir / "logs" / "launcher.log", echo,
         stop_s=max(LEAST_STOP_S, 2 * watch.save_s) + 5.0, orphaned_s=WORKERS_LEAVE_S,
-        master_port=master_port, lock=lock, watch=watch,
+        master_port=master_port, lock=lock, watch=watch, judge_step=partial(slow_step_word, bundle.plan),
     )  # fmt: skip
     return _outcome(run_dir, start)
 
@@ -147,8 +158,9 @@ def _outcome(run_dir: Path, start: Start) -> dict[str, Any]:
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    if ended.stopped_by is not None or (ended.code == 0 and read_stopped(run_dir) is not None):
-        raise interruption(run_dir, ended, failed=failures_while_stopping(run_dir))
+    failed = failures_while_stopping(run_dir)
+    if ended.stopped_by is not None or (not failed and was_stopped(run_dir, ended)):
+        raise interruption(run_dir, ended, failed=failed)
     raise supervised_failure(run_dir, ended, before, known)
 
 
@@ -156,7 +168,8 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits) -> Watch:
     """What to expect of the ranks."""
     known = "runtime.stop_seconds" in plan.settings
     expected = float(plan.value("runtime.stop_seconds")) if known else 0.0
-    return Watch(run_dir, float(plan.value("launch.hang_factor")), expected, limits)
+    step = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
+    return Watch(run_dir, float(plan.value("launch.hang_factor")), expected, step, limits)
 
 
 def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], resume: str | None) -> None:
@@ -166,13 +179,15 @@ def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], res
     begins = f"from {Path(resume).name}" if resume else "from the start"
     moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     for log in logs.glob("*.log"):
-        with log.open("a", encoding="utf-8") as stream:
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
             stream.write(f"{_TRY}{number}, {moment}, {begins} ====\n")
+    # Without these sizes an earlier try's errors would be taken for the ones of this.
     written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
     record_bound(run_dir, {**bound, "command": list(argv), "log_bytes": written})
     stale = [
         run_dir / MARKER,
         run_dir / STOPPED,
+        logs / LOST,
         *logs.glob("error-*.json"),
         *logs.glob("status-rank-*.json"),
     ]

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import IO
 
+from launcher.execute.log_file import LogFile
+
 _CHUNK = 1 << 16
 _TRACEBACK = "Traceback (most recent call last):"
 # What the launchers say when a process of theirs ended: deepspeed/launcher/launch.py sigkill_handler,
@@ -30,7 +32,7 @@ class Output:
     """
 
     def __init__(
-        self, stream: IO[bytes], log: IO[str], echo: Callable[[str], None], hide: Callable[[str], str] = str
+        self, stream: IO[bytes], log: LogFile, echo: Callable[[str], None], hide: Callable[[str], str] = str
     ) -> None:
         self._descriptor = stream.fileno()
         self._log, self._echo, self._hide = log, echo, hide
@@ -52,6 +54,8 @@ class Output:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._line(line)
+        # A bar draws for hours before its line ends; of that only what it shows last is kept.
+        self._rest = self._rest[self._rest.rfind(b"\r", 0, len(self._rest) - 1) + 1 :]
         if not chunk:
             self.ended = True
             if self._rest:
@@ -73,7 +77,7 @@ class Output:
             self._echo(self._elsewhere(why))
 
     def _elsewhere(self, why: str) -> str:
-        return f"{why}; what its launcher and the other ranks say is in {self._log.name}"
+        return f"{why}; what its launcher and the other ranks say is in {self._log.path}"
 
     def close(self) -> None:
         """Look at the pipe no more."""
@@ -82,8 +86,7 @@ class Output:
     def _line(self, raw: bytes) -> None:
         # A progress bar redraws itself after each \r; what it showed last is what is kept.
         line = self._hide(raw.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2])
-        self._log.write(line + "\n")
-        self._log.flush()
+        self._log.line(line)
         if self._quiet:
             return
         if _LAUNCHER_ENDS.search(line):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ class Restarts:
     _in_a_row: int = 0
     _last: _Place | None = None
     _causes: list[str] = field(default_factory=list)
+    unwritten: list[dict[str, Any]] = field(default_factory=list)
+    """Restarts of which the disk took no record; result.json may."""
 
     def next(self, failure: RunFailed) -> str | None:
         """What the next try continues (EFFILAUNCH_RESUME), after the pause; None: it starts anew.
@@ -143,8 +145,12 @@ class Restarts:
         for line in words:
             self.say(line)
         row = {"time": time.time(), "step": step, "cause": cause, "resumed_from": begins, "waited_s": waited}
-        with (run_dir / RESTARTS).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row) + "\n")
+        try:
+            with (run_dir / RESTARTS).open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(row) + "\n")
+        except OSError as error:
+            self.unwritten.append(row)
+            self.say(f"{run_dir / RESTARTS} cannot be written ({error.strerror}): the run goes on without it")
         return goes_on
 
     def _told(self, failure: RunFailed, why: str) -> RunFailed:
@@ -162,18 +168,32 @@ class Restarts:
         return RunFailed([told_problem, *failure.problems[1:]])
 
 
-def with_restarts(run_dir: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-    """result.json, written anew with all restarts that this run needed, earlier commands' included."""
-    rows = []
-    if (run_dir / RESTARTS).is_file():
-        for line in (run_dir / RESTARTS).read_text("utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:  # the machine went down while it was written
-                continue
-    told = {**result, "restarts": rows}
-    write_file(run_dir / "result.json", dump_json(told))
+def with_restarts(
+    run_dir: Path,
+    result: Mapping[str, Any],
+    unwritten: Sequence[Mapping[str, Any]],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """result.json, written anew with all restarts that this run needed, earlier commands' included.
+
+    unwritten: those that are not in the file. Where it cannot be written, it stays as the worker left it.
+    """
+    told = {**result, "restarts": [*_read_rows(run_dir / RESTARTS), *unwritten]}
+    try:
+        write_file(run_dir / "result.json", dump_json(told))
+    except OSError as error:
+        say(f"{run_dir / 'result.json'} cannot be written ({error.strerror}): it does not tell the restarts")
     return told
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # the machine went down, or the disk was full, while it was written
+            continue
+    return rows
 
 
 def _reached(run_dir: Path) -> int:

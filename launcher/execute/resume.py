@@ -1,12 +1,14 @@
-"""Which checkpoint a run goes on from: the newest one that is whole, by its hashes. Changes nothing."""
+"""Which checkpoint a run goes on from: the newest one that is whole, by its hashes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
+from launcher.execute.run_dir import unwritable, write_file
 from launcher.facts.checkpoint import (
     MANIFEST,
     complete_checkpoints,
@@ -14,7 +16,12 @@ from launcher.facts.checkpoint import (
     incomplete_checkpoints,
     read_manifest,
 )
+from launcher.facts.status import read_statuses
+from launcher.plan.inputs import Pace
+from launcher.render.bundle import dump_json
 
+ORIGIN = "origin.json"
+"""Of a run that goes on from another run's checkpoint: where that lies."""
 _NAME = "runs/NAME/TIME/checkpoints/checkpoint-100"
 
 
@@ -91,6 +98,30 @@ def verify_checkpoint(path: Path) -> Chosen:
             )
         )
     return Chosen(path, manifest.step, manifest.bytes)
+
+
+def earlier_pace(run_dir: Path) -> Pace:
+    """What the last start of a run said of its steps, and its checkpoints of their saves."""
+    steps = [status.median for status in read_statuses(run_dir).values() if status.median is not None]
+    whole = complete_checkpoints(run_dir / "checkpoints").values()
+    saves = [found.seconds for path in whole if (found := read_manifest(path)) is not None]
+    return Pace(max(steps, default=None), max(saves, default=None))
+
+
+def write_origin(run_dir: Path, checkpoint: Path) -> None:
+    """Remember the checkpoint of another run that this one goes on from. Raises as `unwritable`."""
+    try:
+        write_file(run_dir / ORIGIN, dump_json({"checkpoint": str(checkpoint)}))
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+
+
+def read_origin(run_dir: Path) -> Path | None:
+    """The checkpoint of another run that this one began with; None where it began at the first step."""
+    try:
+        return Path(json.loads((run_dir / ORIGIN).read_text("utf-8"))["checkpoint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _no_checkpoint(path: Path) -> Problem:

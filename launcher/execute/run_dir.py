@@ -7,19 +7,23 @@ import errno
 import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.status import process_started
 from launcher.render.bundle import Bundle, dump_json
 
 MARKER = "COMPLETED"
 """Written last by rank 0: a run is done only when this file says so."""
 LOCK = ".lock"
-"""Held while a run lives in this directory (flock); holds the pid of the run."""
+"""Held while a run lives in this directory (flock); holds the pid of the run and its host."""
+DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
+"""Codes of the problems of a run directory that cannot be written."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Answers of a file system that knows no locks, such as Lustre mounted without `flock`."""
 _OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", "recipe.yaml.part", "plan.json.part")
@@ -39,41 +43,76 @@ def default_run_dir(recipe_file: str, root: Path) -> Path:
 
 
 def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
-    """The newest run directory of this recipe; None when there is none."""
+    """The newest run directory of this recipe in which something was started, else in which nothing was.
+
+    None when there is none. A dry run, made to look at a plan, must not hide the run that is to go on.
+    """
     folder = root / "runs" / Path(recipe_file).stem
     found = sorted(p for p in folder.glob("*") if (p / "plan.json").is_file())
-    return found[-1] if found else None
+    started = [path for path in found if any((path / "logs").glob("*"))]
+    return max(started or found, default=None)
 
 
 def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
-    """Write the bundle's files. A non-empty folder is refused (exit 2), unless a run in it is resumed."""
-    try:
-        _check_free(run_dir)
-        own = _OF_A_START if resume and not (run_dir / "plan.json").is_file() else ()
-        occupied = run_dir.exists() and any(path.name not in own for path in run_dir.iterdir())
-        if occupied and not (resume and (run_dir / "plan.json").is_file()):
-            raise RecipeError(
-                Problem(
-                    "run-dir-not-empty",
-                    f"the run directory {run_dir} is not empty",
-                    hint="name another --output-dir, or --resume auto to continue that run",
-                )
-            )
-        for name in ("logs", "checkpoints"):
-            (run_dir / name).mkdir(parents=True, exist_ok=True)
-        for name, text in bundle.files.items():
-            if name == "recipe.yaml" and any((run_dir / "checkpoints").glob("checkpoint-*")):
-                continue  # what the run was begun with
-            write_file(run_dir / name, text)
-    except OSError as error:
+    """Write the bundle's files, as `written`, and leave the directory to others."""
+    with written(bundle, run_dir, resume=resume):
+        pass
+
+
+@contextlib.contextmanager
+def written(bundle: Bundle, run_dir: Path, *, resume: bool) -> Iterator[int]:
+    """Write the bundle's files, and hold the run directory while this is entered; the lock's descriptor.
+
+    A non-empty folder is refused (RecipeError), unless a run in it is resumed; so is one that another run
+    holds, whose plan is never replaced. MachineError where the disk is full.
+    """
+    with contextlib.ExitStack() as held:
+        try:
+            _check_free(run_dir)
+            _check_empty(run_dir, resume)  # before a lock is laid into a folder of somebody else
+            lock = held.enter_context(locked(run_dir))
+            _check_empty(run_dir, resume)
+            _write(bundle, run_dir)
+        except OSError as error:
+            raise unwritable(run_dir, error) from error
+        yield lock
+
+
+def _check_empty(run_dir: Path, resume: bool) -> None:
+    begun = (run_dir / "plan.json").is_file()
+    own = _OF_A_START if resume and not begun else (LOCK,)
+    occupied = run_dir.exists() and any(path.name not in own for path in run_dir.iterdir())
+    if occupied and not (resume and begun):
         raise RecipeError(
             Problem(
-                "run-dir-unwritable",
-                f"cannot write the run directory {run_dir}: {error.strerror}",
-                hint="name another with --output-dir",
+                "run-dir-not-empty",
+                f"the run directory {run_dir} is not empty",
+                hint="name another --output-dir, or --resume auto to continue that run",
             )
-        ) from error
+        )
+
+
+def _write(bundle: Bundle, run_dir: Path) -> None:
+    for name in ("logs", "checkpoints"):
+        (run_dir / name).mkdir(parents=True, exist_ok=True)
+    for name, text in bundle.files.items():
+        if name == "recipe.yaml" and any((run_dir / "checkpoints").glob("checkpoint-*")):
+            continue  # what the run was begun with
+        write_file(run_dir / name, text)
     (run_dir / "command.sh").chmod(0o755)
+
+
+def unwritable(run_dir: Path, error: OSError) -> EffilaunchError:
+    """The error of a run directory that cannot be written: of the machine where only room is missing."""
+    message = f"cannot write the run directory {run_dir}: {error.strerror or error}"
+    if error.errno in FULL:
+        hint = "make room there, or name another folder with --output-dir"
+        return MachineError(Problem(DISK_FULL, message, hint=hint))
+    return RecipeError(Problem(UNWRITABLE, message, hint="name another with --output-dir"))
+
+
+_held: dict[Path, int] = {}
+"""Run directories that this process holds -> the descriptor of their lock."""
 
 
 @contextlib.contextmanager
@@ -81,36 +120,47 @@ def locked(run_dir: Path) -> Iterator[int]:
     """Hold the run directory, so that no second run writes into it; the lock's descriptor.
 
     RecipeError `run-dir-in-use` when another process holds it: a run, or what is left of one that was killed.
-    On a file system without locks nothing is held.
+    On a file system without locks nothing is held. Who holds it already holds it on.
     """
+    place = run_dir.absolute()
+    if place in _held:
+        yield _held[place]
+        return
     run_dir.mkdir(parents=True, exist_ok=True)
     with (run_dir / LOCK).open("a+", encoding="utf-8") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             stream.seek(0)
-            raise RecipeError(_in_use(run_dir, stream.read().strip())) from error
+            raise RecipeError(_in_use(run_dir, stream.read())) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        stream.truncate(0)
-        stream.write(f"{os.getpid()}\n")
-        stream.flush()
-        yield stream.fileno()
+        with contextlib.suppress(OSError):  # a full disk: only its name is missing in the others' error
+            os.ftruncate(stream.fileno(), 0)
+            os.write(stream.fileno(), f"{os.getpid()} {socket.gethostname()}\n".encode())
+        _held[place] = stream.fileno()
+        try:
+            yield stream.fileno()
+        finally:
+            del _held[place]
 
 
 def _check_free(run_dir: Path) -> None:
     """RecipeError when another process holds the run directory; this one may."""
-    lock = run_dir / LOCK
-    if not lock.is_file() or lock.read_text("utf-8").strip() == str(os.getpid()):
-        return
-    with locked(run_dir):
-        pass
+    if (run_dir / LOCK).is_file():
+        with locked(run_dir):
+            pass
 
 
-def _in_use(run_dir: Path, holder: str) -> Problem:
-    alive = holder.isdigit() and process_started(int(holder)) is not None
-    who = f"by process {holder}" if alive else "by what a killed run left, which ends within about a minute"
+def _in_use(run_dir: Path, said: str) -> Problem:
+    holder, host = [*said.split(), "", ""][:2]
+    if host not in ("", socket.gethostname()):
+        who = f"by process {holder} on {host}"
+    elif holder.isdigit() and process_started(int(holder)) is not None:
+        who = f"by process {holder}"
+    else:
+        who = "by what a killed run left, which ends within about a minute"
     return Problem(
         "run-dir-in-use",
         f"the run directory {run_dir} is in use {who}",
@@ -119,10 +169,15 @@ def _in_use(run_dir: Path, holder: str) -> Problem:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write aside, then rename: a file is whole or absent."""
+    """Write aside, then rename: a file is whole or absent. Raises OSError, and leaves nothing then."""
     aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
 
 
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from launcher.facts.status import RankStatus, is_alive, read_statuses
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE
+DAY = 24 * HOUR
 _STEPPING = ("train", "evaluate", "save")
 LONGEST_LOOK_S = 5.0
 """So much time at most counts between two looks: more means that this process itself was stopped."""
@@ -33,12 +34,16 @@ class Limits:
     """Imports and the rendezvous: many ranks read the same packages from a slow network disk."""
     load: float = 4 * HOUR
     """Weights may have to be downloaded: 140 GB take 4 hours at 10 MB/s."""
+    skip: float = DAY
+    """The rows of a stream, up to where the run goes on, are read and encoded again: as long as in training,
+    where nothing waited for a device."""
     evaluate: float = 2 * HOUR
     """A batch, since an evaluation tells of each; metrics of the user's own come after the last one."""
     save: float = HOUR
     """Least for a checkpoint; 10 times what the plan expects, where that is more."""
     finish: float = 4 * HOUR
-    """The last weights are gathered, written, and perhaps uploaded."""
+    """The best weights are loaded, the last ones gathered, written and perhaps uploaded. So long a process
+    may stay, too, that has said its last word: it may still upload."""
     launcher_ends: float = 20.0
     """After a rank was lost its launcher ends the others; so long it has, then they are killed."""
     all_gone: float = 40.0
@@ -60,7 +65,7 @@ class Hang:
     def behind(self) -> list[int]:
         """The ranks with the fewest steps, where not all have the same; else none."""
         steps = {rank: status.step for rank, status in self.statuses.items()}
-        least = min(steps.values())
+        least = min(steps.values(), default=0)
         return [rank for rank, step in sorted(steps.items()) if step == least < max(steps.values())]
 
 
@@ -73,6 +78,8 @@ class Watch:
     """Times the median that a step may take; 0: never a hang."""
     save_s: float = 0.0
     """What the plan expects a step and a save to take at most, seconds; 0 where it does not say."""
+    step_s: float = 0.0
+    """What the plan expects a step to take at most, seconds; 0 where it does not say."""
     limits: Limits = field(default_factory=Limits)
     statuses: dict[int, RankStatus] = field(default_factory=dict)
     lost: dict[int, RankStatus] = field(default_factory=dict)
@@ -82,6 +89,10 @@ class Watch:
     failed: list[int] = field(default_factory=list)
     """Ranks that ended with a code other than 0."""
     _waited: dict[int, float] = field(default_factory=dict)
+    _staying: frozenset[int] = frozenset()
+    """Ranks that have said their last word and live on."""
+    _empty_s: float = 0.0
+    """So long no rank has said anything."""
 
     def look(self, elapsed: float) -> None:
         """Read the statuses anew. elapsed: seconds since the last look."""
@@ -104,6 +115,12 @@ class Watch:
         if not self.lost:  # those that go down later were ended because of these
             self.lost, self.lost_alone = gone, bool(gone) and not (failed or self.failed)
         self.failed = failed
+        self._staying = frozenset(r for r, s in statuses.items() if s.phase == "ended" and r in alive)
+        self._empty_s = 0.0 if statuses else self._empty_s + min(elapsed, LONGEST_LOOK_S)
+
+    def forgive(self) -> None:
+        """Count anew: that nothing was heard of the ranks was no fault of theirs."""
+        self._waited, self._empty_s = {}, 0.0
 
     @property
     def in_trouble(self) -> bool:
@@ -118,10 +135,15 @@ class Watch:
     def hang(self) -> Hang | None:
         """A run none of whose ranks made progress within what its phase allows.
 
-        One rank within its limit is enough: the others may be waiting for it.
+        One rank within its limit is enough: the others may be waiting for it. Where all have said their last
+        word, those count that stay; where none has said its first, the launcher.
         """
-        living = self.living
-        if self.factor <= 0 or not living or self.in_trouble:
+        if self.factor <= 0 or self.in_trouble:
+            return None
+        if not self.statuses and self._empty_s > self.limits.start:
+            return Hang(self._empty_s, self.limits.start, {})
+        living = self.living or {rank: self.statuses[rank] for rank in self._staying}
+        if not living:
             return None
         if any(self._waited.get(rank, 0.0) <= self.limit(status) for rank, status in living.items()):
             return None
@@ -133,12 +155,31 @@ class Watch:
         limits = self.limits
         if status.phase == "train":
             if status.median is None:
-                return max(limits.first_steps, limits.step)
+                return max(limits.first_steps, limits.step, self.factor * self.step_s)
             return max(limits.step, self.factor * status.median)
         if status.phase == "save":
             return max(limits.save, 10 * self.save_s)
-        by_phase = {"start": limits.start, "load": limits.load, "evaluate": limits.evaluate}
+        by_phase = {
+            "start": limits.start, "load": limits.load, "skip": limits.skip, "evaluate": limits.evaluate
+        }  # fmt: skip
         return by_phase.get(status.phase, limits.finish)
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of a step, of the slowest rank; None before any knows."""
+        return max((s.median for s in self.living.values() if s.median is not None), default=None)
+
+    @property
+    def stop_s(self) -> float:
+        """Seconds that a stop may take, generously: twice the step that runs, and twice a save."""
+        return 2 * (self.pace + self.save_s) + 5.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a step takes: its median; or, where that is less, how long the present one, or a batch
+        of an evaluation, has taken by now, up to 5 minutes: it may be a hang as well."""
+        waited = max((self._waited.get(rank, 0.0) for rank in self.living), default=0.0)
+        return max(self.median or 0.0, min(waited, 5 * MINUTE))
 
 
 def _moment(status: RankStatus) -> tuple[object, ...]:

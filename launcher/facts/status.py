@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-PHASES = ("start", "load", "train", "evaluate", "save", "finish", "ended")
-"""In the order of a run; evaluate and save lie inside train, and inside finish again."""
+PHASES = ("start", "load", "skip", "train", "evaluate", "save", "finish", "ended")
+"""In the order of a run; skip, evaluate and save lie inside train, evaluate and save inside finish again."""
 
 _ENDED_STATES = ("Z", "X", "x")
 """Of /proc/PID/stat: a process that has ended, and is only not waited for yet."""

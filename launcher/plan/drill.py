@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
+from launcher.plan.plan import Plan
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
 
@@ -111,7 +112,10 @@ def course_overrides(recipe: Recipe, course: Course) -> list[str]:
         "trainer.report_to": "none",
         "early_stopping": "null",
         "launch.max_restarts": 0,
+        "on_oom": "fail",  # a process that was killed may have been for its memory
     }
+    if recipe.trainer.get("push_to_hub"):
+        changes["trainer.push_to_hub"] = False
     # The best checkpoint is known by an evaluation beside each save, which the plan then asks for itself.
     if recipe.trainer.get("eval_strategy", "no") != "no" or recipe.trainer.get("load_best_model_at_end"):
         changes |= {"trainer.eval_strategy": "steps", "trainer.eval_steps": every}
@@ -129,6 +133,23 @@ def check_resumable(recipe: Recipe) -> None:
                 hint="--set trainer.save_only_model=false",
             )
         )
+
+
+def check_states(plan: Plan) -> None:
+    """RecipeError where what a checkpoint would hold lies on NVMe: such a run cannot be gone on from.
+
+    The plan is asked, since a base profile may say so as well as the recipe.
+    """
+    for name in ("sharding.offload_optimizer", "sharding.offload_param"):
+        if name in plan.settings and plan.value(name) == "nvme":
+            raise RecipeError(
+                Problem(
+                    "nvme-resume",
+                    "DeepSpeed does not read states from NVMe again, so there is nothing to drill",
+                    path=name,
+                    hint=f"--set {name}=cpu, or none, drills the rest of it",
+                )
+            )
 
 
 @dataclass(frozen=True, slots=True)

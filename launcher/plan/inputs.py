@@ -13,6 +13,16 @@ from launcher.facts.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """What earlier starts of the same run took, seconds; None where there was none that said."""
+
+    step: float | None = None
+    """The slowest rank's median."""
+    save: float | None = None
+    """The slowest of the checkpoints that are there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What was gathered before planning."""
 
@@ -36,3 +46,5 @@ class Facts:
     """What a trace of the real model found."""
     calibration: Calibration | None = None
     """What earlier runs measured on such a device."""
+    pace: Pace = Pace()
+    """Of a run that is resumed."""

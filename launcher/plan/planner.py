@@ -37,7 +37,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
     chosen = found.first
     draft = found.of(chosen).draft.copy()
     record_size(draft, chosen, reasons(found))
-    settle_stop(draft, loaded.recipe, chosen, facts.model, facts.hardware)
+    settle_stop(draft, loaded.recipe, chosen, facts)
     late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
     plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
     if not chosen.fits:

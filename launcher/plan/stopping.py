@@ -7,11 +7,12 @@ takes the checkpoint away.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from launcher.facts.hardware import Hardware
-from launcher.facts.model import ModelSpec
 from launcher.memory.saved import checkpoint_bytes
 from launcher.plan.draft import Draft
+from launcher.plan.inputs import Facts
+from launcher.plan.plan import Plan, Setting
 from launcher.plan.strategy import Candidate
 from launcher.recipe.schema import Recipe
 
@@ -27,15 +28,13 @@ WAIT = "launch.env.TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Read by torchrun, and by `accelerate launch`, which starts workers through it."""
 
 
-def settle_stop(
-    draft: Draft, recipe: Recipe, chosen: Candidate, model: ModelSpec, hardware: Hardware
-) -> None:
+def settle_stop(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> None:
     """Record runtime.stop_seconds, and a launcher that waits so long; a warning where none does."""
-    seconds, counted = stop_seconds(draft, chosen, model)
+    seconds, counted = stop_seconds(draft, chosen, facts)
     draft.put("runtime.stop_seconds", seconds, counted)
     if seconds <= KILL_S or draft.get("launch.launcher") == "python":
         return
-    alone = hardware.num_nodes == 1
+    alone = facts.hardware.num_nodes == 1
     if draft.get("launch.launcher") == "deepspeed" and recipe.launch.launcher == "auto" and alone:
         reason = f"the deepspeed launcher kills {KILL_S} s after a signal, a stop may take {seconds} s"
         draft.put("launch.launcher", "accelerate", reason)
@@ -44,7 +43,7 @@ def settle_stop(
         draft.warn(
             f"a stop may take {seconds} s ({counted}), and the deepspeed launcher kills the workers "
             f"{KILL_S} s after a signal that reaches it: what was trained since the last checkpoint "
-            f"({_how_often(draft)}) is lost then; {mend}"
+            f"({_how_often(draft.settings)}) is lost then; {mend}"
         )
         return
     if not draft.explicit(WAIT):
@@ -54,28 +53,59 @@ def settle_stop(
     elif _is_short(str(draft.get(WAIT)), seconds):
         draft.warn(
             f"{WAIT}: {draft.get(WAIT)} is less than the {seconds} s that a stop may take ({counted}): what "
-            f"was trained since the last checkpoint ({_how_often(draft)}) may be lost at a signal"
+            f"was trained since the last checkpoint ({_how_often(draft.settings)}) may be lost at a signal"
         )
 
 
-def stop_seconds(draft: Draft, chosen: Candidate, model: ModelSpec) -> tuple[int, str]:
-    """(seconds, what was counted): the slowest step that is predicted, and one save."""
+def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, str]:
+    """(seconds, what was counted): the slowest step that is predicted or was seen, and one save."""
     alone = bool(draft.get("trainer.save_only_model", False))
-    size = checkpoint_bytes(model, chosen.job, weights_alone=alone)
+    size = checkpoint_bytes(facts.model, chosen.job, weights_alone=alone)
     save = size / WRITE_BYTES + SETTLE_S
     said = f"a checkpoint of {size / 1e9:.1f} GB at an assumed {WRITE_BYTES / 1e6:.0f} MB/s"
-    if chosen.time.seconds is None:
+    if facts.pace.save is not None and facts.pace.save > save:
+        save, said = facts.pace.save, f"a save of {facts.pace.save:.3g} s, which this run has seen"
+    predicted = None if chosen.time.seconds is None else chosen.time.seconds[1]
+    seen = facts.pace.step
+    if predicted is None and seen is None:
         return math.ceil(save), f"{said}; a step is not predicted here and not counted"
-    step = chosen.time.seconds[1]
-    return math.ceil(step + save), f"a step of up to {step:.3g} s and {said}"
+    step = max(predicted or 0.0, seen or 0.0)
+    source = ", which this run has seen," if step == seen else ""
+    return math.ceil(step + save), f"a step of up to {step:.3g} s{source} and {said}"
 
 
-def _how_often(draft: Draft) -> str:
-    strategy = draft.get("trainer.save_strategy", "steps")
-    if strategy == "steps":
-        every = draft.get("trainer.save_steps", 500)
-        return f"trainer.save_steps: {every}"
-    return f"trainer.save_strategy: {strategy}"
+def kill_seconds(plan: Plan) -> float | None:
+    """How long the plan's launcher waits after a signal before it kills; None where there is none."""
+    launcher = plan.value("launch.launcher")
+    if launcher == "python":
+        return None
+    found = plan.settings.get(WAIT)
+    given = "" if found is None or launcher == "deepspeed" else str(found.value)
+    return float(given) if given.isdigit() else float(KILL_S)
+
+
+def slow_step_word(plan: Plan, step: float) -> str:
+    """What to say of a run whose steps take `step` seconds, where the plan did not foresee that a launcher
+    kills before such a step and a save are done; empty where it did, or where they fit."""
+    planned, kill = float(plan.value("runtime.stop_seconds")), kill_seconds(plan)
+    save = planned if plan.time.seconds is None else max(0.0, planned - plan.time.seconds[1])
+    if kill is None or planned > kill or step + save <= kill:
+        return ""
+    total = math.ceil(step + save)
+    return (
+        f"WARNING: a step takes {step:.3g} s here, and a checkpoint about {save:.0f} s: where a scheduler "
+        f"signals every process, the launcher kills the workers {kill:.0f} s later, without a checkpoint "
+        f"({_how_often(plan.settings)}). Let it signal effilaunch alone, {total + KILL_S} s before the end; "
+        f"a run that goes on with --resume auto counts this step"
+    )
+
+
+def _how_often(settings: Mapping[str, Setting]) -> str:
+    strategy = settings.get("trainer.save_strategy")
+    if strategy is not None and strategy.value != "steps":
+        return f"trainer.save_strategy: {strategy.value}"
+    every = settings.get("trainer.save_steps")
+    return f"trainer.save_steps: {500 if every is None else every.value}"
 
 
 def _is_short(said: str, seconds: int) -> bool:

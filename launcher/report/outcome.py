@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
-from launcher.errors import EffilaunchError, Problem
+from launcher.errors import EffilaunchError, MachineError, Problem
 
 SCHEMA_VERSION = 1
 
@@ -47,38 +50,86 @@ def harmless(text: str) -> str:
 
 
 def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
-    """Print an outcome and return its exit code."""
+    """Print an outcome and return its exit code.
+
+    Output that nobody takes changes no exit code; where it cannot be written although somebody waits for it
+    (a full disk), a command whose only result it was ends with MachineError's.
+    """
+    text = harmless(outcome.text.rstrip("\n"))
     if as_json:
-        print(json.dumps(envelope(command, outcome.data, outcome.problems), indent=2))
-    else:
-        if outcome.text:
-            print(harmless(outcome.text.rstrip("\n")))
+        text = json.dumps(envelope(command, outcome.data, outcome.problems), indent=2)
+    lost = _put(text, sys.stdout) if text else None
+    if not as_json:
         _print_problems(outcome.problems)
-    return outcome.exit_code
+    if lost is not None and lost.errno not in _NOBODY:
+        note(f"the output could not be written: {lost.strerror}")
+    _end_output()
+    if lost is None or lost.errno in _NOBODY:
+        return outcome.exit_code
+    return outcome.exit_code or (0 if "run_dir" in outcome.data else MachineError.exit_code)
 
 
 def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
-    """Print a user's error and return its exit code."""
+    """Print a user's error and return its exit code, whether or not somebody takes what is printed."""
     if as_json:
-        print(json.dumps(envelope(command, {}, error.problems), indent=2))
+        _put(json.dumps(envelope(command, {}, error.problems), indent=2), sys.stdout)
     else:
         _print_problems(error.problems)
+    _end_output()
     return error.exit_code
 
 
 def _print_problems(problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        # What is left of an error of several lines cannot pass for an error of its own.
-        print("error: " + harmless(str(problem)).replace("\n", "\n  "), file=sys.stderr)
+    # What is left of an error of several lines cannot pass for an error of its own.
+    lines = ["error: " + harmless(str(problem)).replace("\n", "\n  ") for problem in problems]
     if len(problems) > 1:
-        print(f"{len(problems)} problems", file=sys.stderr)
+        lines.append(f"{len(problems)} problems")
+    if lines:
+        _put("\n".join(lines), sys.stderr)
 
 
 def echo(line: str) -> None:
-    """One line of a running job, at once."""
-    print(harmless(line), flush=True)
+    """One line of a running job, at once. Where nobody takes it any more, the job goes on without."""
+    _put(harmless(line), sys.stdout)
 
 
 def note(line: str) -> None:
-    """A word to the user that is not part of the result."""
-    print(harmless(line), file=sys.stderr, flush=True)
+    """A word to the user that is not part of the result. Never fails, as `echo`."""
+    _put(harmless(line), sys.stderr)
+
+
+_NOBODY = (errno.EPIPE, errno.EIO)
+"""Answers of a pipe whose reader ended (`| tee`, `| head`), and of a terminal that was closed."""
+
+
+def _put(text: str, stream: TextIO | None) -> OSError | None:
+    """Print a line at once; what kept it from being written.
+
+    Where nobody takes it, neither does anybody take the next one. A disk that is full may have room by then.
+    """
+    if stream is None:  # closed when this process began
+        return None
+    try:
+        print(text, file=stream, flush=True)
+    except OSError as error:
+        if error.errno in _NOBODY:
+            _lead_nowhere(stream)
+        return error
+    return None
+
+
+def _end_output() -> None:
+    """What still waits to be written is given up where it cannot be: the interpreter would end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            _lead_nowhere(stream)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -159,7 +159,8 @@ class Stoppable(Trainer):
         """A stopped run does not end with the best weights: it goes on from the last ones."""
         if self.stopping is not None and self.stopping.stopped:
             self.state.best_model_checkpoint = None
-        return super()._finalize_training(*args, **kwargs)
+        with status().within("finish"):  # the best weights are loaded, uploads are waited for
+            return super()._finalize_training(*args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with status().within("evaluate"):

@@ -40,6 +40,7 @@ class Status:
         self._seconds: deque[float] = deque(maxlen=KEPT_STEPS)
         self._phase, self._step = "start", 0
         self._code: int | None = None
+        self._median: float | None = None
         self._begin()
         self._write()
 
@@ -50,6 +51,11 @@ class Status:
     @property
     def step(self) -> int:
         return self._step
+
+    @property
+    def median(self) -> float | None:
+        """Seconds of a step, as it was last written; for any thread."""
+        return self._median
 
     def enter(self, phase: str, *, step: int | None = None) -> None:
         """A phase begins; `step`: the steps that have ended when it does."""
@@ -91,6 +97,7 @@ class Status:
 
     def _write(self) -> None:
         self._written = time.monotonic()
+        self._median = median(self._seconds) if len(self._seconds) >= LEAST_STEPS else None
         if self._file is None:
             return
         values = {
@@ -101,7 +108,7 @@ class Status:
             "phase": self._phase,
             "step": self._step,
             "since": self._since,
-            "median": median(self._seconds) if len(self._seconds) >= LEAST_STEPS else None,
+            "median": self._median,
             "code": self._code,
         }
         aside = self._file.with_name(f".{self._file.name}.part")

@@ -28,7 +28,8 @@ SUPERVISOR_GONE = 255
 
 POLL_S = 2.0
 ORPHAN_S = 60.0
-"""So long an orphaned worker may take for its checkpoint; behind it nobody holds its device for nothing."""
+"""So long an orphaned worker may take for its checkpoint, and two steps: it comes behind the one that runs.
+Afterwards nobody holds its device for nothing."""
 LEFT_EARLY = 143
 """What a shell says of a process that SIGTERM ended."""
 
@@ -125,8 +126,9 @@ def _watch(reader: int, supervisor: tuple[int, int] | None) -> None:
             stop.ask(SUPERVISOR_GONE)
         if stop.number and stop.at_once:
             leave_now(f"{cause(stop.number)} before the first step: nothing to save")
-        if gone_at is not None and time.monotonic() - gone_at > ORPHAN_S:
-            leave_now(f"{cause(SUPERVISOR_GONE)} since {ORPHAN_S:.0f} s: leaving without a checkpoint")
+        limit = ORPHAN_S + 2 * (status().median or 0.0)
+        if gone_at is not None and time.monotonic() - gone_at > limit:
+            leave_now(f"{cause(SUPERVISOR_GONE)} since {limit:.0f} s: leaving without a checkpoint")
 
 
 def end_with_supervisor(environ: Mapping[str, str]) -> None:

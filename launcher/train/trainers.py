@@ -29,6 +29,8 @@ class PlannedTrainer(Stoppable):
     """Measures evaluations apart from training."""
     largest_batch = 0
     """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
+    _read = False
+    """Whether a batch has been read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,7 +92,11 @@ class PlannedTrainer(Stoppable):
         return super().training_step(model, inputs, *args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        batches, items = super().get_batch_samples(*args, **kwargs)
+        skips = self.streams and self.state.global_step > 0 and not self._read
+        self._read = True
+        # The first batch of a stream that goes on comes behind all that were trained.
+        with status().within("skip") if skips else contextlib.nullcontext():
+            batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
             self._watch(batch)
         return batches, items

@@ -189,6 +189,33 @@ def test_a_worker_that_was_killed_without_a_word(run_dir):
     assert (problem.code, problem.file) == ("sigkill-oom", str(run_dir / "logs" / "launcher.log"))
 
 
+KILLED = "  exitcode  : -9 (pid: 12)\n"
+
+
+@pytest.mark.parametrize(
+    ("oom", "log", "ids"),
+    [
+        (False, KILLED, []),
+        (None, KILLED, ["sigkill-oom"]),
+        (True, KILLED, ["sigkill-oom"]),
+        (False, "slurmstepd: error: Detected 1 oom_kill event in StepId=1.batch.\n", ["sigkill-oom"]),
+    ],
+)
+def test_what_the_supervisor_saw_of_a_killed_rank_counts(run_dir, capsys, oom, log, ids):
+    """The kernel's counters may say that it was not for its memory."""
+    for path in (run_dir / "logs").glob("rank-*.log"):
+        path.write_text("training\n")
+    (run_dir / "logs" / "launcher.log").write_text(log)
+    lost = {"message": "rank 1 (pid 12) was killed by SIGKILL, last step 4", "ranks": [1], "oom": oom}
+    (run_dir / "logs" / "lost.json").write_text(json.dumps(lost))
+    code, data = answer(capsys, run_dir)
+    assert code == 0
+    assert [found["id"] for found in data["findings"]] == ids
+    said = "rank 1 (pid 12) was killed by SIGKILL, last step 4; the kernel's OOM killer did not do it"
+    assert [unknown["message"] for unknown in data["unknown"]] == ([] if ids else [said])
+    assert [unknown["ranks"] for unknown in data["unknown"]] == ([] if ids else [[1]])
+
+
 def test_an_unknown_failure_of_a_run_keeps_its_own_words(run_dir):
     report(run_dir, 1, "KeyError: 'mine'")
     (run_dir / "logs" / "rank-1.log").write_text("")

@@ -200,6 +200,24 @@ def test_an_interrupt_keeps_what_was_done(drilled, tmp_path):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, "signals are given back"
 
 
+@pytest.mark.parametrize("name", ["offload_optimizer", "offload_param"])
+@pytest.mark.parametrize("says", ["recipe", "profile"])
+def test_a_run_with_states_on_nvme_cannot_be_resumed_and_is_not_drilled(drilled, tmp_path, name, says):
+    sets = ["sharding.zero_stage=3", f"sharding.nvme_path={tmp_path / 'nvme'}"]
+    if says == "profile":
+        zero = {"stage": 3, name: {"device": "nvme", "nvme_path": "/x"}}
+        (tmp_path / "profile.json").write_text(json.dumps({"zero_optimization": zero}))
+        sets.append(f"sharding.config={tmp_path / 'profile.json'}")
+    else:
+        sets.append(f"sharding.{name}=nvme")
+    words = [word for one in sets for word in ("--set", one)]
+    code, data, runs, _ = drilled(*words, on="8xA100-80GB")
+    (problem,) = data["errors"]
+    assert (code, problem["code"], problem["path"]) == (2, "nvme-resume", f"sharding.{name}")
+    assert runs.seen == []
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_cannot_be_drilled_is_refused_before_anything_runs(drilled, tmp_path):
     code, data, runs, _ = drilled("--set", "trainer.save_only_model=true")
     assert (code, data["errors"][0]["code"]) == (2, "checkpoint-without-states")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_auto_begins_where_nothing_is_there_yet(runs):
+def test_auto_begins_where_nothing_is_there_yet(runs, monkeypatch):
+    monkeypatch.setenv("EFFILAUNCH_RESUME", "/from/elsewhere")
     code, _, said = runs("--resume", "auto")
     assert code == 0
     assert "no checkpoint to resume from: the run starts from the beginning" in said
@@ -162,8 +164,66 @@ def test_a_path_may_be_a_checkpoint_or_a_run(stopped):
     first = stopped.out / "checkpoints" / "checkpoint-2"
     assert stopped("--resume", first)[0] == 0
     stopped.interrupted()
+    newest = stopped.checkpoint(6)
     assert stopped("--resume", stopped.out)[0] == 0
-    assert stopped.resumed()[1:] == [str(first), str(first.with_name("checkpoint-4"))]
+    assert stopped.resumed()[1:] == [str(first), str(newest)]
+
+
+def test_who_goes_back_puts_the_newer_ones_aside(stopped):
+    """Killed before its first save, the run goes on from where it went back to."""
+    rows = [{"step": step, "loss": 1.0 / step} for step in (1, 2, 3, 4)]
+    metrics = stopped.out / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"st')
+    (stopped.out / "restarts.jsonl").write_text('{"step": 1, "cause": "x"}\n{"step": 3, "cause": "y"}\n')
+    checkpoints = stopped.out / "checkpoints"
+    given_up = contents(checkpoints / "checkpoint-4").values()
+    (checkpoints / "checkpoint-9").mkdir()  # was never finished
+    (checkpoints / "superseded-9").mkdir()
+    code, data, said = stopped("--resume", checkpoints / "checkpoint-2")
+    assert code == 0
+    assert "put aside: checkpoint-4, checkpoint-9, behind the step that the run goes on from, as " in said
+    names = {"checkpoint-2", "superseded-4", "superseded-9", "superseded-9-2"}
+    assert {path.name for path in checkpoints.iterdir()} == names
+    assert list(contents(checkpoints / "superseded-4").values()) == list(given_up)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()[:-1]] == [1, 2]
+    aside = (stopped.out / "metrics-superseded-9.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in aside.splitlines()] == [3, 4]
+    assert [row["cause"] for row in data["result"]["restarts"]] == ["x"]
+    stopped.interrupted()
+    assert stopped("--resume", "auto")[0] == 0
+    assert stopped.resumed()[1:] == [str(checkpoints / "checkpoint-2")] * 2
+    code, data, _ = stopped("--resume", checkpoints / "superseded-4")
+    assert (code, data["errors"][0]["code"]) == (2, "not-a-checkpoint")
+    assert "a continuation that was given up" in data["errors"][0]["message"]
+
+
+def test_a_stop_is_planned_with_the_steps_that_were_seen(stopped):
+    values = {"rank": 0, "host": "h", "pid": 1, "started": 1, "phase": "train", "step": 4, "since": 1.0}
+    status = stopped.out / "logs" / "status-rank-0.json"
+    status.write_text(json.dumps({**values, "median": 250.0, "code": None}))
+    code, _, _ = stopped("--resume", "auto", "--dry-run")
+    settings = json.loads((stopped.out / "plan.json").read_text())["settings"]
+    assert (code, settings["runtime.stop_seconds"]["value"] >= 250) == (0, True)
+    assert int(settings["launch.env.TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]["value"]) >= 250
+
+
+def test_a_dry_run_goes_back_nowhere(stopped):
+    before = contents(stopped.out / "checkpoints")
+    assert stopped("--resume", stopped.out / "checkpoints" / "checkpoint-2", "--dry-run")[0] == 0
+    assert contents(stopped.out / "checkpoints") == before
+
+
+def test_a_run_that_came_from_another_one_goes_on_from_there_before_its_first_save(stopped, tmp_path):
+    first = stopped.out / "checkpoints" / "checkpoint-2"
+    new = tmp_path / "new"
+    assert stopped("--resume", first, out=new)[0] == 0
+    (new / "COMPLETED").unlink()
+    assert stopped("--resume", "auto", out=new)[0] == 0
+    assert (new / "resumed").read_text() == f"{first}\n{first}\n"
+    (new / "COMPLETED").unlink()
+    (first / "weights.bin").unlink()
+    code, data, _ = stopped("--resume", "auto", out=new)
+    assert (code, data["errors"][0]["code"]) == (2, "checkpoint-damaged")
 
 
 def test_a_checkpoint_is_continued_in_another_folder(stopped, tmp_path):
@@ -278,7 +338,25 @@ def test_a_checkpoint_without_a_plan_is_refused(stopped):
     assert (code, data["errors"][0]["code"]) == (2, "not-a-checkpoint")
 
 
-def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monkeypatch):
+def by_hand(run_dir: Path, folder: Path) -> str:
+    """What command.sh tells the workers to go on from; they are stood in for."""
+    stand_in = folder / "python"
+    stand_in.write_text('#!/bin/sh\necho "${EFFILAUNCH_RESUME-nothing}"\n')
+    stand_in.chmod(0o755)
+    script = (run_dir / "command.sh").read_text().replace(sys.executable, str(stand_in))
+    (run_dir / "by-hand.sh").write_text(script)
+    said = subprocess.run(["bash", run_dir / "by-hand.sh"], capture_output=True, text=True, check=True).stdout
+    return said.split()[-1]
+
+
+def test_a_start_by_hand_is_the_start_that_was_made(stopped, tmp_path):
+    assert stopped("--resume", "auto")[0] == 0
+    assert by_hand(stopped.out, tmp_path) == "auto"
+    assert stopped(out=stopped.folder / "fresh")[0] == 0
+    assert by_hand(stopped.folder / "fresh", tmp_path) == "nothing"
+
+
+def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monkeypatch, tmp_path):
     """The conversion itself is in tests/process/test_resume_ranks.py."""
     text = RECIPE.replace("engine: ddp", "zero_stage: 2")
     (stopped.folder / "r.yaml").write_text(text)
@@ -302,7 +380,9 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
     assert stopped.resumed()[1:] == [str(out / "converted" / "checkpoint-2")]
     shown = json.loads((out / "ds_config.json").read_text())
     assert shown["checkpoint"] == {"load_universal": True}
+    assert by_hand(out, tmp_path) == str(out / "converted" / "checkpoint-2"), "nothing else could be read"
     stopped.interrupted()
     assert stopped("--resume", "auto", "--set", "sharding.engine=deepspeed")[0] == 0
     assert "checkpoint" not in json.loads((out / "ds_config.json").read_text())
     assert not (out / "converted").exists()
+    assert by_hand(out, tmp_path) == "auto"

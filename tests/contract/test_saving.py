@@ -23,6 +23,7 @@ from launcher.train.disk_full import SaveFailed, is_full
 from launcher.train.memory_meter import Meter
 from launcher.train.outcome import write_error
 from launcher.train.saving import surplus
+from launcher.train.status import status
 from launcher.train.training import fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -132,6 +133,12 @@ def test_with_a_limit_of_one_the_best_and_the_last_stay(tmp_path, monkeypatch):
         return numbers
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    phases = []
+    for name in ("_load_best_model", "_finish_current_push"):
+        call = getattr(Trainer, name)
+        monkeypatch.setattr(
+            Trainer, name, lambda self, call=call: (phases.append(status().phase), call(self))
+        )
     best = {
         "trainer.eval_strategy": "steps", "trainer.eval_steps": 2, "trainer.max_steps": 8,
         "trainer.load_best_model_at_end": True, "trainer.save_total_limit": 1,
@@ -140,6 +147,7 @@ def test_with_a_limit_of_one_the_best_and_the_last_stay(tmp_path, monkeypatch):
     checkpoints = tmp_path / "checkpoints"
     assert steps(tmp_path) == [4, 8]
     assert trainer.state.best_model_checkpoint == str(checkpoints / "checkpoint-4")
+    assert phases == ["finish", "finish"], "no step is expected then"
     for step in (4, 8):
         state = json.loads((checkpoints / f"checkpoint-{step}" / "trainer_state.json").read_text())
         assert state["best_model_checkpoint"] == str(checkpoints / "checkpoint-4")

@@ -20,6 +20,7 @@ from launcher.errors import RecipeError, RunFailed
 from launcher.train.data.collate import make_collator
 from launcher.train.job import rank, world_size
 from launcher.train.memory_meter import Meter
+from launcher.train.status import status
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -277,6 +278,10 @@ def test_packing_is_refused_for_models_that_take_no_positions(tmp_path):
 # --- streams
 
 
+PHASES: list[str] = []
+"""In which of them a row was read."""
+
+
 class Counting(IterableDataset):
     """Rows without end, dealt out over processes and workers as the worker's own streams are."""
 
@@ -287,6 +292,8 @@ class Counting(IterableDataset):
         rows = sequences(16)
         number = shard
         while True:
+            if worker is None:
+                PHASES.append(status().phase)
             yield {**rows[number % 16], "label_of_row": number}
             number += shards
 
@@ -306,7 +313,10 @@ def test_a_stream_is_resumed_where_it_stopped(tmp_path, monkeypatch, workers):
     shutil.copytree(tmp_path / "whole", tmp_path / "halved")
     shutil.rmtree(tmp_path / "halved" / "checkpoints" / "checkpoint-6")
     monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
+    PHASES.clear()
     trained(tmp_path / "halved", changes, llama(), stream_rows())
+    if workers == 0:  # 3 steps of 4 rows are read again, and those of the next step
+        assert (PHASES[:16], set(PHASES[16:])) == (["skip"] * 16, {"train"})
     keys = ("step", "loss", "grad_norm", "tokens")
     whole, halved = (
         [[row[key] for key in keys] for row in metrics(tmp_path / name)] for name in ("whole", "halved")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -229,6 +230,20 @@ def test_a_checkpoint_that_the_user_named_is_continued_again(tries, tmp_path):
     _, _, said = tries(worker(limit=4, saves=False), resume=named, **EIGHT)
     assert (run / "resumed").read_text().split() == [named, named]
     assert "goes on from the checkpoint of step 1; 2 steps are done again" in "\n".join(said)
+
+
+def test_a_next_try_that_a_full_disk_does_not_take_is_told_with_what_ran_out(tries, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("launcher.execute.adapted.write_file", full)
+    with pytest.raises(
+        RunFailed, match="No space left on device; so the run could not begin again"
+    ) as caught:
+        tries(worker(limit=4), **EIGHT)
+    assert caught.value.problems[0].code == "disk-full"
+    assert "CUDA out of memory" in caught.value.problems[0].message
+    assert (tmp_path / "run" / "checkpoints" / "checkpoint-2").is_dir()
 
 
 def test_an_adapted_run_is_resumed_as_adapted(tries, tmp_path, capsys):

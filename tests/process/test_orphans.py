@@ -97,7 +97,7 @@ def test_after_a_failure(run):
     assert "ended with exit code 7 and no word, last step 2, phase train" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_after_one_signal_with_a_checkpoint(run, number):
     began = run(ranks(steps=2000)).training()
     out = began.send(number).ended(130)
@@ -107,10 +107,25 @@ def test_after_one_signal_with_a_checkpoint(run, number):
     assert f"{name}: the run was stopped after step {stopped['step']}, with {stopped['checkpoint']}" in out
 
 
+def test_when_nobody_reads_what_it_prints_a_run_goes_on_and_still_stops_with_a_checkpoint(run):
+    """As in `effilaunch run | tee log`, where Ctrl-C ends tee, too."""
+    began = run(ranks("print('step', step, flush=True)", steps=2000)).training()
+    began.process.stdout.close()
+    steps = [status["step"] for status in began.statuses()]
+    wait_for(lambda: all(s["step"] > step + 20 for s, step in zip(began.statuses(), steps, strict=True)))
+    os.killpg(began.process.pid, signal.SIGINT)
+    assert began.process.wait(40) == 130
+    assert marked(MARK, began.mark) == {}
+    stopped = json.loads((began.folder / "run" / "stopped.json").read_text())
+    assert (began.folder / "run" / "checkpoints" / stopped["checkpoint"] / "manifest.json").is_file()
+    log = (began.folder / "run" / "logs" / "launcher.log").read_text()
+    assert f"step {stopped['step'] - 1}\n" in log
+
+
 def test_after_a_second_signal_at_once(run):
     began = run(ranks(steps=2000, early=DEAF)).training()
     began.send(signal.SIGINT)
-    time.sleep(1.0)
+    time.sleep(1.5)
     at = time.monotonic()
     out = began.send(signal.SIGINT).ended(130)
     assert time.monotonic() - at < 10
@@ -164,9 +179,30 @@ def test_when_the_launcher_is_killed(run):
     assert "the launcher was killed by SIGKILL; its ranks stopped after step" in out
 
 
-def test_when_one_rank_is_killed(run):
+def test_when_a_scheduler_signals_everybody_but_the_supervisor(run):
+    """It ends the run: nothing may start it again."""
+    began = run(ranks(steps=2000)).training()
+    pids = [status["pid"] for status in began.statuses()]
+    for pid in (began.launcher(), *pids):
+        os.kill(pid, signal.SIGTERM)
+    assert "interrupted: " in (out := began.ended(130))
+    assert "SIGTERM: the run was stopped after step" in out
+
+
+def test_when_one_rank_is_killed(run, tmp_path):
     out = run(ranks("if rank == 1 and step == 3: os.kill(os.getpid(), 9)", steps=2000)).ended(5)
     assert "was killed by SIGKILL, last step 3, phase train" in out
+    lost = json.loads((tmp_path / "run" / "logs" / "lost.json").read_text())
+    assert (lost["ranks"], "was killed by SIGKILL" in lost["message"]) == ([1], True)
+    assert lost["oom"] in (False, None), "nobody's memory ran out"
+
+
+def test_a_kill_of_a_drill_is_told_as_one(run, tmp_path):
+    strike = "(run / 'logs' / '.drilled').write_text('kill-rank 3'); os.kill(os.getpid(), 9)"
+    out = run(ranks(f"if rank == 1 and step == 3: {strike}", steps=2000)).ended(5)
+    assert "rank-lost: " in out
+    assert "phase train: the drill's kill-rank did it" in out
+    assert json.loads((tmp_path / "run" / "logs" / "lost.json").read_text())["oom"] is False
 
 
 def test_when_a_rank_is_killed_the_others_hang_and_the_launcher_is_stopped(run):

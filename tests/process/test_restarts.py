@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,8 +19,9 @@ from factories import facts, recipe
 from supervised import bundle_of, ranks
 
 from launcher.commands.adapting import run_tries
-from launcher.errors import Interrupted, RecipeError, RunFailed
-from launcher.execute.run_dir import locked, write_run_dir
+from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
+from launcher.execute import local
+from launcher.execute.run_dir import locked, newest_run_dir, write_run_dir, written
 from launcher.execute.supervise import Limits
 
 KILLED = "if rank == 1 and step == 4 and try_number < TIMES: os.kill(os.getpid(), 9)"
@@ -167,6 +172,26 @@ def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
     assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
 
 
+def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, monkeypatch):
+    monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
+    tried.run(ranks("if step == 4: time.sleep(4)"), 0, limits=Limits(step=1.0, first_steps=1.0, leave=0.5))
+    (said,) = [line for line in tried.said if "not a hang" in line]
+    assert "nothing can be written (No space left on device)" in said
+
+
+def test_a_rank_that_could_not_say_that_it_ended_does_not_end_the_others(tried, monkeypatch):
+    """Rank 1 has nothing more to do; rank 0 writes the result."""
+    monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
+    each = """if step == 7:
+    if rank == 1:
+        (run / f"at-{try_number}-{step}-1").touch()
+        os._exit(0)
+    time.sleep(3)"""
+    patient = Limits(launcher_ends=0.5, all_gone=1.0, leave=0.5)
+    assert tried.run(ranks(each), 0, limits=patient)["steps"] == 8
+    assert any("its launcher knows whether a rank is lost" in line for line in tried.said)
+
+
 def test_a_second_run_in_the_same_directory_is_refused(tried, tmp_path):
     tried.run(ranks(), 0)
     bundle = bundle_of(tmp_path, ranks())
@@ -177,7 +202,7 @@ def test_a_second_run_in_the_same_directory_is_refused(tried, tmp_path):
         os._exit(0)
     try:
         lock = tried.run_dir / ".lock"
-        while lock.read_text().strip() != str(holder):
+        while lock.read_text().split()[:1] != [str(holder)]:
             time.sleep(0.05)
         plan = (tried.run_dir / "plan.json").read_text()
         with pytest.raises(RecipeError, match=f"is in use by process {holder}") as caught:
@@ -190,10 +215,102 @@ def test_a_second_run_in_the_same_directory_is_refused(tried, tmp_path):
     write_run_dir(bundle, tried.run_dir, resume=True)
 
 
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_loses_neither_the_restart_nor_the_result(tried, monkeypatch):
+    monkeypatch.setattr("launcher.execute.restarts.RESTARTS", "gone/restarts.jsonl")
+    monkeypatch.setattr("launcher.execute.restarts.write_file", full)
+    result = tried.run(ranks(KILLED.replace("TIMES", "1")), 1)
+    assert tried.tries == ["start", "checkpoint-3"]
+    assert [row["resumed_from"] for row in result["restarts"]] == [3]
+    assert json.loads((tried.run_dir / "result.json").read_text()) == {"steps": 8}
+    said = "\n".join(tried.said)
+    assert "restarts.jsonl cannot be written" in said
+    assert "result.json cannot be written (No space left on device)" in said
+
+
+def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(tried, monkeypatch):
+    """Without its own sizes of the logs, an earlier try's errors would be taken for those of the next."""
+    record, times = local.record_bound, []
+
+    def once(*given: object) -> None:
+        times.append(1)
+        record(*given) if len(times) == 1 else full()
+
+    monkeypatch.setattr("launcher.execute.local.record_bound", once)
+    with pytest.raises(
+        RunFailed, match="No space left on device; so the run could not begin again"
+    ) as caught:
+        tried.run(ranks(KILLED.replace("TIMES", "9")), 3)
+    problem = caught.value.problems[0]
+    assert (problem.code, caught.value.exit_code) == ("disk-full", 5)
+    assert "was killed by SIGKILL, last step 4" in problem.message
+    assert tried.tries == ["start"]
+    monkeypatch.setattr("launcher.execute.local.record_bound", full)
+    with pytest.raises(MachineError, match="cannot write the run directory") as caught:
+        tried.run(ranks(), 0)
+    assert caught.value.exit_code == 4
+
+
+def test_a_holder_with_the_same_number_elsewhere_is_not_taken_for_this_process(tried, tmp_path):
+    """As in two containers, where every run may be process 7; the lock file of a dead one may say so, too."""
+    tried.run(ranks(), 0)
+    lock = tried.run_dir / ".lock"
+    bundle = bundle_of(tmp_path, ranks(), trainer__max_steps=99)
+    with lock.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        plan = (tried.run_dir / "plan.json").read_text()
+        lock.write_text(f"{os.getpid()} another-host\n")
+        with pytest.raises(RecipeError, match=f"is in use by process {os.getpid()} on another-host"):
+            write_run_dir(bundle, tried.run_dir, resume=True)
+        assert (tried.run_dir / "plan.json").read_text() == plan
+    write_run_dir(bundle, tried.run_dir, resume=True)
+
+
+def test_a_folder_of_somebody_else_gets_no_lock(tmp_path):
+    bundle = bundle_of(tmp_path, "")
+    with pytest.raises(RecipeError, match="is not empty"), written(bundle, tmp_path, resume=False):
+        pass
+    assert not (tmp_path / ".lock").exists()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from launcher.execute.run_dir import locked
+with locked(Path(sys.argv[1])):
+    pass
+"""
+
+
+def test_what_is_written_is_held(tmp_path):
+    """From the first file on: a second start would give this run its own plan."""
+    run_dir = tmp_path / "run"
+    with written(bundle_of(tmp_path, ""), run_dir, resume=False):
+        argv = [sys.executable, "-c", HOLD, str(run_dir)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert f"in use by process {os.getpid()}" in done.stderr
+
+
+def test_a_dry_run_does_not_hide_the_run_that_is_to_go_on(tmp_path):
+    for name, log in (("1", "rank-0.log"), ("2", "prepare.log"), ("3", None)):
+        folder = tmp_path / "runs" / "r" / name
+        (folder / "logs").mkdir(parents=True)
+        (folder / "plan.json").touch()
+        if log is not None:
+            (folder / "logs" / log).touch()
+    assert newest_run_dir("r.yaml", tmp_path).name == "2"
+    shutil.rmtree(tmp_path / "runs" / "r" / "1")
+    shutil.rmtree(tmp_path / "runs" / "r" / "2")
+    assert newest_run_dir("r.yaml", tmp_path).name == "3"
+
+
 def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr("launcher.execute.run_dir.fcntl.flock", refuse)
     with locked(tmp_path / "run"), locked(tmp_path / "run"):
-        assert (tmp_path / "run" / ".lock").read_text().strip() == str(os.getpid())
+        assert (tmp_path / "run" / ".lock").read_text().split()[0] == str(os.getpid())

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from launcher.facts.status import process_started, read_statuses
+from launcher.execute import guard
+from launcher.facts.status import RankStatus, process_started, read_statuses
 
 BEGIN = """
 import ctypes, os, pathlib, signal, sys, time
@@ -123,6 +124,34 @@ wait_in_c()
     assert code == 143
     assert 1.0 < seconds < 10
     assert "leaving without a checkpoint" in said
+
+
+def test_an_orphan_whose_steps_are_long_has_two_of_them_more(tmp_path, supervisor):
+    script = """
+from launcher.train.status import status
+stopping.ORPHAN_S = 0.2
+stopping.watch(os.environ)
+stopping.stop.at_once = False
+status()._median = 1.5
+print("ready", flush=True)
+wait_in_c()
+"""
+    small = Small(tmp_path, script, EFFILAUNCH_SUPERVISOR=named(supervisor))
+    supervisor.kill()
+    code, said, seconds = small.ended()
+    assert (code, seconds > 3.0) == (143, True)
+    assert "since 3 s: leaving without a checkpoint" in said
+
+
+def test_a_guard_leaves_ranks_two_steps_to_save(tmp_path, monkeypatch):
+    own = RankStatus(
+        0, socket.gethostname(), os.getpid(), process_started(os.getpid()), "train", 3, 0.0, 0.5, None
+    )
+    monkeypatch.setattr(guard, "processes_of", lambda token: {1})
+    monkeypatch.setattr(guard, "read_statuses", lambda run_dir: {0: own})
+    begun = time.monotonic()
+    guard._leave_time("token", tmp_path, 0.0)
+    assert time.monotonic() - begun > 1.0
 
 
 def test_a_supervisor_that_is_not_of_this_machine_is_not_watched(tmp_path, supervisor):

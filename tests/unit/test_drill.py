@@ -190,7 +190,7 @@ def test_every_shipped_recipe_can_be_shortened_for_a_drill(name):
     assert (short.trainer["max_steps"], short.trainer["save_steps"]) == (9, 3)
     assert (short.trainer["save_strategy"], short.trainer["logging_steps"]) == ("steps", 1)
     assert "num_train_epochs" not in short.trainer
-    assert (short.early_stopping, short.launch.max_restarts) == (None, 0)
+    assert (short.early_stopping, short.launch.max_restarts, short.on_oom) == (None, 0, "fail")
     if recipe.trainer.get("load_best_model_at_end"):
         assert (short.trainer["eval_strategy"], short.trainer["eval_steps"]) == ("steps", 3)
     changed = {key for key in short.trainer if short.trainer[key] != recipe.trainer.get(key)}
@@ -198,6 +198,12 @@ def test_every_shipped_recipe_can_be_shortened_for_a_drill(name):
         "max_steps", "save_steps", "save_strategy", "logging_steps", "logging_strategy", "report_to",
         "eval_strategy", "eval_steps",
     }, "everything else is as the recipe says"  # fmt: skip
+
+
+def test_a_drill_sends_nothing_to_the_hub():
+    asked = ["trainer.push_to_hub=true", "trainer.hub_model_id=me/mine"]
+    sets = [*asked, *course_overrides(load_recipe("smoke", asked).recipe, make_course(9))]
+    assert load_recipe("smoke", sets).recipe.trainer["push_to_hub"] is False
 
 
 def test_checkpoints_of_weights_alone_are_refused():

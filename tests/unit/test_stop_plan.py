@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from factories import BASE, plan
+from factories import BASE, facts, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.plan.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES
+from launcher.plan.inputs import Pace
+from launcher.plan.planner import make_plan
+from launcher.plan.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES, kill_seconds, slow_step_word
 from launcher.render.bundle import render
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
@@ -38,6 +41,36 @@ def test_a_step_that_is_not_predicted_is_not_counted_and_it_is_said(tmp_path):
     assert made.time.seconds is None
     assert "not counted" in made.settings[STOP].reason
     assert SETTLE_S <= made.value(STOP) < KILL_S
+
+
+def test_what_an_earlier_start_has_seen_is_counted_where_it_is_more(tmp_path):
+    seen = replace(facts("1x80GB"), pace=Pace(step=45.0, save=20.0))
+    made = make_plan(recipe(tmp_path), seen)
+    assert made.value(STOP) == 65
+    said = "a step of up to 45 s, which this run has seen, and a save of 20 s, which this run has seen"
+    assert made.settings[STOP].reason == said
+    quick = replace(facts("8xA100-80GB"), pace=Pace(step=0.001, save=0.001))
+    changes = {"sharding__zero_stage": 3, "global_batch_size": 8}
+    assert make_plan(recipe(tmp_path, FULL, **changes), quick).value(STOP) == plan(
+        tmp_path, "8xA100-80GB", FULL, **changes
+    ).value(STOP)
+
+
+def test_a_step_that_the_plan_did_not_foresee_is_told_once_it_is_known(tmp_path):
+    made = plan(tmp_path, "2x80GB", **ZERO, launch__launcher="deepspeed", trainer__save_steps=7)
+    assert made.time.seconds is None
+    assert kill_seconds(made) == KILL_S
+    assert slow_step_word(made, 5.0) == ""
+    said = slow_step_word(made, 45.0)
+    assert "a step takes 45 s here" in said
+    assert "trainer.save_steps: 7" in said
+    assert f"{45 + made.value(STOP) + KILL_S} s before the end" in said
+    waits = plan(tmp_path, "2x80GB", sharding__engine="ddp", global_batch_size=8)
+    assert "45 s here" in slow_step_word(waits, 45.0), "torchrun's default is as short"
+    text = BASE + "launch: {env: {TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '90'}}\n"
+    longer = plan(tmp_path, "2x80GB", text, sharding__engine="ddp", global_batch_size=8)
+    assert (kill_seconds(longer), slow_step_word(longer, 45.0)) == (90.0, "")
+    assert kill_seconds(plan(tmp_path, "1x80GB")) is None
 
 
 def test_a_long_stop_under_zero_takes_a_launcher_that_waits(tmp_path):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from launcher.diagnose.findings import Error, Finding
 from launcher.errors import Problem, RunFailed
+from launcher.execute.endings import hang_problem
 from launcher.execute.failed import KnownFailure
+from launcher.execute.following import Ended
+from launcher.execute.log_file import LogFile
 from launcher.execute.output import Output
 from launcher.execute.restarts import may_pass, pause_before
 from launcher.execute.stacks import parse_stack
@@ -17,16 +21,18 @@ from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.status import RankStatus
 from launcher.failures import FAILURES
 
-LIMITS = Limits(step=10.0, first_steps=40.0, start=20.0, load=30.0, evaluate=50.0, save=15.0, finish=60.0)
+LIMITS = Limits(
+    step=10.0, first_steps=40.0, start=20.0, load=30.0, evaluate=50.0, save=15.0, finish=60.0, skip=90.0
+)
 
 
 def status(rank=0, phase="train", step=5, since=0.0, median=1.0, code=None):
     return RankStatus(rank, "here", 100 + rank, 1, phase, step, since, median, code)
 
 
-def watched(*statuses, seconds, factor=2.0, save_s=0.0, alive=None, tmp_path="/nowhere"):
+def watched(*statuses, seconds, factor=2.0, save_s=0.0, step_s=0.0, alive=None, tmp_path="/nowhere"):
     """A watch that saw the same statuses for so long."""
-    watch = Watch(tmp_path, factor, save_s, LIMITS)
+    watch = Watch(tmp_path, factor, save_s, step_s, LIMITS)
     found = {one.rank: one for one in statuses}
     living = found.keys() if alive is None else alive
     watch.see(found, living, 0.5)
@@ -46,6 +52,7 @@ def watched(*statuses, seconds, factor=2.0, save_s=0.0, alive=None, tmp_path="/n
         (status(phase="evaluate"), 50.0),
         (status(phase="save"), 15.0),
         (status(phase="finish"), 60.0),
+        (status(phase="skip"), 90.0),
     ],
     ids=lambda value: f"{value.phase}-{value.median}" if isinstance(value, RankStatus) else str(value),
 )
@@ -58,6 +65,39 @@ def test_a_phase_hangs_after_its_own_limit(one, limit):
 def test_a_save_may_take_ten_times_what_the_plan_expects():
     assert watched(status(phase="save"), seconds=119, save_s=12.0).hang() is None
     assert watched(status(phase="save"), seconds=121, save_s=12.0).hang() is not None
+
+
+def test_a_first_step_may_take_as_many_times_longer_than_the_plan_expects_as_any_other():
+    assert watched(status(median=None), seconds=99, step_s=50.0).hang() is None
+    assert watched(status(median=None), seconds=101, step_s=50.0).hang() is not None
+
+
+def test_a_launcher_that_starts_no_rank_hangs():
+    assert watched(seconds=19).hang() is None
+    hang = watched(seconds=21).hang()
+    assert (hang.limit, hang.statuses, hang.behind) == (20.0, {}, [])
+    ended = Ended(hang=hang)
+    assert hang_problem(Path("/run"), ended).message == "no rank had begun after 22 s (limit 20 s)"
+
+
+def test_a_rank_that_stays_behind_its_last_word_hangs_in_the_end():
+    ended = status(0, "ended", code=0)
+    assert watched(ended, seconds=59).hang() is None
+    assert watched(ended, seconds=61).hang().limit == 60.0
+    assert watched(ended, seconds=61, alive=()).hang() is None
+
+
+def test_what_was_no_fault_of_the_ranks_is_forgiven():
+    watch = watched(status(), seconds=11)
+    watch.forgive()
+    assert watch.hang() is None
+
+
+def test_a_stop_may_take_twice_the_step_that_runs_and_a_save():
+    assert watched(status(median=200.0), seconds=5, save_s=10.0).stop_s == 425.0
+    long = watched(status(median=1.0), seconds=50)
+    assert (long.pace, long.stop_s) == (50.0, 105.0)
+    assert watched(status(median=None), seconds=1000).pace == 300.0, "it may be a hang as well"
 
 
 def test_a_factor_of_0_never_finds_a_hang():
@@ -232,7 +272,8 @@ def copied(tmp_path, text, *calls):
     os.write(writer, text.encode())
     os.close(writer)
     shown = []
-    with open(reader, "rb") as stream, (tmp_path / "log").open("w") as log:  # noqa: PTH123  # a pipe
+    (tmp_path / "log").unlink(missing_ok=True)
+    with open(reader, "rb") as stream, LogFile(tmp_path / "log", shown.append) as log:  # noqa: PTH123  # a pipe
         output = Output(stream, log, shown.append)
         while not output.ended:
             output.copy(0.1)
@@ -269,6 +310,23 @@ def test_a_traceback_is_shown_before_the_table_unless_a_rank_was_lost(tmp_path):
     shown, log = copied(tmp_path, text, lambda o: o.silence("a rank was lost"), lambda o: o.release(0.0))
     assert shown == [f"{ELSEWHERE.replace('process ended', 'rank was lost')}{tmp_path / 'log'}"]
     assert log == text
+
+
+def test_a_bar_that_draws_for_hours_takes_no_memory(tmp_path):
+    reader, writer = os.pipe()
+    shown = []
+    with open(reader, "rb") as stream, LogFile(tmp_path / "log", shown.append) as log:  # noqa: PTH123  # a pipe
+        output = Output(stream, log, shown.append)
+        for step in range(100):
+            os.write(writer, b"%d %%\r" % step + b"x" * 1000 + b"\r%d %%\r" % step)
+            output.copy(0.1)
+            assert len(output._rest) < 10
+        os.write(writer, b"\n")
+        os.close(writer)
+        while not output.ended:
+            output.copy(0.1)
+        output.close()
+    assert shown == ["99 %"]
 
 
 def test_a_warning_of_the_launcher_at_the_start_hides_nothing(tmp_path):
