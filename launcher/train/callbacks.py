@@ -27,10 +27,6 @@ _LOGGED_ELSEWHERE = (
 )
 
 
-class AlreadyTrained(Exception):
-    """The checkpoint that was resumed has reached the last step already; its weights are loaded."""
-
-
 class Metrics(TrainerCallback):
     """Appends one line to metrics.jsonl at each log of a loss and at each evaluation; both ends are logged.
 
@@ -52,7 +48,7 @@ class Metrics(TrainerCallback):
             kept = [row for row in read_metrics(self._path) if row["step"] <= state.global_step]
             self._path.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
         if state.global_step >= state.max_steps:
-            raise AlreadyTrained
+            control.should_training_stop = True
         self._since = time.monotonic()
         self._tokens = state.num_input_tokens_seen
 

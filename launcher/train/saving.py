@@ -75,7 +75,7 @@ class Saver:
         """
         step, begun = trainer.state.global_step, time.monotonic()
         needed = self._needed(trainer)
-        self._check_room(step, needed, _best_step(trainer))
+        self._check_room(step, needed, best_step(trainer))
         with self._whole_or_nothing(f"checkpoint-{step}", self.aside, needed):
             self.writing = True
             with faults.saving(step):
@@ -87,7 +87,7 @@ class Saver:
             if rank() == 0:
                 publish(self.aside / f"checkpoint-{step}", self.final(step))
         of_all(None)  # nobody goes on before the checkpoint is where the state says
-        self._retire(step, _best_step(trainer))
+        self._retire(step, best_step(trainer))
         self.record.saved += 1
         self.record.seconds, self.record.bytes = round(time.monotonic() - begun, 3), total
         return self.final(step)
@@ -247,7 +247,7 @@ def _newest_bytes(folder: Path) -> int | None:
     return _bytes(there[max(there)]) if there else None
 
 
-def _best_step(trainer: Any) -> int | None:
+def best_step(trainer: Any) -> int | None:
     """The step of the best checkpoint that lies on the disk, or will when this save is done."""
     best = trainer.state.best_model_checkpoint
     if best is None:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer
 
 from launcher.train.agreeing import Stoppable
+from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.saving import Saver, SaveSkipped
 from launcher.train.status import status
@@ -25,6 +26,8 @@ class PlannedTrainer(Stoppable):
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
 
+    resumed: Path | None = None
+    """The checkpoint that training goes on from."""
     meter: Meter | None = None
     """Measures evaluations apart from training."""
     largest_batch = 0
@@ -35,6 +38,22 @@ class PlannedTrainer(Stoppable):
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
         # The Trainer would remove checkpoints by its own rule, at the end of training even the last one.
         self.args.save_total_limit = None
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> Any:
+        found = super()._init_training_state(max_steps, steps_per_epoch, epochs, checkpoint, trial)
+        if checkpoint is not None:
+            self.resumed = Path(checkpoint)
+            go_on(self, self.resumed, max_steps)
+        return found
+
+    def _load_callback_state(self) -> None:
+        restore_callbacks([*self.callback_handler.callbacks, self.control], self.state)
+
+    def _place_best(self) -> None:
+        if self.resumed is not None:
+            place_best(self, self.resumed)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's own save, written aside, and moved to its place when it is whole."""

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from launcher.errors import Problem, RecipeError, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
-from launcher.train.callbacks import AlreadyTrained, Metrics, Progress, numbers
+from launcher.train.callbacks import Metrics, Progress, numbers
 from launcher.train.data.build import Data
+from launcher.train.going_on import EarlyStopping
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import Meter
@@ -34,6 +35,7 @@ from launcher.train.memory_states import (
 from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
 from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
+from launcher.train.saving import best_step
 from launcher.train.token_counts import takes_token_counts
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
@@ -111,7 +113,7 @@ def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
     callbacks: list[TrainerCallback] = [metrics, Progress()]
     patience = job.value("early_stopping.patience")
     if patience is not None:
-        callbacks.append(EarlyStoppingCallback(patience, job.value("early_stopping.threshold")))
+        callbacks.append(EarlyStopping(patience, job.value("early_stopping.threshold")))
     return callbacks + (hooks.callbacks() if hooks.callbacks is not None else [])
 
 
@@ -189,10 +191,9 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     meter.watch(held_tensors(trainer))
     started = time.monotonic()
     with meter.phase("train"), _autocast(job, trainer):
-        try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except AlreadyTrained:
-            print(f"the checkpoint {checkpoint} has reached the last step; nothing left to train")
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if checkpoint is not None and trainer.state.global_step == before["global_step"]:
+        print(f"the run had ended at step {before['global_step']}: nothing was left to train")
     return Measured(
         seconds=time.monotonic() - started,
         tokens_before=before["num_input_tokens_seen"],
@@ -229,7 +230,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
         return {}
     state, step = trainer.state, trainer.state.global_step
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-        step = state.best_global_step
+        step = best_step(trainer)
     rows = [row for row in state.log_history if row["step"] == step and "eval_loss" in row]
     if not rows:
         with _autocast(job, trainer):
