@@ -36,6 +36,8 @@ from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
 from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
 from launcher.train.saving import best_step
+from launcher.train.sealing import SEEN_S
+from launcher.train.together import of_all, of_rank_0
 from launcher.train.token_counts import takes_token_counts
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
@@ -250,26 +252,48 @@ def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
 
 
 def find_checkpoint(job: Job) -> Path | None:
-    """The checkpoint to go on from, None to start afresh.
+    """The checkpoint to go on from, None to start afresh: rank 0's word, the same on every rank.
 
-    EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder; RecipeError without it.
+    EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder. RecipeError, on every rank,
+    where that is none, or where one of them does not see it.
     """
-    asked = os.environ.get(RESUME_VARIABLE)
-    if not asked:
+    found, wrong = of_rank_0(_chosen(job) if rank() == 0 else None)
+    if found is None:
         return None
-    if asked == "auto":
-        last = _last_checkpoint(job.checkpoints)
-        if last is None:
-            print("no checkpoint to resume from; starting afresh")
-            return None
-        found = last
-    else:
-        found = Path(asked)
-    wrong = defect(found, hashes=False)
-    if wrong is not None:
-        raise RecipeError(Problem("no-checkpoint", f"no whole checkpoint: {wrong}", file=str(found)))
+    by_rank = of_all(wrong or (_awaited(found) if rank() else None))
+    lacking = [number for number, word in enumerate(by_rank) if word is not None]
+    if lacking:
+        who = f" on rank {lacking[0]}" if lacking[0] else ""
+        raise RecipeError(
+            Problem(
+                "no-checkpoint",
+                f"no whole checkpoint{who}: {by_rank[lacking[0]]}",
+                file=str(found),
+                hint="the run directory must be one folder that all machines share" if who else None,
+            )
+        )
     print(f"resuming from {found}")
     return found
+
+
+def _chosen(job: Job) -> tuple[Path | None, str | None]:
+    """What the environment asks for, and what keeps it from being whole."""
+    asked = os.environ.get(RESUME_VARIABLE)
+    if not asked:
+        return None, None
+    found = _last_checkpoint(job.checkpoints) if asked == "auto" else Path(asked)
+    if found is None:
+        print("no checkpoint to resume from; starting afresh")
+        return None, None
+    return found, defect(found, hashes=False)
+
+
+def _awaited(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint that rank 0 found whole: a network filesystem may show it late."""
+    until = time.monotonic() + SEEN_S
+    while (wrong := defect(checkpoint, hashes=False)) is not None and time.monotonic() < until:
+        time.sleep(0.5)
+    return wrong
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
