@@ -18,7 +18,15 @@ from typing import Any
 
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, defect, read_manifest
 from launcher.train import faults
-from launcher.train.disk_full import SaveFailed, free_bytes, full_problem, is_full, mib
+from launcher.train.disk_full import (
+    SaveFailed,
+    free_bytes,
+    full_problem,
+    is_full,
+    is_unwritable,
+    mib,
+    unwritable_problem,
+)
 from launcher.train.job import rank
 from launcher.train.moving import clean, publish, remove_folder, sync_tree
 from launcher.train.save_size import first_save_bytes
@@ -75,8 +83,8 @@ class Saver:
         """
         step, begun = trainer.state.global_step, time.monotonic()
         needed = self._needed(trainer)
-        self._check_room(step, needed, best_step(trainer))
         with self._whole_or_nothing(f"checkpoint-{step}", self.aside, needed):
+            self._check_room(step, needed, best_step(trainer))
             self.writing = True
             with faults.saving(step):
                 write()
@@ -165,16 +173,23 @@ class Saver:
 
     @contextlib.contextmanager
     def _whole_or_nothing(self, name: str, aside: Path, needed: int) -> Iterator[None]:
-        """Where anything goes wrong within, nothing of `aside` stays; a full disk ends the run."""
+        """Where anything goes wrong within, nothing of `aside` stays; a disk that gives out ends the run."""
         try:
             yield
+        except SaveSkipped:
+            raise
         except Exception as error:
             at = time.time()
             shutil.rmtree(aside, ignore_errors=True)
-            if not is_full(error):
+            if not (is_full(error) or is_unwritable(error)):
                 raise
             good = max(complete_checkpoints(self.folder), default=None)
-            raise SaveFailed(full_problem(name, aside.parent, needed, good, error), at) from error
+            problem = (
+                full_problem(name, aside.parent, needed, good, error)
+                if is_full(error)
+                else unwritable_problem(name, aside.parent, good, error)
+            )
+            raise SaveFailed(problem, at) from error
         finally:
             self.writing = False
 
