@@ -74,7 +74,9 @@ def find_best(state: Any, checkpoint: Path, own: Path) -> str | None:
 
     own: RUN_DIR/checkpoints. None where it is not there, or not whole.
     """
-    found = next((path for path in _places(state, checkpoint, own) if defect(path, hashes=False) is None), None)
+    found = next(
+        (path for path in _places(state, checkpoint, own) if defect(path, hashes=False) is None), None
+    )
     return None if found is None else str(found)
 
 

@@ -69,7 +69,9 @@ def run(folder: Path, monkeypatch, changes: dict | None = None, *, resume=None, 
     monkeypatch.setattr("launcher.train.agreeing.stop", stopping.stop)
     monkeypatch.setenv("EFFILAUNCH_RESUME", "" if resume is None else str(resume))
     work = job(folder, {**BEST, **(changes or {})})
-    rows = Rows(Dataset.from_list(sequences(32)), Dataset.from_list(sequences(4)), make_collator("pad", tokenizer()))
+    rows = Rows(
+        Dataset.from_list(sequences(32)), Dataset.from_list(sequences(4)), make_collator("pad", tokenizer())
+    )
     trainer = make_trainer(work, make_arguments(work), llama(), tokenizer(), rows)
     trainer.add_callback(Asks(asked))
     fit(work, trainer, Meter(on_cuda=False))
@@ -123,7 +125,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
 
 def test_the_evaluation_that_is_told_is_that_of_the_weights(tmp_path, monkeypatch):
     """Step 4 was the best, and its checkpoint had no room: the weights are those of step 2."""
-    from launcher.train.saving import SaveSkipped, Saver
+    from launcher.train.saving import Saver, SaveSkipped
 
     real = Saver._check_room
 
@@ -155,7 +157,9 @@ def test_early_stopping_counts_on(resumed_at, tmp_path, monkeypatch, scored):
 @pytest.mark.parametrize(
     ("asked", "stops"), [pytest.param(8, 8, id="the last one"), pytest.param(4, 8, id="the best one")]
 )
-def test_an_evaluation_that_a_stop_left_out_counts_where_it_was_due(asked, stops, tmp_path, monkeypatch, scored):
+def test_an_evaluation_that_a_stop_left_out_counts_where_it_was_due(
+    asked, stops, tmp_path, monkeypatch, scored
+):
     longer = {**PATIENCE, "trainer.max_steps": 12}
     work, stopped = run(tmp_path, monkeypatch, longer, asked=asked)
     assert (stopped.stopping.stopped, stopped.state.global_step) == (True, asked)

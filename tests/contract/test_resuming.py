@@ -124,7 +124,7 @@ def test_rank_0_says_for_all_where_the_run_goes_on(tmp_path, monkeypatch):
     told = (checkpoints / "checkpoint-2", None)
     assert seen_by(monkeypatch, 1, "auto", told)(job) == checkpoints / "checkpoint-2"
     assert seen_by(monkeypatch, 1, "auto", (None, None))(job) is None
-    with pytest.raises(RecipeError, match="no whole checkpoint on rank 1: it has no manifest.json"):
+    with pytest.raises(RecipeError, match="no whole checkpoint on rank 1: it has no manifest"):
         seen_by(monkeypatch, 1, "", (tmp_path / "elsewhere" / "checkpoint-2", None))(job)
-    with pytest.raises(RecipeError, match="no whole checkpoint: it has no manifest.json"):
+    with pytest.raises(RecipeError, match="no whole checkpoint: it has no manifest"):
         seen_by(monkeypatch, 0, str(tmp_path / "elsewhere"))(job)

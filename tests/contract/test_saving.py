@@ -400,9 +400,11 @@ def test_a_disk_that_gives_out_ends_the_run_and_costs_no_earlier_checkpoint(tmp_
     assert steps(tmp_path) == [2, 4, 6]
 
 
-@pytest.mark.parametrize("ending", ["removed", PermissionError(errno.EACCES, "Permission denied"), "unreadable"])
+@pytest.mark.parametrize(
+    "ending", ["removed", PermissionError(errno.EACCES, "Permission denied"), "unreadable"]
+)
 def test_a_folder_that_gives_out_is_named_and_costs_no_other_checkpoint(tmp_path, monkeypatch, ending):
-    """Another process removes what is written, or the rights are taken away; upstream has a bare traceback."""
+    """Another process removes what is written, or its rights are taken away: upstream, a traceback."""
     checkpoints, real = tmp_path / "checkpoints", torch.save
 
     def fails(what, where, **more):

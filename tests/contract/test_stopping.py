@@ -286,9 +286,7 @@ def test_dataloader_workers_do_not_die_of_the_group_s_signals(tmp_path, forks):
     """All signals for all processes of the run, as schedulers and terminals send them."""
     run = Run(forks, tmp_path / "run", **{"trainer.dataloader_num_workers": 2})
     kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
-    said = run.stop(
-        *[("begin", 3, 0, kind, "children") for kind in kinds], ("begin", 3, 0, signal.SIGTERM)
-    )
+    said = run.stop(*[("begin", 3, 0, kind, "children") for kind in kinds], ("begin", 3, 0, signal.SIGTERM))
     assert said["checkpoint"] == "checkpoint-3"
     assert (run.folder / "logs" / "rank-0.log").read_text().count("signalled 2 of children") == 3
     run.resume()
