@@ -128,6 +128,8 @@ def save_outcome(
     result = _result(job, trainer, data, measured, evaluated, kind, started)
     write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
     sync_file(job.run_dir / "result.json")  # before the marker says that it is there
+    if trainer.args.push_to_hub:
+        trainer.pusher.result(trainer, folder)
     (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
     sync_folder(job.run_dir)
 

@@ -66,8 +66,6 @@ class Saver:
         self.record = Saved()
         self.writing = False
         """Whether the Trainer writes now; what it writes then belongs below `aside`."""
-        self.afterwards: Callable[[], Any] | None = None
-        """What is to be done when the result is in its place."""
 
     @property
     def aside(self) -> Path:
@@ -118,8 +116,6 @@ class Saver:
                 publish(aside, final)
                 remove_folder(aside.parent)
         of_all(None)
-        if self.afterwards is not None:
-            self.afterwards()
 
     def _needed(self, trainer: Any) -> int:
         """Bytes that the next checkpoint takes; every rank must call it."""

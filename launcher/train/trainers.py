@@ -14,6 +14,7 @@ from transformers import Seq2SeqTrainer
 from launcher.train.agreeing import Stoppable
 from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
+from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
 from launcher.train.status import status
 
@@ -36,6 +37,7 @@ class PlannedTrainer(Stoppable):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
+        self.pusher = Pusher(Path(self.args.output_dir).parent)
         # The Trainer would remove checkpoints by its own rule, at the end of training even the last one.
         self.args.save_total_limit = None
 
@@ -59,8 +61,8 @@ class PlannedTrainer(Stoppable):
         """The Trainer's own save, written aside, and moved to its place when it is whole."""
         with status().within("save"):
             final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
+        if self.args.push_to_hub and not (self.stopping is not None and self.stopping.stopped):
+            self.pusher.checkpoint(self, final)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Saving is the last thing that this does; no callback hears of a checkpoint that there is not."""
@@ -75,16 +77,10 @@ class PlannedTrainer(Stoppable):
         return str(self.saver.aside) if self.saver.writing else str(super()._get_output_dir(trial))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Only what is whole goes to the hub."""
-        if not self.saver.writing:
-            super()._push_from_checkpoint(checkpoint_folder)
+        """Nothing: it is not whole yet. `pusher` sends what is."""
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """The same of the result: a push that fails must not cost the weights."""
-        if not self.saver.writing:
-            return super().push_to_hub(*args, **kwargs)
-        self.saver.afterwards = lambda: super(PlannedTrainer, self).push_to_hub(*args, **kwargs)
-        return None
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing either: what calls this is `save_model`, before the result is in its place."""
 
     def get_train_dataloader(self) -> Any:
         """A stream goes past accelerate, which would deal each process's share out once more."""

@@ -257,6 +257,7 @@ def find_checkpoint(job: Job) -> Path | None:
     EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder. RecipeError, on every rank,
     where that is none, or where one of them does not see it.
     """
+    found: Path | None
     found, wrong = of_rank_0(_chosen(job) if rank() == 0 else None)
     if found is None:
         return None

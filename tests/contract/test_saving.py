@@ -218,27 +218,6 @@ def test_a_removal_that_is_cut_off_leaves_no_half_checkpoint(tmp_path, monkeypat
     assert left_over(tmp_path) == []
 
 
-@pytest.mark.parametrize("strategy", ["every_save", "end"])
-def test_only_what_is_whole_goes_to_the_hub(tmp_path, monkeypatch, strategy):
-    pushed = []
-
-    def checkpoint(_, folder):
-        pushed.append((folder, defect(Path(folder), hashes=True)))
-
-    def result(*_, **__):
-        pushed.append([path.name for path in tmp_path.glob("model/*.safetensors")])
-
-    monkeypatch.setattr(Trainer, "init_hf_repo", lambda *_, **__: None)
-    monkeypatch.setattr(Trainer, "_push_from_checkpoint", checkpoint)
-    monkeypatch.setattr(Trainer, "push_to_hub", result)
-    hub = {"trainer.push_to_hub": True, "trainer.hub_strategy": strategy, "trainer.hub_model_id": "a/b"}
-    work, trainer = made(tmp_path, {**hub, "trainer.max_steps": 2})
-    fit(work, trainer, Meter(on_cuda=False))
-    assert pushed == [(str(tmp_path / "checkpoints" / "checkpoint-2"), None)]
-    trainer.saver.save_result(trainer, tmp_path / "model", lambda aside: trainer.save_model(str(aside)))
-    assert pushed[1:] == [["model.safetensors"]]
-
-
 # --- room
 
 
