@@ -70,8 +70,8 @@ def _fsdp(spec: ModelSpec, job: MemoryJob) -> Held:
     run, then copied into a buffer, which is let go when the next unit's is filled. A unit whose input asks
     for no gradient (the embedding, with a tied head) is reduced at the very end.
 
-    Rows of added tokens are put into a copy of the gathered table when it is used (peft's TrainableTokensLayer,
-    get_merged_weights): the head keeps its copy for the backward pass, and each table has a whole gradient.
+    Rows of added tokens are put into a copy of the gathered table when it is used (TrainableTokensLayer of
+    peft, get_merged_weights): the head keeps its copy for the backward pass, each table has a whole gradient.
     """
     width = 2 if job.precision in MIXED else WIDTHS[job.dtype]
     head = width * spec.head.in_features * spec.head.out_features

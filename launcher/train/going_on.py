@@ -17,6 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from launcher.facts.checkpoint import defect
 from launcher.train.job import rank
+from launcher.train.restoring import universal_folder
 from launcher.train.together import of_rank_0
 
 
@@ -83,7 +84,7 @@ def find_best(state: Any, checkpoint: Path, own: Path) -> str | None:
 def _places(state: Any, checkpoint: Path, own: Path) -> Iterator[Path]:
     recorded = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))["best_model_checkpoint"]
     names = [f"checkpoint-{state.best_global_step}"] if state.best_global_step else []
-    folders = [own, checkpoint.parent]
+    folders = [own] if universal_folder(checkpoint) else [own, checkpoint.parent]  # a converted one will go
     if recorded is not None:  # an earlier one where the save of the best was left out
         names.append(Path(recorded).name)
         folders.append(Path(recorded).parent)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from launcher.train.agreeing import Stoppable
+from launcher.train.best_weights import load_weights
 from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
@@ -27,6 +30,7 @@ class PlannedTrainer(Stoppable):
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
 
+    _sampler: Any = None
     resumed: Path | None = None
     """The checkpoint that training goes on from."""
     meter: Meter | None = None
@@ -52,6 +56,12 @@ class PlannedTrainer(Stoppable):
 
     def _load_callback_state(self) -> None:
         restore_callbacks([*self.callback_handler.callbacks, self.control], self.state)
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled and self.deepspeed.load_universal_checkpoint():
+            load_weights(self.model, Path(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
 
     def _place_best(self) -> None:
         if self.resumed is not None:
@@ -81,6 +91,20 @@ class PlannedTrainer(Stoppable):
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
         """Nothing either: what calls this is `save_model`, before the result is in its place."""
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if isinstance(sampler, LengthGroupedSampler):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            sampler = ByLength(sampler, seed)
+        self._sampler = sampler
+        return sampler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """accelerate and the Trainer look for samplers at known depths; one that skips batches is deeper."""
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """A stream goes past accelerate, which would deal each process's share out once more."""
@@ -137,6 +161,26 @@ class PlannedTrainer(Stoppable):
         count = packed_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
         total = self.accelerator.gather(count.to(self.args.device)).sum()
         self.state.num_input_tokens_seen += int(total.item())
+
+
+class ByLength(LengthGroupedSampler):
+    """Upstream's, whose order depends on the seed and the epoch alone.
+
+    That one draws from the generator of everything: a run that goes on within an epoch would shuffle anew,
+    and read some rows twice and others never.
+    """
+
+    def __init__(self, grouped: LengthGroupedSampler, seed: int) -> None:
+        super().__init__(grouped.batch_size, lengths=grouped.lengths, generator=torch.Generator())
+        self._seed, self._epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(self._seed + self._epoch)
+        found: Iterator[int] = super().__iter__()
+        return found
 
 
 class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):

@@ -190,3 +190,17 @@ def test_an_evaluation_at_the_start_is_not_one_of_a_resumed_run(tmp_path, monkey
     run(tmp_path, monkeypatch, {**PATIENCE, "trainer.eval_on_start": True, "trainer.max_steps": 4})
     run(tmp_path, monkeypatch, {**PATIENCE, "trainer.eval_on_start": True}, resume="auto")
     assert scored == [0, 2, 4, 6, 8]
+
+
+def test_rows_grouped_by_length_are_read_in_the_same_order(tmp_path, monkeypatch):
+    """Upstream shuffles anew within the epoch that a run goes on in: here the second of two."""
+    plain = {"trainer.eval_strategy": "no", "trainer.load_best_model_at_end": False, "trainer.max_steps": 14}
+    plain |= {"trainer.train_sampling_strategy": "group_by_length"}
+    work, straight = run(tmp_path, monkeypatch, plain)
+    _, resumed = run(tmp_path, monkeypatch, plain, resume=work.checkpoints / "checkpoint-10")
+    losses = [
+        {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+        for trainer in (straight, resumed)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 14

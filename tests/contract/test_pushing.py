@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import huggingface_hub
+from test_saving import made
 from transformers import Trainer, TrainerCallback
 
 from launcher.errors import RunFailed
@@ -20,7 +21,6 @@ from launcher.train import agreeing, stopping
 from launcher.train.memory_meter import Meter
 from launcher.train.outcome import save_outcome
 from launcher.train.training import fit
-from test_saving import made
 
 HUB = {"trainer.push_to_hub": True, "trainer.hub_model_id": "a/b", "trainer.hub_strategy": "end"}
 

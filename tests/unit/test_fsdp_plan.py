@@ -95,7 +95,8 @@ def test_a_cpu_is_planned_with_a_warning(tmp_path):
         ({"trainer__optim": "adagrad"}, "fsdp-optimizer", "trainer.optim"),
         ({"launch__launcher": "deepspeed"}, "launcher-conflict", "launch.launcher"),
         (
-            {"trainer__push_to_hub": "true", "trainer__hub_model_id": "a/b", "trainer__hub_strategy": "every_save"},
+            {"trainer__push_to_hub": "true", "trainer__hub_model_id": "a/b",
+             "trainer__hub_strategy": "every_save"},
             "fsdp-push", "trainer.hub_strategy",
         ),
         (
