@@ -113,12 +113,26 @@ class PlannedTrainer(Stoppable):
         return DataLoader(
             self.train_dataset,
             batch_size=self._train_batch_size,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
+            collate_fn=self._telling(
+                self._get_collator_with_removed_columns(self.data_collator, description="training")
+            ),
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
+
+    def _telling(self, collate: Any) -> Any:
+        """A resumed stream reads again what it gave, perhaps for hours: each batch of that is progress."""
+        if self.args.dataloader_num_workers:
+            return collate  # it is called in processes that have no status
+
+        def told(samples: Any) -> Any:
+            if not self._looked_back:
+                status().moved()
+            return collate(samples)
+
+        return told
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if "input_ids" in inputs:

@@ -19,6 +19,7 @@ from launcher.train import stopping
 from launcher.train.data.collate import make_collator
 from launcher.train.memory_meter import Meter
 from launcher.train.saving import best_step
+from launcher.train.status import Status, status
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -204,3 +205,15 @@ def test_rows_grouped_by_length_are_read_in_the_same_order(tmp_path, monkeypatch
     ]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 14
+
+
+def test_a_stream_that_reads_again_what_it_gave_shows_progress(tmp_path, monkeypatch):
+    """Or a run that takes longer than the hour before the first step would be ended as one that hangs."""
+    moved: list[str] = []
+    monkeypatch.setattr(Status, "moved", lambda status: moved.append(status.phase))
+    _, trainer = run(tmp_path, monkeypatch, {"trainer.max_steps": 2})
+    trainer._looked_back = False
+    told = trainer._telling(len)
+    assert (told([1, 2]), moved[-1:]) == (2, [status().phase])
+    trainer._looked_back, before = True, len(moved)
+    assert (told([1]), len(moved)) == (1, before)
