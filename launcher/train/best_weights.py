@@ -19,7 +19,7 @@ def load_weights(model: Any, checkpoint: Path) -> None:
 
     Its optimizer keeps what it had. RunFailed where a weight is not there.
     """
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
     from safetensors import safe_open
 
     places: dict[str, Path] = {}
