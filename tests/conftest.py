@@ -20,7 +20,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# As many test processes as cores: a thread that spins while it waits takes the core from the one it waits for.
+# As many test processes as cores: a thread that spins while it waits takes the core from who it waits for.
 # 150 steps of a tiny model beside other work: 74 s spinning, 1.5 s sleeping.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 

@@ -195,7 +195,7 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     with meter.phase("train"), _autocast(job, trainer):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if checkpoint is not None and trainer.state.global_step == before["global_step"]:
-        print(f"the run had ended at step {before['global_step']}: nothing was left to train")
+        print(f"the run had ended at step {before['global_step']}: nothing left to train")
     return Measured(
         seconds=time.monotonic() - started,
         tokens_before=before["num_input_tokens_seen"],

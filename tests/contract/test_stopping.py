@@ -314,6 +314,24 @@ def test_a_child_process_obeys_the_sigterm_of_its_parent_alone():
     subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60)
 
 
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_unwinds_the_preparation_of_data(kind, tmp_path, monkeypatch):
+    """Or half-written samples would stay in the cache."""
+    from launcher.train import prepare
+    from launcher.train.stopping import SIGNALS
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(prepare, "read_job", lambda _: os.kill(os.getpid(), kind))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            prepare.main([str(tmp_path)])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert caught.value.code == 143
+
+
 @pytest.mark.slow
 def test_a_full_disk_says_what_is_there_to_go_on_from(tmp_path, forks):
     run = Run(forks, tmp_path / "run", **{"trainer.save_steps": 2})
