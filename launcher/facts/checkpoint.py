@@ -6,6 +6,7 @@ its manifest is on the disk: a folder without one was never finished. `launcher.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -115,7 +116,7 @@ def defect(folder: Path, *, hashes: bool) -> str | None:
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        if (folder / MANIFEST).exists():
+        if _is_there(folder / MANIFEST):
             return f"its {MANIFEST} cannot be read"
         return f"it has no {MANIFEST}: the save was not finished"
     number = _NAME.fullmatch(folder.name)
@@ -165,6 +166,15 @@ def _size(path: Path) -> int | None:
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file, be it one that this user may not look at."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    return True
 
 
 def _sha256(path: Path) -> str | OSError:

@@ -131,7 +131,7 @@ def _frozen_bytes(spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
         frozen = (spec.loaded_params - job.trainable_params) * width
     if job.reference_model:
         frozen += spec.loaded_params * width
-    if not job.whole_copies:
+    if not job.whole_copies and job.engine != "fsdp":  # there they come and go with the table (held.py)
         frozen += job.extra_frozen
     # FSDP2 leaves quantised weights unsharded (accelerate ignores Params4bit whose storage is uint8).
     return (0, frozen) if job.engine == "fsdp" and job.quantization != "none" else (frozen, 0)

@@ -69,6 +69,9 @@ def _fsdp(spec: ModelSpec, job: MemoryJob) -> Held:
     unit is there, backward it is fetched while the unit before runs. Gradients are whole until their unit has
     run, then copied into a buffer, which is let go when the next unit's is filled. A unit whose input asks
     for no gradient (the embedding, with a tied head) is reduced at the very end.
+
+    Rows of added tokens are put into a copy of the gathered table when it is used (TrainableTokensLayer of
+    peft, get_merged_weights): the head keeps its copy for the backward pass, each table has a whole gradient.
     """
     width = 2 if job.precision in MIXED else WIDTHS[job.dtype]
     head = width * spec.head.in_features * spec.head.out_features
@@ -80,22 +83,23 @@ def _fsdp(spec: ModelSpec, job: MemoryJob) -> Held:
     trained = 0.0 if job.adapter else 1.0
     reduced, of_head = share * whole, trained * head
     local = width if job.accumulation == 1 or job.reduces_each else 0.0
+    table = width * job.extra_frozen // WIDTHS[job.dtype] // (1 if spec.head.tied else 2)
     if spec.head.tied:
         kept = head + of_head
         return Held(
-            forward=int(head + layer),
-            head=head,
+            forward=int(head + layer + table),
+            head=head + 2 * table,
             layers=int(kept + 2 * layer + reduced),
             bottom=int(kept + layer + reduced),
-            embedding=int(kept + reduced),
+            embedding=int(kept + reduced + table),
             unsharded=local,
         )
     return Held(
-        forward=2 * head,
-        head=head,
+        forward=2 * head + table,
+        head=head + 2 * table,
         layers=int(2 * layer + max(reduced, of_head)),
         bottom=int(layer + embedding + reduced),
-        embedding=int(embedding * (1 + trained) + max(reduced, trained * embedding)),
+        embedding=int(embedding * (1 + trained) + max(reduced, trained * embedding) + table),
         unsharded=local,
     )
 

@@ -16,6 +16,7 @@ from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe
 
+_SHARDS = "checkpoints of engine fsdp are shards, nothing that from_pretrained reads"
 _CONFIG = "trainer.accelerator_config"
 OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
 """What updates shards as it updates whole tensors. Of the others Adagrad makes its states before the weights
@@ -55,6 +56,8 @@ def decide_fsdp(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     }
     for name, (value, reason) in settings.items():
         draft.put(f"fsdp.{name}", value, reason)
+    if draft.get("trainer.push_to_hub") and draft.get("trainer.hub_strategy") is None and not weights_alone:
+        draft.put("trainer.hub_strategy", "end", f"{_SHARDS}; the result is whole")
     _reduce_each(draft)
 
 
@@ -125,6 +128,9 @@ def _conflicts(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Rec
         )
         hint = f"{other} (int8 with zero_stage 2), or drop model.quantization"
         yield refuse(draft, "fsdp-quantized", "model.quantization", message, hint)
+    if draft.get("trainer.hub_strategy") == "every_save" and not draft.get("trainer.save_only_model"):
+        hint = "use hub_strategy: end, or checkpoint to send what a run can go on from"
+        yield refuse(draft, "fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
     if optim not in OPTIMIZERS:
         message = f"optimizer {optim} does not update FSDP2's shards"
         yield refuse(

@@ -75,6 +75,7 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
         *_check_adapter(data),
         *_check_evaluation(data, trainer),
         *_check_early_stopping(data, trainer),
+        *_check_hub(trainer),
         *_check_best_metric(data, trainer),
         *(_check_dpo(trainer) if data.get("task") == "dpo" else ()),
         *(_check_images(trainer) if data.get("task") == "image-classification" else ()),
@@ -211,6 +212,14 @@ def _check_early_stopping(data: Mapping[str, Any], trainer: Mapping[str, Any]) -
             message = f"is no, but `early_stopping` needs {need}"
             problems.append(Problem("conflict", message, path=f"trainer.{name}", hint="write epoch or steps"))
     return problems
+
+
+def _check_hub(trainer: Mapping[str, Any]) -> list[Problem]:
+    """Without a name the Trainer makes a repository that is called as its folder is: checkpoints."""
+    if trainer.get("push_to_hub") is not True or trainer.get("hub_model_id"):
+        return []
+    message = "needs `hub_model_id`: the repository would be called `checkpoints`"
+    return [Problem("conflict", message, path="trainer.push_to_hub", hint="write `hub_model_id: you/name`")]
 
 
 def _check_dpo(trainer: Mapping[str, Any]) -> list[Problem]:

@@ -7,6 +7,7 @@ different steps.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ STOPPED = "stopped.json"
 
 class EvaluationCut(Exception):
     """All ranks agreed to stop within an evaluation, whose numbers are of a part of the rows only."""
+
+
+class EndedBefore(Exception):
+    """The evaluation that a stop had left out shows that the run had ended there: no step follows."""
 
 
 class Stopping(TrainerCallback):
@@ -138,6 +143,17 @@ class Stoppable(Trainer):
             self.stopping.end(self.control)
             super()._maybe_log_save_evaluate(*args, **kwargs)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.control.should_training_stop and self.state.global_step:
+            return  # a callback said at the beginning that the run had ended before
+        with contextlib.suppress(EndedBefore):
+            super()._run_epoch(*args, **kwargs)
+
+    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
+        if skip_scheduler and self.state.global_step:
+            return {}  # eval_on_start: a run that goes on did that, and early stopping would count it
+        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._looked_back:
             self._looked_back = True
@@ -148,12 +164,19 @@ class Stoppable(Trainer):
     def _make_up(self) -> None:
         """The evaluation that a stop left out, with the weights and the random states that it would have had.
 
-        Here and not before: the Trainer reads the random states when the first batches are there.
+        Here and not before: the Trainer reads the random states when the first batches are there. Raises
+        EndedBefore where early stopping ends the run with it.
         """
         stop.at_once = True  # the checkpoint that the run goes on from holds all there is
         metrics = self._evaluate(None, None)
         self._determine_best_metric(metrics=metrics, trial=None)
+        self._place_best()
+        if self.control.should_training_stop:
+            raise EndedBefore
         stop.at_once = False
+
+    def _place_best(self) -> None:
+        """Let the state name the best checkpoint, which the one that is resumed may be by now."""
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """A stopped run does not end with the best weights: it goes on from the last ones."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,6 @@ _LOGGED_ELSEWHERE = (
 )
 
 
-class AlreadyTrained(Exception):
-    """The checkpoint that was resumed has reached the last step already; its weights are loaded."""
-
-
 class Metrics(TrainerCallback):
     """Appends one line to metrics.jsonl at each log of a loss and at each evaluation; both ends are logged.
 
@@ -46,13 +43,17 @@ class Metrics(TrainerCallback):
         self._since = time.monotonic()
         self._tokens = 0
         self._last_logged = -1
+        self._told = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._write:
             kept = [row for row in read_metrics(self._path) if row["step"] <= state.global_step]
-            self._path.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+            aside = self._path.with_name(f".{self._path.name}.part")
+            with self._tolerant():  # renamed: a run that is killed here keeps the rows that it had
+                aside.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
+                aside.replace(self._path)
         if state.global_step >= state.max_steps:
-            raise AlreadyTrained
+            control.should_training_stop = True
         self._since = time.monotonic()
         self._tokens = state.num_input_tokens_seen
 
@@ -87,8 +88,18 @@ class Metrics(TrainerCallback):
 
     def _append(self, row: dict[str, Any]) -> None:
         if self._write:
-            with self._path.open("a", encoding="utf-8") as stream:
+            with self._tolerant(), self._path.open("a", encoding="utf-8") as stream:
                 stream.write(f"{json.dumps(row)}\n")
+
+    @contextlib.contextmanager
+    def _tolerant(self) -> Iterator[None]:
+        """A row that cannot be written, on a full disk, does not end the run; the first one is told."""
+        try:
+            yield
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                print(f"WARNING: {self._path} lacks rows, the run goes on: {error}", flush=True)
 
     def _count_non_finite(self, loss: float, step: int) -> None:
         self._non_finite = 0 if math.isfinite(loss) else self._non_finite + 1

@@ -21,8 +21,6 @@ def save_trained(job: Job, trainer: Any, folder: Path) -> None:
     trainer._save(str(folder), state_dict=state)
     if hasattr(trainer, "drop_reference"):  # of DPO
         trainer.drop_reference(folder)
-    if trainer.args.push_to_hub:
-        trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
 
 
 def gathered(model: Any, *, trained_alone: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from launcher.errors import EffilaunchError
 from launcher.facts.secrets import hider, secret_values
 from launcher.train.disk_full import SaveFailed
 from launcher.train.job import Job, rank
+from launcher.train.moving import sync_file, sync_folder
 
 COMPLETED = "COMPLETED"
 
@@ -34,18 +35,20 @@ class _Tee:
         object.__setattr__(self, name, value)
 
     def write(self, text: str) -> int:
+        """What cannot be written, on a full disk or to a terminal that is gone, does not end the run."""
         shown = self._hide(text)
-        if self._second is not None:
-            self._second.write(shown)
-        with contextlib.suppress(BrokenPipeError):
-            self._first.write(shown)
+        for stream in self._streams():
+            with contextlib.suppress(OSError):
+                stream.write(shown)
         return len(text)
 
     def flush(self) -> None:
-        if self._second is not None:
-            self._second.flush()
-        with contextlib.suppress(BrokenPipeError):
-            self._first.flush()
+        for stream in self._streams():
+            with contextlib.suppress(OSError):
+                stream.flush()
+
+    def _streams(self) -> list[TextIO]:
+        return [self._first] if self._second is None else [self._second, self._first]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._first, name)
@@ -124,7 +127,11 @@ def save_outcome(
         return
     result = _result(job, trainer, data, measured, evaluated, kind, started)
     write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
+    sync_file(job.run_dir / "result.json")  # before the marker says that it is there
+    if trainer.args.push_to_hub:
+        trainer.pusher.result(trainer, folder)
     (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
+    sync_folder(job.run_dir)
 
 
 def _rows(job: Job, data: Any) -> dict[str, Any]:

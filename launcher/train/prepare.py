@@ -19,7 +19,7 @@ from typing import Any
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.train.job import Job, read_job
 from launcher.train.outcome import write_error, write_json
-from launcher.train.stopping import end_with_supervisor
+from launcher.train.stopping import LEFT_EARLY, SIGNALS, end_with_supervisor
 
 STAGE = "prepare"
 SAMPLES = 3
@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     # One process here, so the tokenizer's own threads may have all cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    # SIGTERM unwinds, so that no half-written samples stay in the cache.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in SIGNALS:  # they unwind, so that no half-written samples stay in the cache
+        signal.signal(number, lambda *_: sys.exit(LEFT_EARLY))
     end_with_supervisor(os.environ)
     try:
         prepare_run(read_job(run_dir), int(arguments[1]) if len(arguments) == 2 else SAMPLES)

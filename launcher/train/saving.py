@@ -18,7 +18,15 @@ from typing import Any
 
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, defect, read_manifest
 from launcher.train import faults
-from launcher.train.disk_full import SaveFailed, free_bytes, full_problem, is_full, mib
+from launcher.train.disk_full import (
+    SaveFailed,
+    free_bytes,
+    full_problem,
+    is_full,
+    is_unwritable,
+    mib,
+    unwritable_problem,
+)
 from launcher.train.job import rank
 from launcher.train.moving import clean, publish, remove_folder, sync_tree
 from launcher.train.save_size import first_save_bytes
@@ -58,8 +66,6 @@ class Saver:
         self.record = Saved()
         self.writing = False
         """Whether the Trainer writes now; what it writes then belongs below `aside`."""
-        self.afterwards: Callable[[], Any] | None = None
-        """What is to be done when the result is in its place."""
 
     @property
     def aside(self) -> Path:
@@ -75,8 +81,8 @@ class Saver:
         """
         step, begun = trainer.state.global_step, time.monotonic()
         needed = self._needed(trainer)
-        self._check_room(step, needed, _best_step(trainer))
         with self._whole_or_nothing(f"checkpoint-{step}", self.aside, needed):
+            self._check_room(step, needed, best_step(trainer))
             self.writing = True
             with faults.saving(step):
                 write()
@@ -87,7 +93,7 @@ class Saver:
             if rank() == 0:
                 publish(self.aside / f"checkpoint-{step}", self.final(step))
         of_all(None)  # nobody goes on before the checkpoint is where the state says
-        self._retire(step, _best_step(trainer))
+        self._retire(step, best_step(trainer))
         self.record.saved += 1
         self.record.seconds, self.record.bytes = round(time.monotonic() - begun, 3), total
         return self.final(step)
@@ -110,8 +116,6 @@ class Saver:
                 publish(aside, final)
                 remove_folder(aside.parent)
         of_all(None)
-        if self.afterwards is not None:
-            self.afterwards()
 
     def _needed(self, trainer: Any) -> int:
         """Bytes that the next checkpoint takes; every rank must call it."""
@@ -165,16 +169,23 @@ class Saver:
 
     @contextlib.contextmanager
     def _whole_or_nothing(self, name: str, aside: Path, needed: int) -> Iterator[None]:
-        """Where anything goes wrong within, nothing of `aside` stays; a full disk ends the run."""
+        """Where anything goes wrong within, nothing of `aside` stays; a disk that gives out ends the run."""
         try:
             yield
+        except SaveSkipped:
+            raise
         except Exception as error:
             at = time.time()
             shutil.rmtree(aside, ignore_errors=True)
-            if not is_full(error):
+            if not (is_full(error) or is_unwritable(error)):
                 raise
             good = max(complete_checkpoints(self.folder), default=None)
-            raise SaveFailed(full_problem(name, aside.parent, needed, good, error), at) from error
+            problem = (
+                full_problem(name, aside.parent, needed, good, error)
+                if is_full(error)
+                else unwritable_problem(name, aside.parent, good, error)
+            )
+            raise SaveFailed(problem, at) from error
         finally:
             self.writing = False
 
@@ -247,7 +258,7 @@ def _newest_bytes(folder: Path) -> int | None:
     return _bytes(there[max(there)]) if there else None
 
 
-def _best_step(trainer: Any) -> int | None:
+def best_step(trainer: Any) -> int | None:
     """The step of the best checkpoint that lies on the disk, or will when this save is done."""
     best = trainer.state.best_model_checkpoint
     if best is None:

@@ -8,6 +8,7 @@ Light to import: the handlers are in place before torch is loaded.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import select
 import signal
@@ -79,6 +80,7 @@ def watch(environ: Mapping[str, str]) -> None:
     for number in SIGNALS:
         signal.signal(number, _note)
     os.register_at_fork(after_in_child=_forget)
+    multiprocessing.util.register_after_fork(stop, _obey_parent_alone)
     supervisor = read_supervisor(environ)
     threading.Thread(target=_watch, args=(reader, supervisor), name="stop", daemon=True).start()
 
@@ -88,15 +90,28 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, such as a dataloader's worker: the stop is its parent's, who ends it in time.
-
-    A signal for the whole group must not kill it while its parent still needs rows. SIGTERM is left to kill,
-    as multiprocessing ends its children by it.
-    """
+    """In a forked child: the stop is its parent's. A signal for the whole group must not kill it before."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _obey_parent_alone(_: Stop) -> None:
+    """In a child of multiprocessing, such as a dataloader's worker: SIGTERM ends it if its parent sends it.
+
+    As `Process.terminate` does. One for the whole group comes from elsewhere, and while the parent still
+    needs rows, a worker that died would fail the run. Blocked, and not handled: torch's worker puts a handler
+    of its own in place, which obeys everybody (torch/csrc/DataLoader.cpp handler_SIGTERM).
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_await_parent, name="stop", daemon=True).start()
+
+
+def _await_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)  # as torch's handler does: another code would be an error of the dataloader
 
 
 def read_supervisor(environ: Mapping[str, str]) -> tuple[int, int] | None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from launcher.train.agreeing import Stoppable
+from launcher.train.best_weights import load_weights
+from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
+from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
 from launcher.train.status import status
 
@@ -25,6 +30,9 @@ class PlannedTrainer(Stoppable):
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
 
+    _sampler: Any = None
+    resumed: Path | None = None
+    """The checkpoint that training goes on from."""
     meter: Meter | None = None
     """Measures evaluations apart from training."""
     largest_batch = 0
@@ -35,15 +43,38 @@ class PlannedTrainer(Stoppable):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
+        self.pusher = Pusher(Path(self.args.output_dir).parent)
         # The Trainer would remove checkpoints by its own rule, at the end of training even the last one.
         self.args.save_total_limit = None
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> Any:
+        found = super()._init_training_state(max_steps, steps_per_epoch, epochs, checkpoint, trial)
+        if checkpoint is not None:
+            self.resumed = Path(checkpoint)
+            go_on(self, self.resumed, max_steps)
+        return found
+
+    def _load_callback_state(self) -> None:
+        restore_callbacks([*self.callback_handler.callbacks, self.control], self.state)
+
+    def _load_best_model(self) -> None:
+        if self.is_deepspeed_enabled and self.deepspeed.load_universal_checkpoint():
+            load_weights(self.model, Path(self.state.best_model_checkpoint))
+        else:
+            super()._load_best_model()
+
+    def _place_best(self) -> None:
+        if self.resumed is not None:
+            place_best(self, self.resumed)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's own save, written aside, and moved to its place when it is whole."""
         with status().within("save"):
             final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(final))
+        if self.args.push_to_hub and not (self.stopping is not None and self.stopping.stopped):
+            self.pusher.checkpoint(self, final)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Saving is the last thing that this does; no callback hears of a checkpoint that there is not."""
@@ -58,16 +89,24 @@ class PlannedTrainer(Stoppable):
         return str(self.saver.aside) if self.saver.writing else str(super()._get_output_dir(trial))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Only what is whole goes to the hub."""
-        if not self.saver.writing:
-            super()._push_from_checkpoint(checkpoint_folder)
+        """Nothing: it is not whole yet. `pusher` sends what is."""
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """The same of the result: a push that fails must not cost the weights."""
-        if not self.saver.writing:
-            return super().push_to_hub(*args, **kwargs)
-        self.saver.afterwards = lambda: super(PlannedTrainer, self).push_to_hub(*args, **kwargs)
-        return None
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing either: what calls this is `save_model`, before the result is in its place."""
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        sampler = super()._get_train_sampler(*args, **kwargs)
+        if isinstance(sampler, LengthGroupedSampler):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            sampler = ByLength(sampler, seed)
+        self._sampler = sampler
+        return sampler
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """accelerate and the Trainer look for samplers at known depths; one that skips batches is deeper."""
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(kwargs["epoch"])
+        super()._run_epoch(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """A stream goes past accelerate, which would deal each process's share out once more."""
@@ -76,12 +115,26 @@ class PlannedTrainer(Stoppable):
         return DataLoader(
             self.train_dataset,
             batch_size=self._train_batch_size,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="training"),
+            collate_fn=self._telling(
+                self._get_collator_with_removed_columns(self.data_collator, description="training")
+            ),
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
+
+    def _telling(self, collate: Any) -> Any:
+        """A resumed stream reads again what it gave, perhaps for hours: each batch of that is progress."""
+        if self.args.dataloader_num_workers:
+            return collate  # it is called in processes that have no status
+
+        def told(samples: Any) -> Any:
+            if not self._looked_back:
+                status().moved()
+            return collate(samples)
+
+        return told
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if "input_ids" in inputs:
@@ -128,6 +181,26 @@ class PlannedTrainer(Stoppable):
         count = packed_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
         total = self.accelerator.gather(count.to(self.args.device)).sum()
         self.state.num_input_tokens_seen += int(total.item())
+
+
+class ByLength(LengthGroupedSampler):
+    """Upstream's, whose order depends on the seed and the epoch alone.
+
+    That one draws from the generator of everything: a run that goes on within an epoch would shuffle anew,
+    and read some rows twice and others never.
+    """
+
+    def __init__(self, grouped: LengthGroupedSampler, seed: int) -> None:
+        super().__init__(grouped.batch_size, lengths=grouped.lengths, generator=torch.Generator())
+        self._seed, self._epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator.manual_seed(self._seed + self._epoch)
+        found: Iterator[int] = super().__iter__()
+        return found
 
 
 class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):

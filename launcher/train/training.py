@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from launcher.errors import Problem, RecipeError, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
-from launcher.train.callbacks import AlreadyTrained, Metrics, Progress, numbers
+from launcher.train.callbacks import Metrics, Progress, numbers
 from launcher.train.data.build import Data
+from launcher.train.going_on import EarlyStopping
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import Meter
@@ -34,6 +35,9 @@ from launcher.train.memory_states import (
 from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
 from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
+from launcher.train.saving import best_step
+from launcher.train.sealing import SEEN_S
+from launcher.train.together import of_all, of_rank_0
 from launcher.train.token_counts import takes_token_counts
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
@@ -111,7 +115,7 @@ def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
     callbacks: list[TrainerCallback] = [metrics, Progress()]
     patience = job.value("early_stopping.patience")
     if patience is not None:
-        callbacks.append(EarlyStoppingCallback(patience, job.value("early_stopping.threshold")))
+        callbacks.append(EarlyStopping(patience, job.value("early_stopping.threshold")))
     return callbacks + (hooks.callbacks() if hooks.callbacks is not None else [])
 
 
@@ -189,10 +193,9 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     meter.watch(held_tensors(trainer))
     started = time.monotonic()
     with meter.phase("train"), _autocast(job, trainer):
-        try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except AlreadyTrained:
-            print(f"the checkpoint {checkpoint} has reached the last step; nothing left to train")
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    if checkpoint is not None and trainer.state.global_step == before["global_step"]:
+        print(f"the run had ended at step {before['global_step']}: nothing left to train")
     return Measured(
         seconds=time.monotonic() - started,
         tokens_before=before["num_input_tokens_seen"],
@@ -229,7 +232,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
         return {}
     state, step = trainer.state, trainer.state.global_step
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-        step = state.best_global_step
+        step = best_step(trainer)
     rows = [row for row in state.log_history if row["step"] == step and "eval_loss" in row]
     if not rows:
         with _autocast(job, trainer):
@@ -249,26 +252,49 @@ def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
 
 
 def find_checkpoint(job: Job) -> Path | None:
-    """The checkpoint to go on from, None to start afresh.
+    """The checkpoint to go on from, None to start afresh: rank 0's word, the same on every rank.
 
-    EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder; RecipeError without it.
+    EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder. RecipeError, on every rank,
+    where that is none, or where one of them does not see it.
     """
-    asked = os.environ.get(RESUME_VARIABLE)
-    if not asked:
+    found: Path | None
+    found, wrong = of_rank_0(_chosen(job) if rank() == 0 else None)
+    if found is None:
         return None
-    if asked == "auto":
-        last = _last_checkpoint(job.checkpoints)
-        if last is None:
-            print("no checkpoint to resume from; starting afresh")
-            return None
-        found = last
-    else:
-        found = Path(asked)
-    wrong = defect(found, hashes=False)
-    if wrong is not None:
-        raise RecipeError(Problem("no-checkpoint", f"no whole checkpoint: {wrong}", file=str(found)))
+    by_rank = of_all(wrong or (_awaited(found) if rank() else None))
+    lacking = [number for number, word in enumerate(by_rank) if word is not None]
+    if lacking:
+        who = f" on rank {lacking[0]}" if lacking[0] else ""
+        raise RecipeError(
+            Problem(
+                "no-checkpoint",
+                f"no whole checkpoint{who}: {by_rank[lacking[0]]}",
+                file=str(found),
+                hint="the run directory must be one folder that all machines share" if who else None,
+            )
+        )
     print(f"resuming from {found}")
     return found
+
+
+def _chosen(job: Job) -> tuple[Path | None, str | None]:
+    """What the environment asks for, and what keeps it from being whole."""
+    asked = os.environ.get(RESUME_VARIABLE)
+    if not asked:
+        return None, None
+    found = _last_checkpoint(job.checkpoints) if asked == "auto" else Path(asked)
+    if found is None:
+        print("no checkpoint to resume from; starting afresh")
+        return None, None
+    return found, defect(found, hashes=False)
+
+
+def _awaited(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint that rank 0 found whole: a network filesystem may show it late."""
+    until = time.monotonic() + SEEN_S
+    while (wrong := defect(checkpoint, hashes=False)) is not None and time.monotonic() < until:
+        time.sleep(0.5)
+    return wrong
 
 
 def _last_checkpoint(folder: Path) -> Path | None:

@@ -152,9 +152,8 @@ ALIKE: dict[str, dict[str, Any]] = {
     "bf16-true, LoRA": {"precision": "bf16-true", "adapter": LORA, "model": SAVED},
     **{optim: {"trainer": {"optim": optim}} for optim in sorted({*OPTIMIZERS} - {"adamw_torch_fused"})},
 }
-UNCOUNTED = ("DPO", "LoRA, added token")
-"""Whose plan counts more than the trained model: DPO's reference beside it, and a table that peft's added
-rows only name."""
+UNCOUNTED = ("DPO",)
+"""Whose plan counts more than the trained model: the reference beside it."""
 SHORT = ("weights from a folder", "LoRA over weights from a folder", "tied")
 CASES = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in ALIKE]
 
@@ -176,8 +175,10 @@ def test_two_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
         return
     # Each rank holds what the plan says: its share. (An evaluation leaves norm and head gathered.)
     components = told["memory"]["components"]
+    rows = 2048 if "added token" in name else 0  # two rows with their states: too few to be planned
     for kind in ("weights", "gradients", "optimizer"):
-        assert components[kind]["measured"] == pytest.approx(components[kind]["predicted"], rel=0.02), kind
+        expected = pytest.approx(components[kind]["predicted"], rel=0.02, abs=rows)
+        assert components[kind]["measured"] == expected, kind
 
 
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "LoRA"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from checkpoints import checkpoint as whole_checkpoint
 
 from launcher.errors import RecipeError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from launcher.train.job import Job  # noqa: E402
 from launcher.train.restoring import innermost, restore_groups, universal_folder  # noqa: E402
 from launcher.train.resuming import ready_checkpoint  # noqa: E402
 
@@ -98,3 +100,31 @@ def test_a_converted_checkpoint_is_told_from_a_saved_one(tmp_path):
     assert universal_folder(tmp_path) is None
     (tmp_path / "latest_universal").write_text("global_step3_universal")
     assert universal_folder(tmp_path) == tmp_path / "global_step3_universal"
+
+
+def seen_by(monkeypatch, rank, asked, told=None):
+    """As rank `rank` of two, with its own environment; told: what rank 0 chose."""
+    from launcher.train import training
+
+    monkeypatch.setenv("EFFILAUNCH_RESUME", asked)
+    monkeypatch.setattr(training, "SEEN_S", 0.0)
+    monkeypatch.setattr(training, "rank", lambda: rank)
+    monkeypatch.setattr(training, "of_rank_0", lambda own: own if rank == 0 else told)
+    monkeypatch.setattr(training, "of_all", lambda own: [own, None] if rank == 0 else [None, own])
+    return training.find_checkpoint
+
+
+def test_rank_0_says_for_all_where_the_run_goes_on(tmp_path, monkeypatch):
+    """Else ranks that see other files, or have another environment, would train from different steps."""
+    checkpoints = tmp_path / "checkpoints"
+    job = Job(tmp_path, {})
+    for step in (2, 4):
+        whole_checkpoint(checkpoints, step)
+    assert seen_by(monkeypatch, 0, "auto")(job) == checkpoints / "checkpoint-4"
+    told = (checkpoints / "checkpoint-2", None)
+    assert seen_by(monkeypatch, 1, "auto", told)(job) == checkpoints / "checkpoint-2"
+    assert seen_by(monkeypatch, 1, "auto", (None, None))(job) is None
+    with pytest.raises(RecipeError, match="no whole checkpoint on rank 1: it has no manifest"):
+        seen_by(monkeypatch, 1, "", (tmp_path / "elsewhere" / "checkpoint-2", None))(job)
+    with pytest.raises(RecipeError, match="no whole checkpoint: it has no manifest"):
+        seen_by(monkeypatch, 0, str(tmp_path / "elsewhere"))(job)

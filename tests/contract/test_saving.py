@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from launcher.train import moving, saving
 from launcher.train.data.collate import make_collator
 from launcher.train.disk_full import SaveFailed, is_full
 from launcher.train.memory_meter import Meter
-from launcher.train.outcome import write_error
+from launcher.train.outcome import _Tee, write_error
 from launcher.train.saving import surplus
 from launcher.train.status import status
 from launcher.train.training import fit, make_arguments, make_trainer
@@ -225,27 +226,6 @@ def test_a_removal_that_is_cut_off_leaves_no_half_checkpoint(tmp_path, monkeypat
     assert left_over(tmp_path) == []
 
 
-@pytest.mark.parametrize("strategy", ["every_save", "end"])
-def test_only_what_is_whole_goes_to_the_hub(tmp_path, monkeypatch, strategy):
-    pushed = []
-
-    def checkpoint(_, folder):
-        pushed.append((folder, defect(Path(folder), hashes=True)))
-
-    def result(*_, **__):
-        pushed.append([path.name for path in tmp_path.glob("model/*.safetensors")])
-
-    monkeypatch.setattr(Trainer, "init_hf_repo", lambda *_, **__: None)
-    monkeypatch.setattr(Trainer, "_push_from_checkpoint", checkpoint)
-    monkeypatch.setattr(Trainer, "push_to_hub", result)
-    hub = {"trainer.push_to_hub": True, "trainer.hub_strategy": strategy, "trainer.hub_model_id": "a/b"}
-    work, trainer = made(tmp_path, {**hub, "trainer.max_steps": 2})
-    fit(work, trainer, Meter(on_cuda=False))
-    assert pushed == [(str(tmp_path / "checkpoints" / "checkpoint-2"), None)]
-    trainer.saver.save_result(trainer, tmp_path / "model", lambda aside: trainer.save_model(str(aside)))
-    assert pushed[1:] == [["model.safetensors"]]
-
-
 # --- room
 
 
@@ -405,6 +385,74 @@ def test_a_disk_that_gives_out_ends_the_run_and_costs_no_earlier_checkpoint(tmp_
     monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
     assert trained(tmp_path).state.global_step == 6
     assert steps(tmp_path) == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    "ending", ["removed", PermissionError(errno.EACCES, "Permission denied"), "unreadable"]
+)
+def test_a_folder_that_gives_out_is_named_and_costs_no_other_checkpoint(tmp_path, monkeypatch, ending):
+    """Another process removes what is written, or its rights are taken away: upstream, a traceback."""
+    checkpoints, real = tmp_path / "checkpoints", torch.save
+
+    def fails(what, where, **more):
+        if "checkpoint-4" in str(where) and "scheduler" in str(where):
+            if isinstance(ending, OSError):
+                raise ending
+            if ending == "unreadable":
+                raise SafetensorError("I/O error: Stale file handle (os error 116)")
+            shutil.rmtree(checkpoints)
+        real(what, where, **more)
+
+    work, trainer = made(tmp_path)
+    monkeypatch.setattr(torch, "save", fails)
+    with pytest.raises(SaveFailed) as caught:
+        fit(work, trainer, Meter(on_cuda=False))
+    (problem,) = caught.value.problems
+    assert (caught.value.exit_code, problem.code) == (5, "checkpoint-unwritable")
+    assert problem.file == str(checkpoints)
+    behind = "no earlier checkpoint is there" if ending == "removed" else "checkpoint-2 is complete"
+    assert problem.message.startswith("checkpoint-4 could not be written: ")
+    assert behind in problem.message
+    assert ending == "removed" or left_over(tmp_path) == []
+
+
+def test_a_folder_without_rights_is_named_before_anything_is_written(tmp_path, monkeypatch):
+    def refuses(self, *_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(saving.Saver, "_make_room", refuses)
+    work, trainer = made(tmp_path)
+    with pytest.raises(SaveFailed, match="checkpoint-2 could not be written: PermissionError"):
+        fit(work, trainer, Meter(on_cuda=False))
+
+
+def test_rows_that_a_full_disk_does_not_take_do_not_end_the_run(tmp_path, monkeypatch, capsys):
+    """And those that were there stay."""
+    work, trainer = made(tmp_path, {"trainer.save_strategy": "no"})
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 1.0}\n')
+    real = Path.open
+
+    def full(path, *given, **more):
+        if "metrics" in path.name and set(given) & {"a", "w"}:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    fit(work, trainer, Meter(on_cuda=False))
+    monkeypatch.undo()
+    assert trainer.state.global_step == 6
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0, "loss": 1.0}\n'
+    assert capsys.readouterr().out.count("metrics.jsonl lacks rows, the run goes on: [Errno 28]") == 1
+
+
+def test_lines_that_a_full_disk_does_not_take_do_not_end_the_run():
+    def fails(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    full = SimpleNamespace(write=fails, flush=fails)
+    tee = _Tee(full, full, str)
+    assert tee.write("a line\n") == 7
+    tee.flush()
 
 
 def test_another_error_keeps_its_name_and_leaves_nothing_half(tmp_path, monkeypatch):

@@ -49,8 +49,8 @@ class Signals(TrainerCallback):
         for *when, kind, whom in ASKED:
             if when == [moment, number, int(os.environ.get("RANK", "0"))]:
                 pids = {{"self": [os.getpid()], "children": children()}}.get(whom, [whom])
-                for pid in pids:
-                    os.kill(pid, kind)
+                for pid in pids:  # by a third process: from its parent a child takes it otherwise
+                    os.kill(pid, kind) if whom != "children" else os.system(f"kill -{{kind}} {{pid}}")
                 print(f"signalled {{len(pids)}} of {{whom}}", flush=True)
                 # What is to come at once is given the time.
                 time.sleep(30 if moment == "load" else 0.2 if whom == "children" else 0)
@@ -271,16 +271,54 @@ def test_a_stream_stops_and_goes_on(tmp_path, forks):
     assert run.rows() == expected
 
 
-@pytest.mark.slow
 def test_dataloader_workers_do_not_die_of_the_group_s_signals(tmp_path, forks):
-    """SIGUSR1 and SIGINT for all processes of the run, as schedulers and terminals send them."""
+    """All signals for all processes of the run, as schedulers and terminals send them."""
     run = Run(forks, tmp_path / "run", **{"trainer.dataloader_num_workers": 2})
-    both = [("begin", 3, 0, kind, "children") for kind in (signal.SIGUSR1, signal.SIGINT)]
-    said = run.stop(*both, ("begin", 3, 0, signal.SIGUSR1))
+    kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+    said = run.stop(*[("begin", 3, 0, kind, "children") for kind in kinds], ("begin", 3, 0, signal.SIGTERM))
     assert said["checkpoint"] == "checkpoint-3"
-    assert (run.folder / "logs" / "rank-0.log").read_text().count("signalled 2 of children") == 2
+    assert (run.folder / "logs" / "rank-0.log").read_text().count("signalled 2 of children") == 3
     run.resume()
     assert sorted(run.rows()) == list(range(1, STEPS + 1))
+
+
+CHILD = """
+import multiprocessing, os, subprocess, time
+from launcher.train import stopping
+
+stopping.watch({})
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+child.start()
+time.sleep(0.2)
+subprocess.run(["kill", "-TERM", str(child.pid)], check=True)
+child.join(0.3)
+assert child.is_alive(), "it is not its parent who asks"
+child.terminate()
+child.join(10)
+assert child.exitcode == 0, child.exitcode
+"""
+
+
+def test_a_child_process_obeys_the_sigterm_of_its_parent_alone():
+    subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_unwinds_the_preparation_of_data(kind, tmp_path, monkeypatch):
+    """Or half-written samples would stay in the cache."""
+    from launcher.train import prepare
+    from launcher.train.stopping import SIGNALS
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    monkeypatch.setattr(prepare, "read_job", lambda _: os.kill(os.getpid(), kind))
+    try:
+        with pytest.raises(SystemExit) as caught:
+            prepare.main([str(tmp_path)])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert caught.value.code == 143
 
 
 @pytest.mark.slow

@@ -65,9 +65,12 @@ class Run:
 
     @staticmethod
     def recipe(
-        sharding: dict[str, Any], adapter: dict[str, Any] | None = None, precision: str = "fp32"
+        sharding: dict[str, Any],
+        adapter: dict[str, Any] | None = None,
+        precision: str = "fp32",
+        best: bool = False,
     ) -> dict[str, Any]:
-        said = {
+        said: dict[str, Any] = {
             "model": {"tokenizer": "tokenizer", "config": {**MODEL}},
             "data": {"train": [{"path": "rows.jsonl"}], "max_length": 32},
             "sharding": {**sharding}, "precision": precision, "global_batch_size": 8,
@@ -77,6 +80,12 @@ class Run:
                 "weight_decay": 0.1, "logging_steps": 1, "save_steps": SAVED, "save_total_limit": 9,
             },
         }  # fmt: skip
+        if best:  # the loss only falls, so the first evaluation is the largest
+            said["data"]["eval"] = {"split": 0.25}
+            said["trainer"] |= {
+                "load_best_model_at_end": True, "metric_for_best_model": "eval_loss",
+                "greater_is_better": True, "eval_strategy": "steps", "eval_steps": SAVED,
+            }  # fmt: skip
         return said if adapter is None else {**said, "adapter": {**adapter}}
 
     def finish(self, resume: Path | None = None) -> dict[int, float]:
@@ -150,6 +159,33 @@ def test_it_goes_on_as_if_nothing_had_changed(forks, ground, tmp_path, name, rec
     record_property("largest relative difference", worst)
     sys.stdout.write(f"{name}: {worst:.2g}\n")
     assert worst <= TOLERANCE
+
+
+BEST = {
+    "zero3-lora-2-to-1": (2, ZERO3, 1, ZERO3, {"adapter": LORA}),
+    "zero2-1-to-2": (1, ZERO2, 2, ZERO2, {}),
+    "zero3-1-to-2": (1, ZERO3, 2, ZERO3, {}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if number else []) for number, name in enumerate(BEST)]
+)
+def test_it_ends_with_the_best_weights_that_other_ranks_wrote(forks, ground, tmp_path, name):
+    """DeepSpeed alone: failed to resume from checkpoint, at the very end."""
+    from safetensors.numpy import load_file
+
+    ranks, sharding, then_ranks, then, more = BEST[name]
+    first, second = ({"sharding": where, "best": True, **more} for where in (sharding, then))
+    worst_of(forks, ground, tmp_path, (ranks, first), (then_ranks, second))
+    kind, file = ("adapter", "adapter_model") if more else ("model", "model")
+    best = load_file(tmp_path / "whole" / "checkpoints" / f"checkpoint-{SAVED}" / f"{file}.safetensors")
+    for folder in ("whole", "resumed"):
+        ended = load_file(tmp_path / folder / kind / f"{file}.safetensors")
+        assert {key: value.tobytes() for key, value in ended.items()} == {
+            key: value.tobytes() for key, value in best.items()
+        }
+        assert json.loads((tmp_path / folder / "result.json").read_text())["eval"]["step"] == SAVED
 
 
 @pytest.mark.slow

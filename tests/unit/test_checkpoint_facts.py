@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -55,6 +56,18 @@ def test_a_missing_file_is_named(tmp_path, instead):
     elif instead == "a link to nowhere":
         (made / "model.safetensors").symlink_to(tmp_path / "gone")
     assert defect(made, hashes=True) == "model.safetensors is missing"
+
+
+def test_a_folder_that_this_user_may_not_look_into_is_passed_over(tmp_path, monkeypatch):
+    """Such as one that another user's run has left: pathlib's `exists` raises there."""
+    made = checkpoint(tmp_path, 7)
+
+    def refuses(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("stat", "lstat", "read_text"):
+        monkeypatch.setattr(type(made), name, refuses)
+    assert defect(made, hashes=False) == "its manifest.json cannot be read"
 
 
 def test_a_file_that_cannot_be_read_is_a_defect_and_no_crash(tmp_path, monkeypatch):

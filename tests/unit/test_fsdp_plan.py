@@ -95,6 +95,11 @@ def test_a_cpu_is_planned_with_a_warning(tmp_path):
         ({"trainer__optim": "adagrad"}, "fsdp-optimizer", "trainer.optim"),
         ({"launch__launcher": "deepspeed"}, "launcher-conflict", "launch.launcher"),
         (
+            {"trainer__push_to_hub": "true", "trainer__hub_model_id": "a/b",
+             "trainer__hub_strategy": "every_save"},
+            "fsdp-push", "trainer.hub_strategy",
+        ),
+        (
             {"trainer__save_only_model": "true", "trainer__load_best_model_at_end": "true",
              "data__eval": "{split: 0.1}", "trainer__save_strategy": "epoch"},
             "fix-save-only-model-best", "trainer.save_only_model",
@@ -104,6 +109,21 @@ def test_a_cpu_is_planned_with_a_warning(tmp_path):
 def test_what_fsdp2_cannot_train_is_refused_with_another_way(tmp_path, overrides, code, path):
     problem = refused(tmp_path, **overrides)
     assert (problem.code, problem.path) == (code, path)
+
+
+def test_of_shards_the_result_alone_is_pushed(tmp_path):
+    """Checkpoints hold no weights that from_pretrained reads, unless they hold nothing else."""
+    pushed = {"trainer__push_to_hub": "true", "trainer__hub_model_id": "a/b"}
+    made = fsdp(tmp_path, **pushed)
+    assert made.value("trainer.hub_strategy") == "end"
+    assert "are shards" in made.settings["trainer.hub_strategy"].reason
+    for more in ({"trainer__save_only_model": "true"}, {"sharding__engine": "deepspeed"}):
+        assert (
+            "trainer.hub_strategy"
+            not in plan(tmp_path, **{"sharding__engine": "fsdp", **pushed, **more}).settings
+        )
+    asked = fsdp(tmp_path, **pushed, trainer__hub_strategy="checkpoint")
+    assert asked.value("trainer.hub_strategy") == "checkpoint"
 
 
 def test_an_encoder_decoder_is_refused(tmp_path):

@@ -119,6 +119,17 @@ def test_fsdp_gathers_a_layer_and_the_next() -> None:
     assert engine_held(LLAMA_7B, replace(job, quantization="nf4")).layers < held.layers
 
 
+def test_fsdp_copies_a_table_with_added_rows_while_it_is_used() -> None:
+    """peft keeps the rows alone; nothing of the size of a table stays on a rank."""
+    job = replace(LORA, engine="fsdp", dtype="bfloat16", precision="bf16")
+    tokens = replace(job, extra_frozen=2 * 2 * HEAD)
+    assert sharded_states(LLAMA_7B, tokens).total == sharded_states(LLAMA_7B, job).total
+    before, held = engine_held(LLAMA_7B, job), engine_held(LLAMA_7B, tokens)
+    more = {name: getattr(held, name) - getattr(before, name) for name in ("forward", "head", "embedding")}
+    assert more == {"forward": 2 * HEAD, "head": 2 * 2 * HEAD, "embedding": 2 * HEAD}
+    assert (held.layers, held.bottom) == (before.layers, before.bottom)
+
+
 def test_fsdp_keeps_a_tied_head_for_the_whole_pass() -> None:
     job = replace(ZERO, engine="fsdp", dtype="float32", trainable_params=P1, accumulation=1)
     layer, head = 2 * 2048 * (2048 + 512) + 3 * 2048 * 8192 + 2 * 2048, 128_256 * 2048

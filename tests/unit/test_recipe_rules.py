@@ -199,6 +199,10 @@ def test_other_words_for_a_task(tmp_path, task, meant):
         ),
         ({"more": "early_stopping: {patience: 1}"}, "early_stopping: needs `data.eval`"),
         (
+            {"more": "trainer: {push_to_hub: true}"},
+            "trainer.push_to_hub: needs `hub_model_id`: the repository would be called `checkpoints`",
+        ),
+        (
             {
                 "data": "eval: {split: 0.1}",
                 "more": "early_stopping: {patience: 1}\ntrainer: {load_best_model_at_end: false}",
