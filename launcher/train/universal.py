@@ -30,7 +30,7 @@ from launcher.errors import EffilaunchError
 from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, Manifest, read_manifest, sha256_of
 from launcher.train.moving import publish, sync_tree
 from launcher.train.outcome import write_json
-from launcher.train.pickles import check_pickles
+from launcher.train.pickles import check_pickles, save_members_by_value
 
 STATES = "zero/optimizer_state.pt"
 """Below the universal folder: the parameter groups, the step and the scale of the loss."""
@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def convert(source: Path, target: Path) -> None:
     """Write the universal twin of a whole checkpoint. RecipeError where its pickles hold code."""
     begun = time.monotonic()
+    save_members_by_value("deepspeed")
     check_pickles(source)
     manifest = read_manifest(source)
     assert manifest is not None, "the caller has verified the checkpoint"

@@ -73,6 +73,7 @@ def train(job: Job) -> None:
     from launcher.train.metrics import check_metrics
     from launcher.train.models import load_model
     from launcher.train.outcome import save_outcome
+    from launcher.train.pickles import save_members_by_value
     from launcher.train.processing import load_processing
     from launcher.train.training import fit, make_arguments, make_trainer
 
@@ -82,6 +83,7 @@ def train(job: Job) -> None:
     set_timeouts(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
     join_processes(job)
+    save_members_by_value(job.value("sharding.engine"))
     check_metrics(job)
     processing = load_processing(job)
     data = build_data(job, processing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import pickle
@@ -18,7 +19,7 @@ pytest.importorskip("deepspeed")
 
 from launcher.train.adapters import attach_adapter  # noqa: E402
 from launcher.train.models import load_model  # noqa: E402
-from launcher.train.pickles import check_pickles  # noqa: E402
+from launcher.train.pickles import _ENUMS, check_pickles, save_members_by_value  # noqa: E402
 from launcher.train.resuming import ready_checkpoint  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -70,6 +71,7 @@ def states(**more):
 
 
 def zero_checkpoint(folder: Path, **more) -> Path:
+    save_members_by_value("deepspeed")
     step = folder / "checkpoint-2" / "global_step2"
     step.mkdir(parents=True)
     torch.save({"module": {"w": torch.ones(4)}, "ds_config": {}}, step / "mp_rank_00_model_states.pt")
@@ -155,11 +157,25 @@ def sharded(folder: Path, **more) -> Path:
     """A checkpoint as FSDP2 writes its optimizer."""
     from torch.distributed import checkpoint as dcp
 
+    save_members_by_value("fsdp")
     shards = folder / "checkpoint-2" / "optimizer_0"
     shards.mkdir(parents=True)
     value = {"state": {"w": torch.ones(4)}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], **more}
     dcp.save({"optimizer": value}, checkpoint_id=shards, no_dist=True)
     return shards.parent
+
+
+@pytest.mark.parametrize("engine", _ENUMS)
+def test_members_are_saved_by_value_whatever_the_python(engine, monkeypatch):
+    module, name = _ENUMS[engine]
+    kind = getattr(importlib.import_module(module), name)
+    # As Python 3.11.2 does it.
+    monkeypatch.setattr(kind, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
+    member = next(iter(kind))
+    assert b"getattr" in pickle.dumps(member, 2)
+    save_members_by_value(engine)
+    assert b"getattr" not in pickle.dumps(member, 2)
+    assert pickle.loads(pickle.dumps(member, 2)) is member
 
 
 def test_sharded_states_are_read(tmp_path):
