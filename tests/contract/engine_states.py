@@ -10,12 +10,24 @@ import importlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 
 def alive() -> int:
-    """Bytes of all storages of this process, gradients included."""
+    """Bytes of all storages of this process, gradients included.
+
+    The least of three looks: a thread of gloo lets go of a finished collective's tensors when it gets its turn.
+    """
+    found = []
+    for _ in range(3):
+        found.append(seen())
+        time.sleep(0.1)
+    return min(found)
+
+
+def seen() -> int:
     import torch
 
     gc.collect()
