@@ -18,7 +18,7 @@ from typing import Any
 def alive() -> int:
     """Bytes of all storages of this process, gradients included.
 
-    The least of three looks: a thread of gloo lets go of a finished collective's tensors when it gets its turn.
+    The least of three looks: a thread of gloo drops a finished collective's tensors when its turn comes.
     """
     found = []
     for _ in range(3):
