@@ -170,6 +170,8 @@ def _reports(run_dir: Path) -> list[dict[str, Any]]:
 def _ended(run_dir: Path, code: int, log: str) -> Problem:
     """The exit code, where no process could write why."""
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    if code == 0:
+        how = "without finishing, although its launcher reported success"
     if log == PREPARE_LOG:  # never restarted: a restart takes the data for prepared
         return Problem(
             PREPARE_FAILED,
@@ -177,8 +179,6 @@ def _ended(run_dir: Path, code: int, log: str) -> Problem:
             file=str(run_dir / "logs" / log),
             hint="the log's last lines say more; run it again, what was prepared before is in the cache",
         )
-    if code == 0:
-        how = "without finishing, although its launcher reported success"
     return Problem(
         "run-failed",
         f"the run ended {how}",

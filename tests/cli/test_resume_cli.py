@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoints import checkpoint
 
 from launcher.cli import main
 from launcher.commands import resuming, running
-from launcher.errors import Interrupted, Problem
+from launcher.errors import Interrupted, Problem, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.render.bundle import render
 
@@ -445,3 +446,12 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
     assert "checkpoint" not in json.loads((out / "ds_config.json").read_text())
     assert not (out / "converted").exists()
     assert by_hand(out, tmp_path) == "auto"
+
+
+def test_a_conversion_of_which_the_disk_took_no_log_is_one_error(tmp_path, monkeypatch):
+    from launcher.execute import converting
+    from launcher.execute.following import Ended
+
+    monkeypatch.setattr(converting, "follow", lambda start: Ended(1))
+    with pytest.raises(RunFailed, match=r"could not be converted .*: exit code 1"):
+        converting.converted(checkpoint(tmp_path, 2), tmp_path / "run", "more ranks", print)

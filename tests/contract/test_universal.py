@@ -14,7 +14,7 @@ from forked import Forks
 from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
 from launcher.commands.gather import gather
-from launcher.execute.converting import show_in_ds_config
+from launcher.execute.converting import show_start
 from launcher.execute.local import bind
 from launcher.execute.run_dir import write_run_dir
 from launcher.facts.checkpoint import defect, read_manifest
@@ -91,7 +91,7 @@ class Run:
     def finish(self, resume: Path | None = None) -> dict[int, float]:
         """Train to the end; the losses by step."""
         told = {} if resume is None else {"EFFILAUNCH_RESUME": str(resume)}
-        show_in_ds_config(self.bundle, self.folder, None if resume is None else str(resume))
+        show_start(self.bundle, self.folder, None if resume is None else str(resume))
         prelude = "fsdp_on_cpu" if self.plan["settings"]["sharding.engine"]["value"] == "fsdp" else None
         ended = self.forks.run(self.folder, self.world, {**self.env, **told}, prelude=prelude)
         assert set(ended.codes) == {0}, ended.said
