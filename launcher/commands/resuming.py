@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError
-from launcher.execute.converting import converted, remove_converted
+from launcher.execute.converting import converted, remove_converted, show_start
 from launcher.execute.local import prepare_data
 from launcher.execute.restarts import LENGTH
 from launcher.execute.resume import (
@@ -24,7 +24,7 @@ from launcher.execute.resume import (
     verify_origin,
     write_origin,
 )
-from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, write_run_dir
+from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, unwritable, write_run_dir
 from launcher.execute.superseded import SUPERSEDED, put_aside_behind
 from launcher.facts.checkpoint import Manifest, complete_checkpoints, read_manifest, read_origin
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
@@ -248,14 +248,21 @@ def set_newer_aside(begins: Beginning, say: Callable[[str], None]) -> None:
         put_aside_behind(begins.run_dir, begins.chosen.step, say)
 
 
-def keep_origin(begins: Beginning) -> None:
-    """A run that goes on in another folder than the checkpoint's leaves a word there where it came from.
+def keep_beginning(begins: Beginning, bundle: Bundle) -> None:
+    """Leave a word in the run directory where the run goes on from, as soon as its plan lies there.
 
-    As soon as its plan lies there, be it a dry run's: ended before its first save, it must not begin anew
-    when it is continued.
+    Be it a dry run's: ended before its first save, a run that goes on in another folder than the checkpoint's
+    must not begin anew when it is continued, nor must command.sh by hand. Raises as `unwritable`.
     """
-    if begins.checkpoint is not None and begins.checkpoint.parent != begins.run_dir / "checkpoints":
-        write_origin(begins.run_dir, begins.checkpoint)
+    checkpoint, run_dir = begins.checkpoint, begins.run_dir
+    if checkpoint is None:
+        return
+    if checkpoint.parent != run_dir / "checkpoints":
+        write_origin(run_dir, checkpoint)
+    try:
+        show_start(bundle, run_dir, str(checkpoint))
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from launcher.commands.resuming import (
     check_data,
     check_resumption,
     finished_result,
-    keep_origin,
+    keep_beginning,
     readable_checkpoint,
     set_newer_aside,
 )
@@ -75,7 +75,7 @@ def run_command(
     resumption = check_resumption(begins, bundle, say)
     if dry_run:
         with written(bundle, run_dir, resume=resume is not None):
-            keep_origin(begins)
+            keep_beginning(begins, bundle)
         text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
         return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
     if (before := finished_result(begins, bundle, say)) is not None:
@@ -104,7 +104,7 @@ def _hold_and(
 ) -> tuple[Plan, dict[str, Any]]:
     """Start the run in its written directory, which is its own from the first file to the last process."""
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):
-        keep_origin(begins)
+        keep_beginning(begins, bundle)
         say(plan_text(bundle))
         say(f"run directory {printable(str(begins.run_dir))}\n")
         say_adapted(record, say)

@@ -260,6 +260,7 @@ def test_a_start_that_was_cut_off_keeps_where_it_came_from(stopped, monkeypatch,
 def test_a_dry_run_keeps_where_it_came_from(stopped, tmp_path):
     first, new = stopped.out / "checkpoints" / "checkpoint-2", tmp_path / "new"
     assert stopped("--resume", first, "--dry-run", out=new)[0] == 0
+    assert by_hand(new, tmp_path) == "auto"
     code, data, _ = stopped("--resume", stopped.out / "checkpoints" / "checkpoint-4", out=new)
     assert (code, data["errors"][0]["code"]) == (2, "run-dir-not-empty"), "it is of another origin"
     assert stopped("--resume", "auto", out=new)[0] == 0
