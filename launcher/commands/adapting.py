@@ -99,6 +99,8 @@ def run_tries(
                         bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume,
                         echo=say, prepare=prepare, limits=limits, lock=lock,
                     )  # fmt: skip
+            except _CannotBeginAgain:
+                raise
             except RunFailed as failure:
                 if isinstance(failure, KnownFailure) and _ran_out_of_memory(bundle.plan, failure):
                     step = _next(loaded, facts, bundle.plan, failure, record)
@@ -108,7 +110,11 @@ def run_tries(
                     resume = restarts.next(failure)
                 failed, prepare = failure, False  # neither an adaptation nor a restart changes the samples
             else:
-                return bundle.plan, with_restarts(run_dir, result, restarts.unwritten, say)
+                return bundle.plan, with_restarts(run_dir, bundle.plan, result, restarts.unwritten, say)
+
+
+class _CannotBeginAgain(RunFailed):
+    """The disk does not let the next try begin; says what failed before it already."""
 
 
 @contextlib.contextmanager
@@ -122,8 +128,9 @@ def _beginning_again(failure: RunFailed | None) -> Iterator[None]:
             raise
         before = failure.problems[0].message
         message = f"{problem.message}; so the run could not begin again after this: {before}"
-        hint = "make room there, then go on with --resume auto"
-        raise RunFailed(replace(problem, message=message, hint=hint)) from error
+        cure = "make room there" if problem.code == DISK_FULL else "make it writable again"
+        hint = f"{cure}; then go on with --resume auto"
+        raise _CannotBeginAgain(replace(problem, message=message, hint=hint)) from error
 
 
 def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError
-from launcher.execute.converting import converted, remove_converted
+from launcher.execute.converting import converted, remove_converted, show_start
 from launcher.execute.local import prepare_data
+from launcher.execute.restarts import LENGTH
 from launcher.execute.resume import (
     Chosen,
     choose_checkpoint,
-    read_origin,
     verify_checkpoint,
+    verify_origin,
     write_origin,
 )
-from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, write_run_dir
+from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, unwritable, write_run_dir
 from launcher.execute.superseded import SUPERSEDED, put_aside_behind
-from launcher.facts.checkpoint import Manifest, complete_checkpoints, read_manifest
+from launcher.facts.checkpoint import Manifest, complete_checkpoints, read_manifest, read_origin
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
 from launcher.plan.resuming import compare_data, compare_versions, value_of
 from launcher.render.bundle import Bundle
@@ -76,7 +77,7 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
         folder = (found or default_run_dir(str(recipe), Path.cwd())).absolute()
         chosen = choose_checkpoint(folder)
         if chosen.checkpoint is None and (origin := read_origin(folder)) is not None:
-            chosen = replace(verify_checkpoint(origin), skipped=chosen.skipped)
+            chosen = replace(verify_origin(folder, origin), skipped=chosen.skipped)
         return Beginning(folder, chosen)
     chosen = verify_checkpoint(Path(resume))
     assert chosen.checkpoint is not None, "verify_checkpoint raises where there is none"
@@ -92,14 +93,21 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
             )
         )
     if folder != own and (folder / PLAN).is_file():
-        raise RecipeError(
-            Problem(
-                "run-dir-not-empty",
-                f"{folder} holds another run than {chosen.checkpoint}",
-                hint="name a new --output-dir, or none to go on in the checkpoint's own",
-            )
-        )
+        _refuse_another_run(folder, chosen.checkpoint)
     return Beginning(folder, chosen)
+
+
+def _refuse_another_run(folder: Path, checkpoint: Path) -> None:
+    """RecipeError unless the run in `folder` began with this checkpoint, and has saved none of its own."""
+    if read_origin(folder) != checkpoint:
+        message = f"{folder} holds another run than {checkpoint}"
+        hint = "name a new --output-dir, or none to go on in the checkpoint's own"
+    elif complete_checkpoints(folder / "checkpoints"):
+        message = f"the run in {folder} began with {checkpoint} and has saved checkpoints of its own since"
+        hint = "--resume auto goes on with it; or name a new --output-dir"
+    else:
+        return
+    raise RecipeError(Problem("run-dir-not-empty", message, hint=hint))
 
 
 def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> Resumption:
@@ -154,10 +162,10 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
         return None
     try:
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
-        old = json.loads((run_dir / PLAN).read_text("utf-8"))
+        planned = _planned_length(run_dir, result)
     except (OSError, ValueError):
         return None
-    if not _asks_for_more(old, json.loads(bundle.files[PLAN]), int(result["steps"])):
+    if not _asks_for_more(planned, json.loads(bundle.files[PLAN]), int(result["steps"])):
         again = (
             "" if begins.is_newest else "; to train again from an older checkpoint name a new --output-dir"
         )
@@ -175,19 +183,29 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
     return None
 
 
+def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """What the finished run was asked for: max_steps and num_train_epochs of `trainer`.
+
+    RUN_DIR/plan.json tells it last: a dry run, or a start that was cut off, may have written another one
+    since. The result of a start by hand does not say it. OSError or ValueError where nothing can be read.
+    """
+    if isinstance(planned := result.get("planned"), dict):
+        return planned
+    whole = complete_checkpoints(run_dir / "checkpoints")
+    plan = _plan_of(whole[max(whole)]) if whole else json.loads((run_dir / PLAN).read_text("utf-8"))
+    return {name: value_of(plan, f"trainer.{name}") for name in LENGTH}
+
+
 def _asks_for_more(old: dict[str, Any], new: dict[str, Any], steps: int) -> bool:
-    """Whether the new plan is longer than the one that has finished after `steps` steps."""
-    limits = []
-    for plan in (old, new):
-        most = value_of(plan, "trainer.max_steps")
-        limits.append(most if isinstance(most, int) and most > 0 else None)
-    before, now = limits
+    """Whether the new plan is longer than what has finished after `steps` steps; old: as it was planned."""
+    most = (old.get("max_steps"), value_of(new, "trainer.max_steps"))
+    before, now = (number if isinstance(number, int) and number > 0 else None for number in most)
     if now is not None:
         return now > max(steps, before or 0)
     if before is not None:
         return True
-    epochs = "trainer.num_train_epochs"
-    return float(value_of(new, epochs) or 0) > float(value_of(old, epochs) or 0)
+    epochs = "num_train_epochs"
+    return float(value_of(new, f"trainer.{epochs}") or 0) > float(old.get(epochs) or 0)
 
 
 def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> None:
@@ -225,16 +243,26 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) ->
 
 
 def set_newer_aside(begins: Beginning, say: Callable[[str], None]) -> None:
-    """Before the start: nobody shall take up what lies behind the checkpoint that this run goes on from.
+    """Before the start: nobody shall take up what lies behind the checkpoint that this run goes on from."""
+    if begins.chosen is not None:
+        put_aside_behind(begins.run_dir, begins.chosen.step, say)
 
-    A run that goes on in another folder than the checkpoint's leaves a word there where it came from: ended
-    before its first save, it must not begin anew when it is continued.
+
+def keep_beginning(begins: Beginning, bundle: Bundle) -> None:
+    """Leave a word in the run directory where the run goes on from, as soon as its plan lies there.
+
+    Be it a dry run's: ended before its first save, a run that goes on in another folder than the checkpoint's
+    must not begin anew when it is continued, nor must command.sh by hand. Raises as `unwritable`.
     """
-    if begins.chosen is None:
+    checkpoint, run_dir = begins.checkpoint, begins.run_dir
+    if checkpoint is None:
         return
-    put_aside_behind(begins.run_dir, begins.chosen.step, say)
-    if begins.checkpoint is not None and begins.checkpoint.parent != begins.run_dir / "checkpoints":
-        write_origin(begins.run_dir, begins.checkpoint)
+    if checkpoint.parent != run_dir / "checkpoints":
+        write_origin(run_dir, checkpoint)
+    try:
+        show_start(bundle, run_dir, str(checkpoint))
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
 
 
 @contextlib.contextmanager

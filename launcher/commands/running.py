@@ -18,6 +18,7 @@ from launcher.commands.resuming import (
     check_data,
     check_resumption,
     finished_result,
+    keep_beginning,
     readable_checkpoint,
     set_newer_aside,
 )
@@ -30,7 +31,7 @@ from launcher.execute.adapted import Record, read_record, with_record
 from launcher.execute.failed import KnownFailure
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import MARKER, write_run_dir, written
+from launcher.execute.run_dir import MARKER, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
 from launcher.lint.finding import printable
@@ -73,7 +74,8 @@ def run_command(
     bundle = with_record(render(make_plan(adapted, facts)), record)
     resumption = check_resumption(begins, bundle, say)
     if dry_run:
-        write_run_dir(bundle, run_dir, resume=resume is not None)
+        with written(bundle, run_dir, resume=resume is not None):
+            keep_beginning(begins, bundle)
         text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
         return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
     if (before := finished_result(begins, bundle, say)) is not None:
@@ -102,6 +104,7 @@ def _hold_and(
 ) -> tuple[Plan, dict[str, Any]]:
     """Start the run in its written directory, which is its own from the first file to the last process."""
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):
+        keep_beginning(begins, bundle)
         say(plan_text(bundle))
         say(f"run directory {printable(str(begins.run_dir))}\n")
         say_adapted(record, say)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.resume import ORIGIN
 from launcher.execute.run_dir import unwritable, write_file, write_run_dir
+from launcher.facts.checkpoint import ORIGIN
 from launcher.render.bundle import Bundle, dump_json
 
 KEY = "adapted"
@@ -82,13 +82,14 @@ def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) ->
 
 def _put_aside(run_dir: Path, number: int) -> str | None:
     metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
-    (run_dir / ORIGIN).unlink(missing_ok=True)  # it cannot be continued either
     if metrics.is_file():
         metrics.rename(run_dir / f"metrics-{number}.jsonl")
-    if not any(checkpoints.glob("checkpoint-*")):
-        return None
-    aside = f"checkpoints-{number}"
-    checkpoints.rename(run_dir / aside)
+    aside = None
+    if any(checkpoints.glob("checkpoint-*")):
+        aside = f"checkpoints-{number}"
+        checkpoints.rename(run_dir / aside)
+    # It cannot be continued either; last, since a renaming that fails leaves the run as it was.
+    (run_dir / ORIGIN).unlink(missing_ok=True)
     return aside
 
 

@@ -63,7 +63,10 @@ def _nobody(line: str) -> None:
 
 
 def _failed(code: int, log: Path) -> RecipeError | RunFailed:
-    lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+    try:
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+    except OSError:  # a full disk did not take the log either
+        lines = []
     last = lines[-1] if lines else f"exit code {code}"
     problem = Problem(
         "conversion-failed",
@@ -142,7 +145,8 @@ def _shell(checkpoint: str, run_dir: Path) -> str:
 
 _RUN_DIR = re.compile(r"^run_dir=.*\n", re.MULTILINE)
 _OF_RESUMED = """\
-# This start went on from a checkpoint. By hand it goes on from the newest whole one.
+# This start went on from a checkpoint. By hand it goes on from the newest whole one of this run,
+# else from the one of another run that it began with (origin.json).
 export EFFILAUNCH_RESUME="${EFFILAUNCH_RESUME-auto}"
 """
 _OF_CONVERTED = """\

@@ -16,6 +16,7 @@ from launcher.execute.following import Ended
 from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.status import LEFT_EARLY
 
 LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
 """Codes of the problems."""
@@ -41,11 +42,29 @@ def was_stopped(run_dir: Path, ended: Ended) -> bool:
 
     So does a scheduler that signals them and their launcher but not `effilaunch run`: what it ends must not
     be started again. Where the launcher was lost by other means, this process has told the ranks itself.
+    Before the first step they have nothing to save, and leave no word but their exit code.
     """
     stopped = read_stopped(run_dir)
+    if stopped is None and _left_early(run_dir, ended):
+        return not ended.asked or -ended.code in STOPPING
     if stopped is None or stopped.get("signal") is None:
         return stopped is not None and ended.code == 0
     return not ended.asked or -ended.code in STOPPING
+
+
+def _left_early(run_dir: Path, ended: Ended) -> bool:
+    """Whether a signal ended ranks before the first step, and no rank failed otherwise.
+
+    A launcher sends one, too, to those that are left when it sees another fail.
+    """
+    watch = ended.watch
+    if watch is None or watch.lost or ended.hang is not None:
+        return False
+    codes = [status.code for status in watch.statuses.values()]
+    text = launcher_said(run_dir)
+    said = [int(code) for code, _ in _OF_A_PID.findall(text)] + [int(code) for code in _OF_ANY.findall(text)]
+    by_signal = {LEFT_EARLY, *(-number for number in STOPPING)}
+    return LEFT_EARLY in codes and by_signal.issuperset(said)
 
 
 def interruption(

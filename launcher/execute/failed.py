@@ -27,6 +27,8 @@ DRILLED = ".drilled"
 """In logs/: written by the rank that strikes itself (launcher/train/faults.py)."""
 PREPARE_LOG = "prepare.log"
 """In logs/: what the process wrote that prepared the data."""
+PREPARE_FAILED = "prepare-failed"
+"""Code of the problem of data that could not be prepared."""
 _HOST_MEMORY = "sigkill-oom"
 """The known failure of a process that was killed for its memory."""
 _ENDS_A_PROCESS = tuple(failure for failure in FAILURES if failure.patterns and failure.id != _HOST_MEMORY)
@@ -170,6 +172,13 @@ def _ended(run_dir: Path, code: int, log: str) -> Problem:
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     if code == 0:
         how = "without finishing, although its launcher reported success"
+    if log == PREPARE_LOG:  # never restarted: a restart takes the data for prepared
+        return Problem(
+            PREPARE_FAILED,
+            f"the run ended {how} while it prepared the data",
+            file=str(run_dir / "logs" / log),
+            hint="the log's last lines say more; run it again, what was prepared before is in the cache",
+        )
     return Problem(
         "run-failed",
         f"the run ended {how}",
@@ -183,7 +192,7 @@ def _reported(run_dir: Path, reports: list[dict[str, Any]]) -> Problem:
     first = reports[0]
     if first["rank"] == "prepare":
         return Problem(
-            "prepare-failed",
+            PREPARE_FAILED,
             f"the data could not be prepared: {first['type']}: {first['message']}",
             file=str(run_dir / "logs" / "error-prepare.json"),
             hint="the traceback is in that file",

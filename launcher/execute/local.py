@@ -70,7 +70,9 @@ def prepare_data(
         prepare.append(str(samples))
     log = run_dir / "logs" / PREPARE_LOG
     full_env, _ = _mended(bundle, env)
-    start = Start(prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=0.0, own_stderr=True)
+    start = Start(
+        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, own_stderr=True
+    )
     ended = follow(start)
     if ended.stopped_by is not None:
         again = "run the command again; what was prepared before stays in the cache"

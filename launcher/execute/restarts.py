@@ -16,11 +16,14 @@ from launcher.execute.failed import KnownFailure
 from launcher.execute.resume import choose_checkpoint
 from launcher.execute.run_dir import write_file
 from launcher.execute.signals import pause
-from launcher.facts.checkpoint import MANIFEST, complete_checkpoints
+from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
 from launcher.facts.status import read_statuses
+from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json
 
 RESTARTS = "restarts.jsonl"
+LENGTH = ("max_steps", "num_train_epochs")
+"""Of `trainer`, in result.json under `planned`: a later dry run writes another plan.json beside it."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 """The first one is short, for a process that was killed; the longest outlasts a node's reboot."""
 
@@ -90,7 +93,7 @@ class Begun:
         if self.resume not in (None, "auto") and not is_own:
             # A newer one that was there before belongs to a continuation that the user did not choose.
             before = Path(str(self.resume))
-            return self.resume, _number(before), [f"goes on from {before}, as before"]
+            return self.resume, _step_of(before), [f"goes on from {before}, as before"]
         return (None if path is None else str(path)), chosen.step, chosen.words()
 
 
@@ -170,15 +173,18 @@ class Restarts:
 
 def with_restarts(
     run_dir: Path,
+    plan: Plan,
     result: Mapping[str, Any],
     unwritten: Sequence[Mapping[str, Any]],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """result.json, written anew with all restarts that this run needed, earlier commands' included.
+    """result.json, written anew with the length that was planned, and with all restarts that this run needed.
 
-    unwritten: those that are not in the file. Where it cannot be written, it stays as the worker left it.
+    Those of earlier commands are among them. unwritten: those that are not in the file. Where result.json
+    cannot be written, it stays as the worker left it.
     """
-    told = {**result, "restarts": [*_read_rows(run_dir / RESTARTS), *unwritten]}
+    planned = {name: plan.value(f"trainer.{name}") for name in LENGTH if f"trainer.{name}" in plan.settings}
+    told = {**result, "planned": planned, "restarts": [*_read_rows(run_dir / RESTARTS), *unwritten]}
     try:
         write_file(run_dir / "result.json", dump_json(told))
     except OSError as error:
@@ -210,6 +216,6 @@ def _same(place: _Place, last: _Place, run_dir: Path) -> bool:
     return alike and abs(place.step - last.step) <= between_two
 
 
-def _number(path: Path) -> int:
-    number = path.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
+def _step_of(checkpoint: Path) -> int:
+    manifest = read_manifest(checkpoint)
+    return 0 if manifest is None else manifest.step

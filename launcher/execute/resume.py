@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +10,17 @@ from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import unwritable, write_file
 from launcher.facts.checkpoint import (
     MANIFEST,
+    ORIGIN,
     complete_checkpoints,
     defect,
     incomplete_checkpoints,
     read_manifest,
+    read_origin,
 )
 from launcher.facts.status import read_statuses
 from launcher.plan.inputs import Pace
 from launcher.render.bundle import dump_json
 
-ORIGIN = "origin.json"
-"""Of a run that goes on from another run's checkpoint: where that lies."""
 _NAME = "runs/NAME/TIME/checkpoints/checkpoint-100"
 
 
@@ -76,12 +75,14 @@ def verify_checkpoint(path: Path) -> Chosen:
         if chosen.checkpoint is not None:
             return chosen
         wrong = [f"{folder.name}: {why}" for folder, why in chosen.skipped.items()]
+        origin = read_origin(path)
+        from_there = "the beginning" if origin is None else f"{origin}, with which it began"
         raise RecipeError(
             Problem(
                 "nothing-to-resume",
                 "; ".join(["the run directory holds no whole checkpoint", *wrong]),
                 file=str(path),
-                hint="--resume auto starts such a run from the beginning",
+                hint=f"--resume auto --output-dir {path} starts this run from {from_there}",
             )
         )
     if not (path / MANIFEST).is_file():
@@ -100,6 +101,19 @@ def verify_checkpoint(path: Path) -> Chosen:
     return Chosen(path, manifest.step, manifest.bytes)
 
 
+def verify_origin(run_dir: Path, origin: Path) -> Chosen:
+    """The checkpoint of another run that this one began with. RecipeError where it is gone or damaged."""
+    try:
+        return verify_checkpoint(origin)
+    except RecipeError as error:
+        problem = error.problems[0]
+        wrong = f"is not usable: {problem.message}" if origin.exists() else "is not there"
+        message = f"{ORIGIN} names {origin}, with which this run began; it {wrong}"
+        hint = "bring it back, or name a new --output-dir"
+        file = str(run_dir / ORIGIN)
+        raise RecipeError(Problem(problem.code, message, file=file, hint=hint)) from error
+
+
 def earlier_pace(run_dir: Path) -> Pace:
     """What the last start of a run said of its steps, and its checkpoints of their saves."""
     steps = [status.median for status in read_statuses(run_dir).values() if status.median is not None]
@@ -114,14 +128,6 @@ def write_origin(run_dir: Path, checkpoint: Path) -> None:
         write_file(run_dir / ORIGIN, dump_json({"checkpoint": str(checkpoint)}))
     except OSError as error:
         raise unwritable(run_dir, error) from error
-
-
-def read_origin(run_dir: Path) -> Path | None:
-    """The checkpoint of another run that this one began with; None where it began at the first step."""
-    try:
-        return Path(json.loads((run_dir / ORIGIN).read_text("utf-8"))["checkpoint"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _no_checkpoint(path: Path) -> Problem:

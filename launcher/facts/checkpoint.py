@@ -24,6 +24,8 @@ SAVING = ".saving"
 UNREADABLE = ".unreadable"
 """Suffix of random states that were put aside (launcher/train/resuming.py); the checkpoint stays whole."""
 SCHEMA_VERSION = 1
+ORIGIN = "origin.json"
+"""In RUN_DIR, of a run that goes on from another run's checkpoint: where that lies."""
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -200,6 +202,14 @@ def incomplete_checkpoints(folder: Path) -> dict[Path, str]:
     cut_off = f"it was not yet moved out of {SAVING}: the save was not finished"
     unfinished = {path: cut_off for _, path in sorted(_numbered(folder / SAVING))}
     return {path: text for path, text in {**found, **unfinished}.items() if text is not None}
+
+
+def read_origin(run_dir: Path) -> Path | None:
+    """The checkpoint of another run that this one began with; None where it began at the first step."""
+    try:
+        return Path(json.loads((run_dir / ORIGIN).read_text("utf-8"))["checkpoint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:

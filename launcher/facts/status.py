@@ -14,6 +14,9 @@ from typing import Any
 PHASES = ("start", "load", "skip", "train", "evaluate", "save", "finish", "ended")
 """In the order of a run; skip, evaluate and save lie inside train, evaluate and save inside finish again."""
 
+LEFT_EARLY = 143
+"""The exit code of a rank that a signal ended before its first step: what a shell says of SIGTERM."""
+
 _ENDED_STATES = ("Z", "X", "x")
 """Of /proc/PID/stat: a process that has ended, and is only not waited for yet."""
 

@@ -128,7 +128,8 @@ def _conflicts(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Rec
         )
         hint = f"{other} (int8 with zero_stage 2), or drop model.quantization"
         yield refuse(draft, "fsdp-quantized", "model.quantization", message, hint)
-    if draft.get("trainer.hub_strategy") == "every_save" and not draft.get("trainer.save_only_model"):
+    every_save = draft.get("trainer.push_to_hub") and draft.get("trainer.hub_strategy") == "every_save"
+    if every_save and not draft.get("trainer.save_only_model"):
         hint = "use hub_strategy: end, or checkpoint to send what a run can go on from"
         yield refuse(draft, "fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
     if optim not in OPTIMIZERS:

@@ -10,6 +10,7 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
+from launcher.plan.inputs import Pace
 from launcher.plan.speed import StepTime
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
@@ -87,6 +88,8 @@ class Plan:
     memory: MemoryEstimate
     time: StepTime
     """Predicted, never measured."""
+    pace: Pace
+    """What earlier starts of this run took, which its stop was planned with."""
     job: MemoryJob
     """What `memory` was computed from."""
     python: str

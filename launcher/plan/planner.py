@@ -71,6 +71,7 @@ def _assemble(
         fixes=tuple(fixes),
         memory=chosen.memory,
         time=chosen.time,
+        pace=facts.pace,
         job=chosen.job,
         python=facts.python,
         versions=dict(facts.versions),

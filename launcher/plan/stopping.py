@@ -88,7 +88,8 @@ def slow_step_word(plan: Plan, step: float) -> str:
     """What to say of a run whose steps take `step` seconds, where the plan did not foresee that a launcher
     kills before such a step and a save are done; empty where it did, or where they fit."""
     planned, kill = float(plan.value("runtime.stop_seconds")), kill_seconds(plan)
-    save = planned if plan.time.seconds is None else max(0.0, planned - plan.time.seconds[1])
+    predicted = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
+    save = max(0.0, planned - max(predicted, plan.pace.step or 0.0))
     if kill is None or planned > kill or step + save <= kill:
         return ""
     total = math.ceil(step + save)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.facts.status import LEFT_EARLY
 from launcher.train.job import Job, read_job
 from launcher.train.outcome import write_error, write_json
-from launcher.train.stopping import LEFT_EARLY, SIGNALS, end_with_supervisor
+from launcher.train.stopping import SIGNALS, end_with_supervisor
 
 STAGE = "prepare"
 SAMPLES = 3

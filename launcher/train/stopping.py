@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from types import FrameType
 
-from launcher.facts.status import process_started
+from launcher.facts.status import LEFT_EARLY, process_started
 from launcher.train.status import status
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -31,8 +31,6 @@ POLL_S = 2.0
 ORPHAN_S = 60.0
 """So long an orphaned worker may take for its checkpoint, and two steps: it comes behind the one that runs.
 Afterwards nobody holds its device for nothing."""
-LEFT_EARLY = 143
-"""What a shell says of a process that SIGTERM ended."""
 
 
 class Stop:

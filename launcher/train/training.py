@@ -15,7 +15,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from launcher.errors import Problem, RecipeError, RunFailed
-from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints
+from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints, read_origin
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
 from launcher.train.callbacks import Metrics, Progress, numbers
@@ -254,7 +254,8 @@ def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
 def find_checkpoint(job: Job) -> Path | None:
     """The checkpoint to go on from, None to start afresh: rank 0's word, the same on every rank.
 
-    EFFILAUNCH_RESUME is `auto` (the run's last complete one, if any) or a folder. RecipeError, on every rank,
+    EFFILAUNCH_RESUME is `auto` (the run's last complete one, else the one of another run that it
+    began with, if any) or a folder. RecipeError, on every rank,
     where that is none, or where one of them does not see it.
     """
     found: Path | None
@@ -282,7 +283,9 @@ def _chosen(job: Job) -> tuple[Path | None, str | None]:
     asked = os.environ.get(RESUME_VARIABLE)
     if not asked:
         return None, None
-    found = _last_checkpoint(job.checkpoints) if asked == "auto" else Path(asked)
+    found = (
+        (_last_checkpoint(job.checkpoints) or read_origin(job.run_dir)) if asked == "auto" else Path(asked)
+    )
     if found is None:
         print("no checkpoint to resume from; starting afresh")
         return None, None

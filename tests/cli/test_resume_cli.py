@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoints import checkpoint
 
 from launcher.cli import main
 from launcher.commands import resuming, running
+from launcher.errors import Interrupted, Problem, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.render.bundle import render
 
@@ -221,9 +224,53 @@ def test_a_run_that_came_from_another_one_goes_on_from_there_before_its_first_sa
     assert stopped("--resume", "auto", out=new)[0] == 0
     assert (new / "resumed").read_text() == f"{first}\n{first}\n"
     (new / "COMPLETED").unlink()
+    assert "origin.json" in (new / "command.sh").read_text(), "by hand it goes on from there, too"
+    code, data, _ = stopped("--resume", new)
+    assert code == 2
+    (problem,) = data["errors"]
+    assert problem["hint"].endswith(f"--output-dir {new} starts this run from {first}, with which it began")
     (first / "weights.bin").unlink()
     code, data, _ = stopped("--resume", "auto", out=new)
-    assert (code, data["errors"][0]["code"]) == (2, "checkpoint-damaged")
+    (problem,) = data["errors"]
+    assert (code, problem["code"]) == (2, "checkpoint-damaged")
+    assert problem["file"] == str(new / "origin.json")
+    assert "the checkpoint is damaged: weights.bin is missing" in problem["message"]
+    shutil.rmtree(first)
+    code, data, _ = stopped("--resume", "auto", out=new)
+    (problem,) = data["errors"]
+    assert f"origin.json names {first}, with which this run began; it is not there" in problem["message"]
+    assert problem["hint"] == "bring it back, or name a new --output-dir"
+
+
+def test_a_start_that_was_cut_off_keeps_where_it_came_from(stopped, monkeypatch, tmp_path):
+    """As by Ctrl-C in the conversion of the checkpoint: the same command goes on, and `auto` does."""
+    first, new = stopped.out / "checkpoints" / "checkpoint-2", tmp_path / "new"
+
+    def cut_off(*_):
+        raise Interrupted(Problem("interrupted", "SIGINT"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, "readable_checkpoint", cut_off)
+        assert stopped("--resume", first, out=new)[0] == 130
+    assert stopped("--resume", "auto", "--dry-run", out=new)[0] == 0
+    assert stopped("--resume", first, out=new)[0] == 0
+    assert (new / "resumed").read_text() == f"{first}\n"
+
+
+def test_a_dry_run_keeps_where_it_came_from(stopped, tmp_path):
+    first, new = stopped.out / "checkpoints" / "checkpoint-2", tmp_path / "new"
+    assert stopped("--resume", first, "--dry-run", out=new)[0] == 0
+    assert by_hand(new, tmp_path) == "auto"
+    code, data, _ = stopped("--resume", stopped.out / "checkpoints" / "checkpoint-4", out=new)
+    assert (code, data["errors"][0]["code"]) == (2, "run-dir-not-empty"), "it is of another origin"
+    assert stopped("--resume", "auto", out=new)[0] == 0
+    assert (new / "resumed").read_text() == f"{first}\n"
+    shutil.copytree(stopped.out / "checkpoints" / "checkpoint-4", new / "checkpoints" / "checkpoint-4")
+    code, data, _ = stopped("--resume", first, out=new)
+    (problem,) = data["errors"]
+    assert (code, problem["code"]) == (2, "run-dir-not-empty")
+    assert "has saved checkpoints of its own since" in problem["message"]
+    assert "--resume auto goes on with it" in problem["hint"]
 
 
 def test_a_checkpoint_is_continued_in_another_folder(stopped, tmp_path):
@@ -232,8 +279,8 @@ def test_a_checkpoint_is_continued_in_another_folder(stopped, tmp_path):
     assert stopped("--resume", first, out=tmp_path / "new")[0] == 0
     assert (tmp_path / "new" / "resumed").read_text() == f"{first}\n"
     assert contents(stopped.out) == before
-    code, data, _ = stopped("--resume", first, out=tmp_path / "new")
-    assert (code, data["errors"][0]["code"]) == (2, "run-dir-not-empty")
+    code, _, said = stopped("--resume", first, out=tmp_path / "new")
+    assert (code, "nothing is left to train" in said) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -320,9 +367,23 @@ def test_a_finished_run_goes_on_when_more_is_asked_of_it(stopped):
     assert len(stopped.resumed()) == 3
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_dry_run_does_not_hide_that_more_is_asked_of_a_finished_run(stopped, by_hand):
+    assert stopped("--resume", "auto")[0] == 0
+    assert stopped("--resume", "auto", "--set", "trainer.max_steps=9", "--dry-run")[0] == 0
+    result = json.loads((stopped.out / "result.json").read_text())
+    assert result["planned"] == {"max_steps": 6}
+    if by_hand:  # its result tells no plan: the newest checkpoint does
+        (stopped.out / "result.json").write_text('{"steps": 6}')
+    code, data, said = stopped("--resume", "auto", "--set", "trainer.max_steps=9")
+    assert (code, data["result"]["steps"]) == (0, 9), said
+    assert len(stopped.resumed()) == 3
+
+
 def test_a_finished_run_without_checkpoints_cannot_be_made_longer(runs):
     assert runs()[0] == 0
     assert runs("--resume", "auto")[0] == 0
+    assert runs("--resume", "auto", "--set", "trainer.max_steps=9", "--dry-run")[0] == 0
     code, data, _ = runs("--resume", "auto", "--set", "trainer.max_steps=9")
     assert (code, data["errors"][0]["code"]) == (2, "nothing-to-resume")
     assert runs.resumed() == ["nothing"]
@@ -386,3 +447,12 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
     assert "checkpoint" not in json.loads((out / "ds_config.json").read_text())
     assert not (out / "converted").exists()
     assert by_hand(out, tmp_path) == "auto"
+
+
+def test_a_conversion_of_which_the_disk_took_no_log_is_one_error(tmp_path, monkeypatch):
+    from launcher.execute import converting
+    from launcher.execute.following import Ended
+
+    monkeypatch.setattr(converting, "follow", lambda start: Ended(1))
+    with pytest.raises(RunFailed, match=r"could not be converted .*: exit code 1"):
+        converting.converted(checkpoint(tmp_path, 2), tmp_path / "run", "more ranks", print)

@@ -8,6 +8,7 @@ import pytest
 from checkpoints import checkpoint as whole_checkpoint
 
 from launcher.errors import RecipeError
+from launcher.execute.resume import write_origin
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -124,6 +125,10 @@ def test_rank_0_says_for_all_where_the_run_goes_on(tmp_path, monkeypatch):
     told = (checkpoints / "checkpoint-2", None)
     assert seen_by(monkeypatch, 1, "auto", told)(job) == checkpoints / "checkpoint-2"
     assert seen_by(monkeypatch, 1, "auto", (None, None))(job) is None
+    began = Job(tmp_path / "new", {})
+    began.run_dir.mkdir()
+    write_origin(began.run_dir, checkpoints / "checkpoint-2")
+    assert seen_by(monkeypatch, 0, "auto")(began) == checkpoints / "checkpoint-2", "saved none of its own"
     with pytest.raises(RecipeError, match="no whole checkpoint on rank 1: it has no manifest"):
         seen_by(monkeypatch, 1, "", (tmp_path / "elsewhere" / "checkpoint-2", None))(job)
     with pytest.raises(RecipeError, match="no whole checkpoint: it has no manifest"):

@@ -15,7 +15,8 @@ from factories import BASE, facts, recipe
 from launcher.cli import main
 from launcher.commands import adapting
 from launcher.commands.adapting import run_tries
-from launcher.errors import MachineError, Problem, RunFailed
+from launcher.errors import MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.adapted import write_next_try
 from launcher.execute.run_dir import write_run_dir
 from launcher.plan.planner import make_plan
 from launcher.render.bundle import render
@@ -181,6 +182,22 @@ def test_data_that_does_not_fit_the_memory_is_no_matter_of_the_batch(tries, tmp_
               text=ADAPT.replace("512", "64"), global_batch_size=8)  # fmt: skip
     assert caught.value.problems[0].code == "sigkill-oom"
     assert not (tmp_path / "run" / "plan-1.json").exists()
+
+
+def test_a_next_try_that_cannot_be_written_still_knows_where_the_run_came_from(tmp_path):
+    run = tmp_path / "run"
+    bundle = render(make_plan(recipe(tmp_path, BASE), facts("2xcpu")))
+    write_run_dir(bundle, run, resume=False)
+    (run / "origin.json").write_text("{}")
+    (run / "metrics.jsonl").write_text("")
+    in_the_way = run / "metrics-1.jsonl"
+    in_the_way.mkdir()
+    with pytest.raises(RecipeError, match="cannot write the run directory"):
+        write_next_try(bundle, run, keeps_checkpoints=False)
+    assert (run / "origin.json").is_file()
+    in_the_way.rmdir()
+    assert write_next_try(bundle, run, keeps_checkpoints=False) is None
+    assert not (run / "origin.json").exists()
 
 
 def test_zero_starts_again_where_it_cannot_read_the_checkpoints(tries, tmp_path):

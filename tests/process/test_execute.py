@@ -15,7 +15,10 @@ import pytest
 from factories import plan
 
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
+from launcher.execute import local
+from launcher.execute.following import follow
 from launcher.execute.local import execute
+from launcher.execute.restarts import may_pass
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.shared_buffers import SHARED_MEMORY
 from launcher.render.bundle import render
@@ -96,6 +99,22 @@ def test_a_preparation_that_leaves_nothing_is_a_failure(tmp_path):
     with pytest.raises(RunFailed, match="although its launcher reported success") as caught:
         started(tmp_path, DONE, prepare="import sys; sys.exit(0)")
     assert caught.value.problems[0].file.endswith("prepare.log")
+
+
+@pytest.mark.parametrize(("ends", "how"), [("sys.exit(143)", "exit code 143"), ("os.abort()", "signal 6")])
+def test_a_preparation_that_dies_is_not_restarted_without_it(tmp_path, monkeypatch, ends, how):
+    given = []
+
+    def noted(start, *rest):
+        given.append(start)
+        return follow(start, *rest)
+
+    monkeypatch.setattr(local, "follow", noted)
+    with pytest.raises(RunFailed, match=f"{how} while it prepared the data") as caught:
+        started(tmp_path, DONE, prepare=f"import os, sys; {ends}")
+    assert caught.value.problems[0].code == "prepare-failed"
+    assert not may_pass(caught.value)
+    assert given[0].orphaned_s == local.PREPARE_STOP_S, "it unwinds, too, when this process is killed"
 
 
 def test_exit_0_without_the_marker_is_a_failure(tmp_path):

@@ -246,7 +246,8 @@ def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(
         tried.run(ranks(KILLED.replace("TIMES", "9")), 3)
     problem = caught.value.problems[0]
     assert (problem.code, caught.value.exit_code) == ("disk-full", 5)
-    assert "was killed by SIGKILL, last step 4" in problem.message
+    assert problem.message.count("was killed by SIGKILL, last step 4") == 1
+    assert problem.hint == "make room there; then go on with --resume auto"
     assert tried.tries == ["start"]
     monkeypatch.setattr("launcher.execute.local.record_bound", full)
     with pytest.raises(MachineError, match="cannot write the run directory") as caught:

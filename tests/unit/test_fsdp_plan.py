@@ -122,6 +122,7 @@ def test_of_shards_the_result_alone_is_pushed(tmp_path):
             "trainer.hub_strategy"
             not in plan(tmp_path, **{"sharding__engine": "fsdp", **pushed, **more}).settings
         )
+    fsdp(tmp_path, trainer__hub_strategy="every_save")  # where nothing is pushed, no shards are
     asked = fsdp(tmp_path, **pushed, trainer__hub_strategy="checkpoint")
     assert asked.value("trainer.hub_strategy") == "checkpoint"
 

@@ -73,6 +73,17 @@ def test_a_step_that_the_plan_did_not_foresee_is_told_once_it_is_known(tmp_path)
     assert kill_seconds(plan(tmp_path, "1x80GB")) is None
 
 
+def test_a_step_that_an_earlier_start_has_seen_is_not_told_anew(tmp_path):
+    """It was counted: only what the stop takes beside it is the save."""
+    loaded = recipe(tmp_path, BASE, sharding__engine="ddp", global_batch_size=8)
+    seen = replace(facts("2x80GB"), pace=Pace(step=20.0, save=4.0))
+    made = make_plan(loaded, seen)
+    assert (made.value(STOP), kill_seconds(made)) == (24, KILL_S)
+    assert slow_step_word(made, 20.0) == ""
+    assert slow_step_word(made, 25.0) == ""
+    assert "a step takes 27 s here, and a checkpoint about 4 s" in slow_step_word(made, 27.0)
+
+
 def test_a_long_stop_under_zero_takes_a_launcher_that_waits(tmp_path):
     made = plan(tmp_path, "8xA100-80GB", FULL, **ZERO)
     seconds = made.value(STOP)

@@ -6,19 +6,20 @@ import os
 from pathlib import Path
 
 import pytest
+from checkpoints import checkpoint
 
 from launcher.diagnose.findings import Error, Finding
 from launcher.errors import Problem, RunFailed
-from launcher.execute.endings import hang_problem
+from launcher.execute.endings import hang_problem, was_stopped
 from launcher.execute.failed import KnownFailure
 from launcher.execute.following import Ended
 from launcher.execute.log_file import LogFile
 from launcher.execute.output import Output
-from launcher.execute.restarts import may_pass, pause_before
+from launcher.execute.restarts import Begun, may_pass, pause_before
 from launcher.execute.stacks import parse_stack
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
-from launcher.facts.status import RankStatus
+from launcher.facts.status import LEFT_EARLY, RankStatus
 from launcher.failures import FAILURES
 
 LIMITS = Limits(
@@ -232,6 +233,42 @@ def test_counters_of_both_versions_are_read(tmp_path):
     write("proc/self/cgroup", "5:cpu:/\n4:memory:/of/the/host\n0::/\n")
     write("sys/fs/cgroup/memory/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 9\n")
     assert read_oom_kills(tmp_path) == OomKills(9, 4)
+
+
+@pytest.mark.parametrize(
+    ("codes", "log", "ended", "stopped"),
+    [
+        ((143, 143), "", Ended(143), True),
+        ((143, None), "exitcode  : -15 (pid: 101)", Ended(1), True),
+        ((143, 143), "exits with return code = 143", Ended(143), True),
+        ((143,), "exitcode  : -9 (pid: 101)", Ended(1), False),
+        ((143,), "exits with return code = -11", Ended(245), False),
+        ((143, 143), "", Ended(-9, asked=True), False),
+        ((143, 143), "", Ended(-15, asked=True), True),
+        ((1, 0), "", Ended(1), False),
+    ],
+)
+def test_a_schedulers_signal_before_the_first_step_is_a_stop(tmp_path, codes, log, ended, stopped):
+    """Ranks have nothing to save then; nor do those that a launcher ends since another rank failed."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "launcher.log").write_text(log)
+    ranks = [
+        status(rank, "load" if code is None else "ended", 0, code=code) for rank, code in enumerate(codes)
+    ]
+    ended.watch = watched(*ranks, seconds=0)
+    assert was_stopped(tmp_path, ended) is stopped
+
+
+def test_a_rank_that_vanished_before_the_first_step_is_no_stop(tmp_path):
+    ended = Ended(1, watch=watched(status(0, "load", 0), status(1, "load", 0), seconds=0, alive=[0]))
+    both = {0: status(0, "ended", 0, code=LEFT_EARLY), 1: status(1, "load", 0)}
+    ended.watch.see(both, [], 0.5)
+    assert not was_stopped(tmp_path, ended)
+
+
+def test_a_restart_tells_the_step_of_the_checkpoint_and_not_of_its_name(tmp_path):
+    given_up = checkpoint(tmp_path, 100).rename(tmp_path / "superseded-100-2")
+    assert Begun(tmp_path / "new", str(given_up)).goes_on()[:2] == (str(given_up), 100)
 
 
 def known(name):
