@@ -20,6 +20,7 @@ from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
 from launcher.train.status import status
+from launcher.train.weight_names import check_missing, read_weights, weight_files
 
 
 class PlannedTrainer(Stoppable):
@@ -59,11 +60,29 @@ class PlannedTrainer(Stoppable):
     def _load_callback_state(self) -> None:
         restore_callbacks([*self.callback_handler.callbacks, self.control], self.state)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self._read_by_name(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_best_model(self) -> None:
+        best = Path(self.state.best_model_checkpoint)
         if self.is_deepspeed_enabled and self.deepspeed.load_universal_checkpoint():
-            load_weights(self.model, Path(self.state.best_model_checkpoint))
-        else:
+            load_weights(self.model, best)
+        elif not self._read_by_name(best):
             super()._load_best_model()
+
+    def _read_by_name(self, checkpoint: Path) -> bool:
+        """Read a whole model's weights; False where they are an adapter, or the engine has its own states."""
+        cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
+        if cut or not weight_files(checkpoint):
+            return False
+        self._issue_warnings_after_load(read_weights(self.model, checkpoint))
+        return True
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Upstream only warns of weights that were not there."""
+        check_missing(self.model, load_result.missing_keys)
+        super()._issue_warnings_after_load(load_result)
 
     def _place_best(self) -> None:
         if self.resumed is not None:
