@@ -14,7 +14,7 @@ from transformers import Seq2SeqTrainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from launcher.train.agreeing import Stoppable
-from launcher.train.best_weights import load_weights
+from launcher.train.best_weights import load_weights, written_otherwise
 from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
@@ -66,10 +66,17 @@ class PlannedTrainer(Stoppable):
 
     def _load_best_model(self) -> None:
         best = Path(self.state.best_model_checkpoint)
-        if self.is_deepspeed_enabled and self.deepspeed.load_universal_checkpoint():
+        if self.is_deepspeed_enabled and self._states_of_others(best):
             load_weights(self.model, best)
         elif not self._read_by_name(best):
             super()._load_best_model()
+
+    def _states_of_others(self, checkpoint: Path) -> bool:
+        """Whether DeepSpeed could not read the states of a checkpoint in this run; every rank must call it."""
+        engine = self.deepspeed
+        return engine.load_universal_checkpoint() or written_otherwise(
+            checkpoint, engine.zero_optimization_stage()
+        )
 
     def _read_by_name(self, checkpoint: Path) -> bool:
         """Read a whole model's weights; False where they are an adapter, or the engine has its own states."""

@@ -14,7 +14,7 @@ from forked import Forks
 from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
 from launcher.commands.gather import gather
-from launcher.execute.converting import show_in_ds_config
+from launcher.execute.converting import show_start
 from launcher.execute.local import bind
 from launcher.execute.run_dir import write_run_dir
 from launcher.facts.checkpoint import defect, read_manifest
@@ -91,7 +91,7 @@ class Run:
     def finish(self, resume: Path | None = None) -> dict[int, float]:
         """Train to the end; the losses by step."""
         told = {} if resume is None else {"EFFILAUNCH_RESUME": str(resume)}
-        show_in_ds_config(self.bundle, self.folder, None if resume is None else str(resume))
+        show_start(self.bundle, self.folder, None if resume is None else str(resume))
         prelude = "fsdp_on_cpu" if self.plan["settings"]["sharding.engine"]["value"] == "fsdp" else None
         ended = self.forks.run(self.folder, self.world, {**self.env, **told}, prelude=prelude)
         assert set(ended.codes) == {0}, ended.said
@@ -178,9 +178,11 @@ def test_it_ends_with_the_best_weights_that_other_ranks_wrote(forks, ground, tmp
     ranks, sharding, then_ranks, then, more = BEST[name]
     first, second = ({"sharding": where, "best": True, **more} for where in (sharding, then))
     worst_of(forks, ground, tmp_path, (ranks, first), (then_ranks, second))
+    again = Run(forks, ground, tmp_path / "again", then_ranks, second)  # no longer from a converted one
+    assert list(again.finish(tmp_path / "resumed" / "checkpoints" / f"checkpoint-{2 * SAVED}")) == [STEPS]
     kind, file = ("adapter", "adapter_model") if more else ("model", "model")
     best = load_file(tmp_path / "whole" / "checkpoints" / f"checkpoint-{SAVED}" / f"{file}.safetensors")
-    for folder in ("whole", "resumed"):
+    for folder in ("whole", "resumed", "again"):
         ended = load_file(tmp_path / folder / kind / f"{file}.safetensors")
         assert {key: value.tobytes() for key, value in ended.items()} == {
             key: value.tobytes() for key, value in best.items()

@@ -142,3 +142,17 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(tmp_path):
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(RunFailed, match=r"lacks 1 of the model's weights, first model\.norm\.weight"):
         train(tmp_path, "mixtral", resume=file.parent)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_best_weights_of_other_ranks_are_read_by_name_too(name, tmp_path):
+    """As at the end of a run under DeepSpeed; the buffers as well."""
+    pytest.importorskip("deepspeed")
+    from launcher.train.best_weights import load_weights
+
+    whole = train(tmp_path, name, steps=2)
+    set_seed(0 if name == "lora" else 7)
+    other = MODELS[name]()
+    assert not same(whole.model, other)
+    load_weights(other, tmp_path / "checkpoints" / "checkpoint-2")
+    assert same(whole.model, other)
