@@ -31,7 +31,8 @@ def _written_otherwise(checkpoint: Path, zero_stage: int) -> bool:
         return True
     if not (checkpoint / "plan.json").is_file():
         return False
-    return bool(read_job(checkpoint).value("sharding.zero_stage") != zero_stage)
+    saved = read_job(checkpoint).plan["settings"].get("sharding.zero_stage", {"value": None})
+    return bool(saved["value"] != zero_stage)
 
 
 def load_weights(model: Any, checkpoint: Path) -> None:

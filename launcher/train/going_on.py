@@ -16,7 +16,8 @@ from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from launcher.facts.checkpoint import defect
-from launcher.train.job import rank
+from launcher.train.agreeing import evaluation_owed
+from launcher.train.job import rank, read_job
 from launcher.train.restoring import universal_folder
 from launcher.train.together import of_rank_0
 
@@ -53,6 +54,7 @@ def go_on(trainer: Any, checkpoint: Path, max_steps: int) -> None:
     trainer: with its state read from the checkpoint.
     """
     state = trainer.state
+    trainer.owes_evaluation = _owes_evaluation(trainer.args, state, checkpoint)
     state.compute_steps(trainer.args, max_steps)
     place_best(trainer, checkpoint)
     lost = state.best_model_checkpoint is None and state.best_global_step
@@ -62,6 +64,18 @@ def go_on(trainer: Any, checkpoint: Path, max_steps: int) -> None:
             "unless a later one is better, the run ends with its last weights",
             flush=True,
         )
+
+
+def _owes_evaluation(args: Any, state: Any, checkpoint: Path) -> bool:
+    """By the recipe that the checkpoint was saved with: another interval left nothing out."""
+    if args.eval_strategy == "no":
+        return False
+    strategy, delay = args.eval_strategy, args.eval_delay
+    if (checkpoint / "plan.json").is_file():
+        saved = read_job(checkpoint).plan["settings"]
+        strategy = saved.get("trainer.eval_strategy", {"value": "no"})["value"]
+        delay = saved.get("trainer.eval_delay", {"value": 0})["value"]
+    return evaluation_owed(strategy, delay or 0, state)
 
 
 def place_best(trainer: Any, checkpoint: Path) -> None:

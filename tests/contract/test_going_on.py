@@ -167,6 +167,21 @@ def test_an_evaluation_that_a_stop_left_out_may_be_the_last_one(tmp_path, monkey
     assert resumed.state.best_model_checkpoint == str(work.checkpoints / "checkpoint-4")
 
 
+def test_an_interval_that_is_new_on_resume_leaves_nothing_to_make_up(tmp_path, monkeypatch, scored):
+    """Step 2 was not left out: it would be an evaluation too many, which early stopping counts."""
+    rare = {"trainer.eval_steps": 4, "trainer.save_steps": 2, "trainer.load_best_model_at_end": False}
+    work, _ = run(tmp_path, monkeypatch, {**rare, "trainer.max_steps": 4})
+    del scored[:]
+    often = {**rare, "trainer.eval_steps": 2}
+    run(tmp_path, monkeypatch, often, resume=work.checkpoints / "checkpoint-2")
+    assert scored == [4, 6, 8]
+    never = {**rare, "trainer.eval_strategy": "no", "trainer.max_steps": 2}
+    run(tmp_path / "never", monkeypatch, never)
+    del scored[:]
+    run(tmp_path / "never", monkeypatch, often, resume="auto")
+    assert scored == [4, 6, 8]
+
+
 def test_early_stopping_that_is_added_on_resume_begins_to_count(tmp_path, monkeypatch):
     """Upstream saves no callback that the checkpoint does not know: KeyError."""
     run(tmp_path, monkeypatch, {"trainer.max_steps": 4})
