@@ -15,11 +15,14 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from launcher.facts.checkpoint import defect
+from launcher.facts.checkpoint import MANIFEST, defect
 from launcher.train.agreeing import evaluation_owed
 from launcher.train.job import rank, read_job
 from launcher.train.restoring import universal_folder
 from launcher.train.together import of_rank_0
+
+SUPERSEDED = "superseded-"
+"""How the names of checkpoints begin that a run put aside when it went back (launcher/execute/superseded.py)."""
 
 
 class EarlyStopping(EarlyStoppingCallback):
@@ -100,7 +103,27 @@ def _places(state: Any, checkpoint: Path, own: Path) -> Iterator[Path]:
     names = [f"checkpoint-{state.best_global_step}"] if state.best_global_step else []
     folders = [own] if universal_folder(checkpoint) else [own, checkpoint.parent]  # a converted one will go
     if recorded is not None:  # an earlier one where the save of the best was left out
-        names.append(Path(recorded).name)
-        folders.append(Path(recorded).parent)
+        place = Path(recorded)
+        names = [place.name] if place.name.startswith(SUPERSEDED) else [*names, place.name]
+        folders.append(place.parent)
     for name in names:
-        yield from (folder / name for folder in folders)
+        if checkpoint.name.startswith(SUPERSEDED):
+            yield from _before(checkpoint, name.split("-")[1], folders)
+        else:
+            yield from (folder / name for folder in folders)
+
+
+def _before(checkpoint: Path, step: str, folders: Sequence[Path]) -> list[Path]:
+    """Those of a step that are older than a checkpoint that was put aside, the newest first.
+
+    What was written later belongs to the continuation that took its place.
+    """
+    patterns = (f"checkpoint-{step}", f"{SUPERSEDED}{step}", f"{SUPERSEDED}{step}-*")
+    found = {place for folder in folders for pattern in patterns for place in folder.glob(pattern)}
+    ages = {place: _written(place) for place in found if (place / MANIFEST).is_file()}
+    last = _written(checkpoint)
+    return sorted((place for place, age in ages.items() if age <= last), key=lambda it: -ages[it])
+
+
+def _written(checkpoint: Path) -> int:
+    return (checkpoint / MANIFEST).stat().st_mtime_ns

@@ -115,6 +115,21 @@ def test_a_run_that_goes_on_in_another_directory_finds_the_best_one_in_the_first
     assert ends_with(resumed, first / "checkpoint-4")
 
 
+def test_the_best_one_of_what_was_put_aside_is_put_aside_too(tmp_path, monkeypatch):
+    """The run went back to step 2 with other values and saved its own checkpoint-4 since."""
+    first = run(tmp_path / "first", monkeypatch)[0].checkpoints
+    for step in (4, 6, 8):
+        (first / f"checkpoint-{step}").rename(first / f"superseded-{step}")
+    run(tmp_path / "first", monkeypatch, {"trainer.learning_rate": 1e-4}, resume="auto")
+    assert (first / "checkpoint-4").is_dir()
+    best = first / "superseded-4"
+    run(tmp_path / "second", monkeypatch, resume=first / "superseded-6", asked=7)
+    for resume in ("auto", first / "superseded-6"):
+        _, resumed = run(tmp_path / "second", monkeypatch, resume=resume)
+        assert resumed.state.best_model_checkpoint == str(best)
+        assert ends_with(resumed, best)
+
+
 def test_a_best_checkpoint_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
     first = run(tmp_path, monkeypatch)[0].checkpoints
     (first / "checkpoint-4" / "manifest.json").unlink()
