@@ -22,7 +22,7 @@ from launcher.train.restoring import universal_folder
 from launcher.train.together import of_rank_0
 
 SUPERSEDED = "superseded-"
-"""How the names of checkpoints begin that a run put aside when it went back (launcher/execute/superseded.py)."""
+"""How names of checkpoints begin that were put aside when a run went back (execute/superseded.py)."""
 
 
 class EarlyStopping(EarlyStoppingCallback):

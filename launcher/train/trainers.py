@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -72,7 +73,7 @@ class PlannedTrainer(Stoppable):
             super()._load_best_model()
 
     def _states_of_others(self, checkpoint: Path) -> bool:
-        """Whether DeepSpeed could not read the states of a checkpoint in this run; every rank must call it."""
+        """Whether DeepSpeed could not read a checkpoint's states in this run; every rank must call it."""
         engine = self.deepspeed
         return engine.load_universal_checkpoint() or written_otherwise(
             checkpoint, engine.zero_optimization_stage()
@@ -83,12 +84,14 @@ class PlannedTrainer(Stoppable):
         cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
         if cut or not weight_files(checkpoint):
             return False
-        self._issue_warnings_after_load(read_weights(self.model, checkpoint))
+        missing, unexpected = read_weights(self.model, checkpoint)
+        check_missing(self.model, missing, checkpoint)
+        super()._issue_warnings_after_load(_IncompatibleKeys([], unexpected))
         return True
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Upstream only warns of weights that were not there."""
-        check_missing(self.model, load_result.missing_keys)
+        check_missing(self.model, load_result.missing_keys, self.resumed)
         super()._issue_warnings_after_load(load_result)
 
     def _place_best(self) -> None:

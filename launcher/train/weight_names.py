@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.nn.modules.module import _IncompatibleKeys
 
 from launcher.errors import Problem, RunFailed
 
@@ -26,7 +25,7 @@ def weight_files(checkpoint: Path) -> list[Path]:
     return sorted(checkpoint.glob("model*.safetensors"))
 
 
-def read_weights(model: Any, checkpoint: Path) -> _IncompatibleKeys:
+def read_weights(model: Any, checkpoint: Path) -> tuple[list[str], list[str]]:
     """Copy a checkpoint's weights and buffers into a model that is not cut for ranks.
 
     Returns the names that the checkpoint lacks, and those that the model lacks.
@@ -37,7 +36,7 @@ def read_weights(model: Any, checkpoint: Path) -> _IncompatibleKeys:
             result = model.load_state_dict(piece, strict=False)
             missing -= piece.keys()
             unexpected.update(result.unexpected_keys)
-    return _IncompatibleKeys(sorted(missing), sorted(unexpected))
+    return sorted(missing), sorted(unexpected)
 
 
 def stored(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -79,8 +78,11 @@ def translated(model: Any, tensors: Mapping[str, torch.Tensor]) -> Iterator[dict
         yield {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
-def check_missing(model: Any, missing: list[str]) -> None:
-    """RunFailed where weights were not in a checkpoint, but for what a save leaves out: a tied weight's twin."""
+def check_missing(model: Any, missing: list[str], checkpoint: Path | None) -> None:
+    """RunFailed where weights were not in a checkpoint, unless a save leaves them out: a tied weight's twin.
+
+    checkpoint: its folder, None where nobody knows.
+    """
     own = model.state_dict(keep_vars=True)
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     read = {id(value) for name, value in own.items() if name not in missing}
@@ -89,10 +91,9 @@ def check_missing(model: Any, missing: list[str]) -> None:
         raise RunFailed(
             Problem(
                 "checkpoint-names",
-                f"the checkpoint lacks {len(lost)} of the model's weights, first {lost[0]}: they would keep the "
-                "values that training began with",
-                path="resume",
-                hint="go on with the release of transformers that wrote it (versions in its manifest.json), or "
-                "start a new run from its weights: model.name_or_path takes its folder",
+                f"the checkpoint lacks {len(lost)} of the model's weights, first {lost[0]}: they would keep "
+                "the values that they have now",
+                file=None if checkpoint is None else str(checkpoint),
+                hint="go on with the release of transformers that wrote it: `versions` in its manifest.json",
             )
         )

@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    MixtralConfig, MixtralForCausalLM, TrainerCallback, TrainingArguments, ViTConfig,
-    ViTForImageClassification, set_seed,
-)  # fmt: skip
+    MixtralConfig,
+    MixtralForCausalLM,
+    TrainerCallback,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+    set_seed,
+)
 
 from launcher.errors import RunFailed
 from launcher.train.trainers import PlannedTrainer
