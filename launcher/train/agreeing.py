@@ -131,6 +131,8 @@ class Stoppable(Trainer):
 
     stopping: Stopping | None = None
     """Set where a worker trains."""
+    owes_evaluation = False
+    """Whether the step that it goes on from should have been evaluated, and was not."""
     _looked_back = False
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -157,7 +159,7 @@ class Stoppable(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._looked_back:
             self._looked_back = True
-            if evaluation_owed(self.args, self.state):
+            if self.owes_evaluation:
                 self._make_up()
         return super().training_step(*args, **kwargs)
 
@@ -190,13 +192,16 @@ class Stoppable(Trainer):
             return super().evaluate(*args, **kwargs)
 
 
-def evaluation_owed(args: Any, state: Any) -> bool:
-    """Whether the step that a run goes on from should have been evaluated, and was not. Pure."""
+def evaluation_owed(strategy: str, delay: float, state: Any) -> bool:
+    """Whether the step that a run goes on from should have been evaluated, and was not. Pure.
+
+    strategy, delay, and `state` with its eval_steps: of the recipe that the checkpoint was saved with.
+    """
     step, epoch = state.global_step, state.epoch or 0.0
-    if args.eval_strategy == "steps":
-        due = step % state.eval_steps == 0 and args.eval_delay <= step
+    if strategy == "steps":
+        due = step % state.eval_steps == 0 and delay <= step
     else:
-        due = args.eval_strategy == "epoch" and float(epoch).is_integer() and args.eval_delay <= epoch
+        due = strategy == "epoch" and float(epoch).is_integer() and delay <= epoch
     if not due or step == 0:
         return False
     return not any(row["step"] == step and "eval_loss" in row for row in state.log_history)

@@ -15,10 +15,14 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from launcher.facts.checkpoint import defect
-from launcher.train.job import rank
+from launcher.facts.checkpoint import MANIFEST, defect
+from launcher.train.agreeing import evaluation_owed
+from launcher.train.job import rank, read_job
 from launcher.train.restoring import universal_folder
 from launcher.train.together import of_rank_0
+
+SUPERSEDED = "superseded-"
+"""How names of checkpoints begin that were put aside when a run went back (execute/superseded.py)."""
 
 
 class EarlyStopping(EarlyStoppingCallback):
@@ -53,6 +57,7 @@ def go_on(trainer: Any, checkpoint: Path, max_steps: int) -> None:
     trainer: with its state read from the checkpoint.
     """
     state = trainer.state
+    trainer.owes_evaluation = _owes_evaluation(trainer.args, state, checkpoint)
     state.compute_steps(trainer.args, max_steps)
     place_best(trainer, checkpoint)
     lost = state.best_model_checkpoint is None and state.best_global_step
@@ -62,6 +67,18 @@ def go_on(trainer: Any, checkpoint: Path, max_steps: int) -> None:
             "unless a later one is better, the run ends with its last weights",
             flush=True,
         )
+
+
+def _owes_evaluation(args: Any, state: Any, checkpoint: Path) -> bool:
+    """By the recipe that the checkpoint was saved with: another interval left nothing out."""
+    if args.eval_strategy == "no":
+        return False
+    strategy, delay = args.eval_strategy, args.eval_delay
+    if (checkpoint / "plan.json").is_file():
+        saved = read_job(checkpoint).plan["settings"]
+        strategy = saved.get("trainer.eval_strategy", {"value": "no"})["value"]
+        delay = saved.get("trainer.eval_delay", {"value": 0})["value"]
+    return evaluation_owed(strategy, delay or 0, state)
 
 
 def place_best(trainer: Any, checkpoint: Path) -> None:
@@ -86,7 +103,27 @@ def _places(state: Any, checkpoint: Path, own: Path) -> Iterator[Path]:
     names = [f"checkpoint-{state.best_global_step}"] if state.best_global_step else []
     folders = [own] if universal_folder(checkpoint) else [own, checkpoint.parent]  # a converted one will go
     if recorded is not None:  # an earlier one where the save of the best was left out
-        names.append(Path(recorded).name)
-        folders.append(Path(recorded).parent)
+        place = Path(recorded)
+        names = [place.name] if place.name.startswith(SUPERSEDED) else [*names, place.name]
+        folders.append(place.parent)
     for name in names:
-        yield from (folder / name for folder in folders)
+        if checkpoint.name.startswith(SUPERSEDED):
+            yield from _before(checkpoint, name.split("-")[1], folders)
+        else:
+            yield from (folder / name for folder in folders)
+
+
+def _before(checkpoint: Path, step: str, folders: Sequence[Path]) -> list[Path]:
+    """Those of a step that are older than a checkpoint that was put aside, the newest first.
+
+    What was written later belongs to the continuation that took its place.
+    """
+    patterns = (f"checkpoint-{step}", f"{SUPERSEDED}{step}", f"{SUPERSEDED}{step}-*")
+    found = {place for folder in folders for pattern in patterns for place in folder.glob(pattern)}
+    ages = {place: _written(place) for place in found if (place / MANIFEST).is_file()}
+    last = _written(checkpoint)
+    return sorted((place for place, age in ages.items() if age <= last), key=lambda it: -ages[it])
+
+
+def _written(checkpoint: Path) -> int:
+    return (checkpoint / MANIFEST).stat().st_mtime_ns

@@ -78,8 +78,9 @@ class Pusher:
                     f"the result was not pushed to {trainer.hub_model_id}: {error}",
                     file=str(folder),
                     path="trainer.push_to_hub",
-                    hint="it is whole in this folder; `effilaunch run RECIPE --resume auto` pushes it again "
-                    "without training, and so does `hf upload`",
+                    hint=f"it is whole in this folder: `hf upload {trainer.hub_model_id} {folder}` sends it; "
+                    "`effilaunch run RECIPE --resume auto` does so too, after the steps behind the last "
+                    "checkpoint",
                 )
             ) from error
 

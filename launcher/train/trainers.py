@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from launcher.train.agreeing import Stoppable
-from launcher.train.best_weights import load_weights
+from launcher.train.best_weights import load_weights, written_otherwise
 from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
 from launcher.train.status import status
+from launcher.train.weight_names import check_missing, read_weights, weight_files
 
 
 class PlannedTrainer(Stoppable):
@@ -59,11 +61,38 @@ class PlannedTrainer(Stoppable):
     def _load_callback_state(self) -> None:
         restore_callbacks([*self.callback_handler.callbacks, self.control], self.state)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self._read_by_name(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _load_best_model(self) -> None:
-        if self.is_deepspeed_enabled and self.deepspeed.load_universal_checkpoint():
-            load_weights(self.model, Path(self.state.best_model_checkpoint))
-        else:
+        best = Path(self.state.best_model_checkpoint)
+        if self.is_deepspeed_enabled and self._states_of_others(best):
+            load_weights(self.model, best)
+        elif not self._read_by_name(best):
             super()._load_best_model()
+
+    def _states_of_others(self, checkpoint: Path) -> bool:
+        """Whether DeepSpeed could not read a checkpoint's states in this run; every rank must call it."""
+        engine = self.deepspeed
+        return engine.load_universal_checkpoint() or written_otherwise(
+            checkpoint, engine.zero_optimization_stage()
+        )
+
+    def _read_by_name(self, checkpoint: Path) -> bool:
+        """Read a whole model's weights; False where they are an adapter, or the engine has its own states."""
+        cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
+        if cut or not weight_files(checkpoint):
+            return False
+        missing, unexpected = read_weights(self.model, checkpoint)
+        check_missing(self.model, missing, checkpoint)
+        super()._issue_warnings_after_load(_IncompatibleKeys([], unexpected))
+        return True
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Upstream only warns of weights that were not there."""
+        check_missing(self.model, load_result.missing_keys, self.resumed)
+        super()._issue_warnings_after_load(load_result)
 
     def _place_best(self) -> None:
         if self.resumed is not None:

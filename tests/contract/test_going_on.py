@@ -115,6 +115,21 @@ def test_a_run_that_goes_on_in_another_directory_finds_the_best_one_in_the_first
     assert ends_with(resumed, first / "checkpoint-4")
 
 
+def test_the_best_one_of_what_was_put_aside_is_put_aside_too(tmp_path, monkeypatch):
+    """The run went back to step 2 with other values and saved its own checkpoint-4 since."""
+    first = run(tmp_path / "first", monkeypatch)[0].checkpoints
+    for step in (4, 6, 8):
+        (first / f"checkpoint-{step}").rename(first / f"superseded-{step}")
+    run(tmp_path / "first", monkeypatch, {"trainer.learning_rate": 1e-4}, resume="auto")
+    assert (first / "checkpoint-4").is_dir()
+    best = first / "superseded-4"
+    run(tmp_path / "second", monkeypatch, resume=first / "superseded-6", asked=7)
+    for resume in ("auto", first / "superseded-6"):
+        _, resumed = run(tmp_path / "second", monkeypatch, resume=resume)
+        assert resumed.state.best_model_checkpoint == str(best)
+        assert ends_with(resumed, best)
+
+
 def test_a_best_checkpoint_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
     first = run(tmp_path, monkeypatch)[0].checkpoints
     (first / "checkpoint-4" / "manifest.json").unlink()
@@ -165,6 +180,21 @@ def test_an_evaluation_that_a_stop_left_out_may_be_the_last_one(tmp_path, monkey
     assert scored == [2, 4, 6, 8]
     assert ends_with(resumed, work.checkpoints / "checkpoint-4")
     assert resumed.state.best_model_checkpoint == str(work.checkpoints / "checkpoint-4")
+
+
+def test_an_interval_that_is_new_on_resume_leaves_nothing_to_make_up(tmp_path, monkeypatch, scored):
+    """Step 2 was not left out: it would be an evaluation too many, which early stopping counts."""
+    rare = {"trainer.eval_steps": 4, "trainer.save_steps": 2, "trainer.load_best_model_at_end": False}
+    work, _ = run(tmp_path, monkeypatch, {**rare, "trainer.max_steps": 4})
+    del scored[:]
+    often = {**rare, "trainer.eval_steps": 2}
+    run(tmp_path, monkeypatch, often, resume=work.checkpoints / "checkpoint-2")
+    assert scored == [4, 6, 8]
+    never = {**rare, "trainer.eval_strategy": "no", "trainer.max_steps": 2}
+    run(tmp_path / "never", monkeypatch, never)
+    del scored[:]
+    run(tmp_path / "never", monkeypatch, often, resume="auto")
+    assert scored == [4, 6, 8]
 
 
 def test_early_stopping_that_is_added_on_resume_begins_to_count(tmp_path, monkeypatch):

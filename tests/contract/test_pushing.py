@@ -144,6 +144,7 @@ def test_a_push_that_fails_costs_neither_training_nor_the_weights(tmp_path, hub,
         finish(work, trainer)
     (problem,) = caught.value.problems
     assert (problem.code, problem.file) == ("push-failed", str(tmp_path / "model"))
+    assert f"`hf upload a/b {tmp_path / 'model'}`" in problem.hint
     assert "not pushed to a/b: 413 Payload too large" in problem.message
     assert "WARNING: checkpoint-2 was not pushed to a/b: 413" in capsys.readouterr().out
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -178,9 +178,11 @@ def test_it_ends_with_the_best_weights_that_other_ranks_wrote(forks, ground, tmp
     ranks, sharding, then_ranks, then, more = BEST[name]
     first, second = ({"sharding": where, "best": True, **more} for where in (sharding, then))
     worst_of(forks, ground, tmp_path, (ranks, first), (then_ranks, second))
+    again = Run(forks, ground, tmp_path / "again", then_ranks, second)  # no longer from a converted one
+    assert list(again.finish(tmp_path / "resumed" / "checkpoints" / f"checkpoint-{2 * SAVED}")) == [STEPS]
     kind, file = ("adapter", "adapter_model") if more else ("model", "model")
     best = load_file(tmp_path / "whole" / "checkpoints" / f"checkpoint-{SAVED}" / f"{file}.safetensors")
-    for folder in ("whole", "resumed"):
+    for folder in ("whole", "resumed", "again"):
         ended = load_file(tmp_path / folder / kind / f"{file}.safetensors")
         assert {key: value.tobytes() for key, value in ended.items()} == {
             key: value.tobytes() for key, value in best.items()
