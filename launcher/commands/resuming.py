@@ -25,8 +25,8 @@ from launcher.execute.resume import (
     write_origin,
 )
 from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, unwritable, write_run_dir
-from launcher.execute.superseded import SUPERSEDED, put_aside_behind
-from launcher.facts.checkpoint import Manifest, complete_checkpoints, read_manifest, read_origin
+from launcher.execute.superseded import put_aside_behind
+from launcher.facts.checkpoint import SUPERSEDED, Manifest, complete_checkpoints, read_manifest, read_origin
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
 from launcher.plan.resuming import compare_data, compare_versions, value_of
 from launcher.render.bundle import Bundle

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from launcher.execute.restarts import RESTARTS
 from launcher.execute.run_dir import unwritable, write_file
-from launcher.facts.checkpoint import complete_checkpoints, incomplete_checkpoints
+from launcher.facts.checkpoint import SUPERSEDED, complete_checkpoints, incomplete_checkpoints
 
-SUPERSEDED = "superseded-"
 _RECORDS = ("metrics.jsonl", RESTARTS)
 
 

@@ -15,14 +15,11 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
-from launcher.facts.checkpoint import MANIFEST, defect
+from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, defect
 from launcher.train.agreeing import evaluation_owed
 from launcher.train.job import rank, read_job
 from launcher.train.restoring import universal_folder
 from launcher.train.together import of_rank_0
-
-SUPERSEDED = "superseded-"
-"""How names of checkpoints begin that were put aside when a run went back (execute/superseded.py)."""
 
 
 class EarlyStopping(EarlyStoppingCallback):
