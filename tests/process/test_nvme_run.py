@@ -17,7 +17,8 @@ from launcher.execute.swap_files import LOCK, swap_files
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-pytestmark = pytest.mark.slow  # the first of these runs compiles async_io: minutes, once
+# The first of these runs compiles async_io, once: 13 files, on a busy machine 11 minutes.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 4
 RECIPE = """\
