@@ -25,6 +25,7 @@ from launcher.train.memory_meter import Meter
 from launcher.train.outcome import _Tee, write_error
 from launcher.train.saving import surplus
 from launcher.train.status import status
+from launcher.train.trainers import PlannedTrainer
 from launcher.train.training import fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -135,11 +136,9 @@ def test_with_a_limit_of_one_the_best_and_the_last_stay(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Trainer, "evaluate", evaluate)
     phases = []
-    for name in ("_load_best_model", "_finish_current_push"):
-        call = getattr(Trainer, name)
-        monkeypatch.setattr(
-            Trainer, name, lambda self, call=call: (phases.append(status().phase), call(self))
-        )
+    for kind, name in ((PlannedTrainer, "_load_best_model"), (Trainer, "_finish_current_push")):
+        call = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda self, call=call: (phases.append(status().phase), call(self)))
     best = {
         "trainer.eval_strategy": "steps", "trainer.eval_steps": 2, "trainer.max_steps": 8,
         "trainer.load_best_model_at_end": True, "trainer.save_total_limit": 1,
