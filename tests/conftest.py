@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # As many test processes as cores: a thread that spins while it waits takes the core from who it waits for.
 # 150 steps of a tiny model beside other work: 74 s spinning, 1.5 s sleeping.
 os.environ["OMP_WAIT_POLICY"] = "passive"
+
+# As in an activated environment: another ninja than that of `run` would compile DeepSpeed's operators anew.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 # One folder for all tests and all sessions: the smoke model is converted from GGUF once.
 CACHE = ROOT / "build" / "test-cache"
