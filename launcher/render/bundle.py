@@ -9,18 +9,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.facts.hardware import Hardware
 from launcher.plan.plan import Plan
 from launcher.recipe.env import split_references
 from launcher.render.command import (
+    HOSTFILE,
+    WORKER,
     render_accelerate_config,
     render_command,
     render_env,
+    render_hostfile,
     render_prepare,
+    render_worker,
 )
 from launcher.render.ds_config import render_ds_config
 
-PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}")
+PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}", "{master_addr}", "{node_rank}")
 """Values that are bound when the bundle is executed."""
+_FROM_THE_SHELL = {
+    "{master_port}": 'master_port="${MASTER_PORT:-29500}"',
+    "{devices}": 'devices="${CUDA_VISIBLE_DEVICES:-%s}"',
+    "{master_addr}": 'master_addr="${MASTER_ADDR:?the address of the machine with NODE_RANK=0}"',
+    "{node_rank}": 'node_rank="${NODE_RANK:?0 on the first machine, 1 on the second, and so on}"',
+}
+"""Late value -> the line of command.sh that binds it."""
 _LATE = re.compile("(" + "|".join(map(re.escape, PLAN_KEYS_LATE)) + ")")
 
 
@@ -33,20 +45,26 @@ class Bundle:
     prepare: tuple[str, ...]
     """Prepares the data, before any process group exists."""
     command: tuple[str, ...]
+    """Starts the ranks of a machine."""
+    worker: tuple[str, ...]
+    """Starts one rank, where each is started by a member of its own."""
     env: Mapping[str, str]
     files: Mapping[str, str]
     """File name -> text, relative to the run directory."""
 
 
-def render(plan: Plan) -> Bundle:
-    """Render the plan into a bundle; the same plan gives the same bundle."""
+def render(plan: Plan, worker: str = WORKER) -> Bundle:
+    """Render the plan into a bundle; the same plan gives the same bundle.
+
+    worker: the module that the launcher starts.
+    """
     ds_config = render_ds_config(plan)
-    command, env = render_command(plan), render_env(plan)
+    command, env = render_command(plan, worker), render_env(plan)
     prepare = render_prepare(plan)
     files = {
         "recipe.yaml": plan.recipe_text,
         "plan.json": dump_json(plan_json(plan, ds_config, command, env)),
-        "command.sh": _script(prepare, command, env),
+        "command.sh": _script(prepare, command, env, plan.hardware),
         "environment.json": dump_json(dict(plan.versions)),
     }
     if ds_config is not None:
@@ -54,7 +72,11 @@ def render(plan: Plan) -> Bundle:
     accelerate = render_accelerate_config(plan)
     if accelerate is not None:
         files["accelerate.yaml"] = "".join(f"{k}: {_scalar(v)}\n" for k, v in accelerate.items())
-    return Bundle(plan, ds_config, tuple(prepare), tuple(command), env, files)
+    hostfile = render_hostfile(plan)
+    if hostfile is not None:
+        files[HOSTFILE] = hostfile
+    one = tuple(render_worker(plan, worker))
+    return Bundle(plan, ds_config, tuple(prepare), tuple(command), one, env, files)
 
 
 def dump_json(value: Any) -> str:
@@ -122,27 +144,39 @@ def _scalar(value: object) -> str:
     return json.dumps(value)
 
 
-def _script(prepare: list[str], command: list[str], env: Mapping[str, str]) -> str:
+def _script(prepare: list[str], command: list[str], env: Mapping[str, str], hardware: Hardware) -> str:
     """`command.sh`: the same start by hand. Late values become shell variables with defaults."""
+    several = hardware.num_nodes > 1
     lines = [
         "#!/usr/bin/env bash",
         "# The command that effilaunch starts for this run; it runs by hand, too.",
+        *(_SEVERAL if several else []),
         "set -euo pipefail",
         'run_dir="$(CDPATH=\'\' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
     ]
     words = [*env.values(), *command]
-    if any("{master_port}" in word for word in words):
-        lines.append('master_port="${MASTER_PORT:-29500}"')
-    if any("{devices}" in word for word in words):
-        lines.append('devices="${CUDA_VISIBLE_DEVICES:-0}"')
+    ids = ",".join(map(str, range(hardware.devices_per_node))) if several else "0"
+    for late, line in _FROM_THE_SHELL.items():
+        if any(late in word for word in words):
+            lines.append(line % ids if late == "{devices}" else line)
     parts = [part for word in words for part in split_references(word)]
     given = [part[1] for part in parts if isinstance(part, tuple) and part[1] is not None]
     defaults = {text: f"default_{number}" for number, text in enumerate(dict.fromkeys(given), start=1)}
     lines += [f"{name}={_quoted(text)}" for text, name in defaults.items()]
     lines += [f"export {name}={_shell(value, defaults)}" for name, value in env.items()]
-    lines.append(" ".join(_shell(word, defaults) for word in prepare))
+    prepares = " ".join(_shell(word, defaults) for word in prepare)
+    # On one machine alone: the others find its data.json in the run directory, and wait for its ranks.
+    lines.append(f'if [ "$node_rank" = 0 ]; then {prepares}; fi' if several else prepares)
     lines.append("exec " + " \\\n  ".join(_shell(word, defaults) for word in command))
     return "\n".join(lines) + "\n"
+
+
+_SEVERAL = (
+    "# On several machines: start it on each, with NODE_RANK=0, 1, … and MASTER_ADDR, the address of the",
+    "# machine with NODE_RANK=0, in the environment. This folder and the data cache must be seen by all. Set",
+    "# GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where a machine's name leads to 127.0.0.1. The first",
+    "# machine prepares the data: start the others when it has (data.json is there).",
+)
 
 
 def _shell(word: str, defaults: Mapping[str, str]) -> str:

@@ -1,4 +1,8 @@
-"""Command line and environment of the workers; `{master_port}`, `{run_dir}`, `{devices}` are bound late."""
+"""Command line and environment of the workers.
+
+`{master_port}`, `{run_dir}` and `{devices}` (of the machine on which the command is started) are bound late;
+in a plan for several machines `{master_addr}` and `{node_rank}`, too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from launcher.recipe.env import has_reference
 
 WORKER = "launcher.train.worker"
 PREPARE = "launcher.train.prepare"
+HOSTFILE = "hostfile"
+"""In the run directory: what DeepSpeed's launcher reads, see `render_hostfile`."""
 
 
 def render_prepare(plan: Plan) -> list[str]:
@@ -15,35 +21,63 @@ def render_prepare(plan: Plan) -> list[str]:
     return [plan.python, "-m", PREPARE, "{run_dir}"]
 
 
-def render_command(plan: Plan) -> list[str]:
-    """argv of the launcher."""
+def render_worker(plan: Plan, worker: str = WORKER) -> list[str]:
+    """argv of one worker, for who starts every rank itself."""
+    return [plan.python, "-m", worker, "{run_dir}"]
+
+
+def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
+    """argv of the launcher, as it is started on every machine. worker: the module that it starts."""
     launcher = plan.value("launch.launcher")
     if launcher == "python":
-        return [plan.python, "-m", WORKER, "{run_dir}"]
+        return render_worker(plan, worker)
+    several = plan.hardware.num_nodes > 1
     if launcher == "accelerate":
+        machine = ["--machine_rank", "{node_rank}", "--main_process_ip", "{master_addr}"] if several else []
         return [
             plan.python, "-m", "accelerate.commands.launch",
             # Without it accelerate reads a personal default from the home directory.
-            "--config_file", "{run_dir}/accelerate.yaml",
+            "--config_file", "{run_dir}/accelerate.yaml", *machine,
             "--main_process_port", "{master_port}",
-            "-m", WORKER, "{run_dir}",
+            "-m", worker, "{run_dir}",
         ]  # fmt: skip
-    return [plan.python, "-m", "deepspeed.launcher.runner", *_deepspeed_devices(plan),
+    # Every machine starts its own ranks: no shell command and no environment travels through pdsh.
+    machine = ["--no_ssh", "--node_rank", "{node_rank}", "--master_addr", "{master_addr}"] if several else []
+    return [plan.python, "-m", "deepspeed.launcher.runner",
+            "--hostfile", "{run_dir}/" + HOSTFILE, *machine, *_deepspeed_devices(plan),
             "--master_port", "{master_port}", "--no_local_rank",
-            "--module", WORKER, "{run_dir}"]  # fmt: skip
+            "--module", worker, "{run_dir}"]  # fmt: skip
 
 
 def _deepspeed_devices(plan: Plan) -> list[str]:
     """Where the processes run. On one machine the named hostfile is absent: DeepSpeed then stays on it, and
     does not read its default, /job/hostfile, which may list other machines."""
     hardware = plan.hardware
-    hosts = ["--hostfile", "{run_dir}/hostfile"]
-    if hardware.num_nodes > 1:
-        return hosts
     if hardware.is_cpu:
-        return [*hosts, "--num_gpus", str(hardware.devices_per_node)]
+        return [] if hardware.num_nodes > 1 else ["--num_gpus", str(hardware.devices_per_node)]
     # --num_gpus would delete CUDA_VISIBLE_DEVICES and train on somebody else's devices.
-    return [*hosts, "--include", "localhost:{devices}"]
+    if hardware.num_nodes == 1:
+        return ["--include", "localhost:{devices}"]
+    # Of the other machines a launcher takes the number of devices alone, so that each may name its own ids.
+    return ["--include", "@".join(f"{name}:{{devices}}" for name in node_names(hardware.num_nodes))]
+
+
+def node_names(num_nodes: int) -> list[str]:
+    """What the machines are called in DeepSpeed's hostfile: with --no_ssh it never connects to them."""
+    return [f"node-{number}" for number in range(num_nodes)]
+
+
+def render_hostfile(plan: Plan, slots: int | None = None) -> str | None:
+    """DeepSpeed's hostfile; None where its launcher starts on one machine alone, or is not used.
+
+    slots: at least the highest device id of any machine and one; None: the number of devices that are used.
+    """
+    hardware = plan.hardware
+    if hardware.num_nodes == 1 or plan.value("launch.launcher") != "deepspeed":
+        return None
+    count = max(slots or 0, hardware.devices_per_node)
+    lines = [f"{name} slots={count}" for name in node_names(hardware.num_nodes)]
+    return "\n".join(["# The machines in the order of their node ranks.", *lines, ""])
 
 
 def render_env(plan: Plan) -> dict[str, str]:
