@@ -80,8 +80,8 @@ def gathered(place: Place | None, asked: str, say: Callable[[str], None]) -> Ite
         yield None
         return
     group = Group(place, asked)
-    if group.port != place.port:
-        say(f"port {place.port} is taken: listening on {group.port}")
+    if group.members.port != place.port:
+        say(f"port {place.port} is taken: listening on {group.members.port}")
     try:
         yield group
     except EffilaunchError as error:

@@ -186,7 +186,7 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
             )
         )
     if group is not None:
-        group.check(hardware)
+        group.members.check(hardware)
     if hardware.is_cpu:
         return ""
     visible = probe.visible_devices()

@@ -113,17 +113,9 @@ def execute(
     order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
     ids = [device for device in devices.split(",") if device]
     bound = bind_order(order, ALONE if group is None else group.place, ids)
-    try:
-        _begin_try(run_dir, _recorded(order, devices, bound, group), resume)
-        show_start(bundle, run_dir, resume)
-        if group is not None:
-            write_hostfile(bundle.plan, run_dir, group)
-    except OSError as error:
-        raise unwritable(run_dir, error) from error
+    _write_try(bundle, run_dir, _recorded(order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
-    if group is not None:
-        group.look({str(run_dir / "plan.json"): digest_of(run_dir / "plan.json"), bundle.plan.python: None})
     if prepare:
         prepare_data(bundle, run_dir, echo=echo, group=group)
     for build_lock in remove_stale_locks(bound.env):
@@ -142,6 +134,22 @@ def execute(
     return _outcome(run_dir, start, group)
 
 
+def _write_try(
+    bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None, group: Group | None
+) -> None:
+    """What the run directory says of this try; all machines must see it."""
+    try:
+        _begin_try(run_dir, bound, resume)
+        show_start(bundle, run_dir, resume)
+        if group is not None:
+            write_hostfile(bundle.plan, run_dir, group)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    if group is not None:
+        plan = run_dir / "plan.json"
+        group.look({str(plan): digest_of(plan), bundle.plan.python: None})
+
+
 def _order(
     bundle: Bundle, run_dir: Path, master_port: int, resume: str | None, limits: Limits, group: Group | None
 ) -> Order:
@@ -150,7 +158,7 @@ def _order(
     save_s = _stop_seconds(plan)
     return Order(
         str(run_dir), bundle.command, bundle.worker, bundle.env,
-        master_addr="127.0.0.1" if group is None else group.address_for(), master_port=master_port,
+        master_addr="127.0.0.1" if group is None else group.members.address_for(), master_port=master_port,
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
         on_gpus=not plan.hardware.is_cpu, report_to=plan.value("trainer.report_to"),
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
@@ -214,7 +222,7 @@ def _recorded(order: Order, devices: str, bound: Bound, group: Group | None) -> 
 
 def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
     """DeepSpeed's hostfile, in which every machine finds the ids of its own devices."""
-    ids = [int(device) for hello in group.hellos() for device in hello.devices]
+    ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
     text = render_hostfile(plan, max(ids, default=0) + 1)
     if text is not None:
         write_file(run_dir / HOSTFILE, text)
