@@ -72,7 +72,9 @@ class Group:
             self.members.send({"kind": "stop", "signal": message["signal"]}, but=member)
 
     def _update(self, part: Part, message: Message) -> None:
-        part.trouble = part.trouble or message.get("trouble", "")
+        if message.get("trouble") and not part.trouble:
+            part.first = not (self._told.trouble or self.trouble or self.vanished)
+            part.trouble = message["trouble"]
         part.killed = part.killed or message.get("killed", "")
         part.lost |= frozenset(message.get("lost", ()))
         part.code = message.get("code", part.code)
@@ -168,13 +170,15 @@ class Group:
         names = self.members.names()
         return {names[m.hello.member]: m.part for m in self.members.all()}
 
-    def rank_codes(self, devices_per_node: int) -> dict[int, int]:
-        """Rank -> exit code, of members that start one rank each."""
-        found = {}
+    def rank_codes(self, devices_per_node: int, own: int) -> dict[int, int]:
+        """Rank -> exit code, where each member starts one rank. own: this member's code."""
+        if not self.place.is_one_rank:
+            return {}
+        found = {self.place.ranks(devices_per_node)[0]: own}
         for member in self.members.all():
             hello = member.hello
             place = replace(self.place, node_rank=hello.node_rank, local_task=hello.local_task)
-            if place.is_one_rank and member.part.code is not None:
+            if member.part.code is not None:
                 found[place.ranks(devices_per_node)[0]] = member.part.code
         return found
 

@@ -131,7 +131,7 @@ def execute(
     group.look(prepared_data(run_dir))
     group.begin(order)
     echo(group.described(bound.interface))
-    return _outcome(run_dir, start, group)
+    return _outcome(run_dir, start, group, order.devices_per_node)
 
 
 def _write_try(
@@ -165,7 +165,9 @@ def _order(
     )  # fmt: skip
 
 
-def _outcome(run_dir: Path, start: Start, group: Group | None = None) -> dict[str, Any]:
+def _outcome(
+    run_dir: Path, start: Start, group: Group | None = None, devices_per_node: int = 1
+) -> dict[str, Any]:
     """Run the ranks to their end; result.json, or the error that says how they ended."""
     known: Sequence[Finding] = ()
 
@@ -179,7 +181,7 @@ def _outcome(run_dir: Path, start: Start, group: Group | None = None) -> dict[st
         ended: Ended = follow(start, look_before_the_kill)
         if group is not None:
             group.await_ended()
-            ended.elsewhere = group.parts()
+            ended.elsewhere, ended.rank_codes = group.parts(), group.rank_codes(devices_per_node, ended.code)
     finally:
         remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
