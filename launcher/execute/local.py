@@ -113,7 +113,7 @@ def execute(
     order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
     ids = [device for device in devices.split(",") if device]
     bound = bind_order(order, ALONE if group is None else group.place, ids)
-    _write_try(bundle, run_dir, _recorded(order, devices, bound, group), resume, group)
+    _write_try(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
     if prepare:
@@ -210,13 +210,15 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Wa
     return watch
 
 
-def _recorded(order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
+def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
     """What was bound late, for environment.json."""
     values: dict[str, Any] = {
         "master_port": str(order.master_port), "run_dir": order.run_dir, "devices": devices,
         "command": bound.argv,
     }  # fmt: skip
     if group is not None:
+        if "launch.hostfile" in plan.settings:
+            values["hostfile"] = plan.value("launch.hostfile")
         values |= {"master_addr": order.master_addr, "node_rank": "0", "interface": bound.interface,
                    "nodes": group.recorded()}  # fmt: skip
     return values

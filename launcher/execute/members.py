@@ -154,6 +154,10 @@ class Members:
         if problems:
             raise MachineError(problems)
 
+    def numbers(self) -> list[int]:
+        """Of the members that have come."""
+        return [member.hello.member for member in self.all()]
+
     def all(self) -> list[Member]:
         with self.changed:
             return [member for _, member in sorted(self._known.items())]
