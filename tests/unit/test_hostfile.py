@@ -73,7 +73,9 @@ def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tm
     found = gathering(with_hosts(tmp_path, f"a.invalid slots=1\n{HERE} slots=1\nb.invalid slots=1\n"))
     assert (found.place.member, found.place.members, found.place.num_nodes) == (0, 3, 3)
     assert [host.name for host in found.hosts] == ["a.invalid", "b.invalid"]
-    fewer = gathering(with_hosts(tmp_path, f"{HERE} slots=4\na.invalid slots=4\nb.invalid slots=4\n"), "2x2xcpu")
+    fewer = gathering(
+        with_hosts(tmp_path, f"{HERE} slots=4\na.invalid slots=4\nb.invalid slots=4\n"), "2x2xcpu"
+    )
     assert [host.name for host in fewer.hosts] == ["a.invalid"]
     assert gathering(with_hosts(tmp_path, f"{HERE} slots=4\na.invalid slots=4\n"), "2xcpu") is None
 
@@ -84,7 +86,11 @@ def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tm
         ("a.invalid slots=1\nb.invalid slots=1\n", None, "this machine is not in the hostfile"),
         (f"{HERE} slots=1\nlocalhost slots=1\n", None, f"{HERE} and localhost are one machine"),
         (f"{HERE} slots=1\na.invalid slots=1\n", "3x1xcpu", "asks for 3 machines, the hostfile names 2"),
-        (f"{HERE} slots=4\na.invalid slots=1\n", "2x2xcpu", "takes 2 devices of each machine, a.invalid has 1"),
+        (
+            f"{HERE} slots=4\na.invalid slots=1\n",
+            "2x2xcpu",
+            "takes 2 devices of each machine, a.invalid has 1",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(tmp_path, text, on, said):

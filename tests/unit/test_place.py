@@ -46,7 +46,9 @@ def test_each_machine_names_itself_and_the_first_one(tmp_path, engine):
     words = " ".join(bound.argv)
     assert "{node_rank}" not in words
     if engine == "deepspeed":
-        assert "--no_ssh --node_rank 1 --master_addr 127.0.0.1 --include node-0:4,5,6,7@node-1:4,5,6,7" in words
+        assert (
+            "--no_ssh --node_rank 1 --master_addr 127.0.0.1 --include node-0:4,5,6,7@node-1:4,5,6,7" in words
+        )
         assert "--hostfile /runs/{devices}/hostfile" in words, "a folder's name is no late value"
     else:
         assert "--machine_rank 1 --main_process_ip 127.0.0.1 --main_process_port 4711" in words
