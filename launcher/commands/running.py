@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
+from launcher.commands.allocation import allocated
 from launcher.commands.gather import data_problems, gather
 from launcher.commands.gathering import await_members, digest_of_request, gathered, rendezvous, take_part
 from launcher.commands.planning import bundle_json
@@ -67,6 +68,8 @@ def run_command(
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     place = None if dry_run else rendezvous(loaded, on, node_rank, master_addr)
+    if place is None and not dry_run:
+        place = allocated(loaded, on, tiny=tiny, say=note)
     asked = digest_of_request(loaded, on=on, tiny=tiny, resume=resume)
     if place is not None and not place.is_head:
         return take_part(place, asked, say)

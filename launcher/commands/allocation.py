@@ -1,0 +1,47 @@
+"""A command inside a job of Slurm's: which place it has there, or what is wrong with how it was started."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+from launcher.commands.gather import find_hardware
+from launcher.errors import RecipeError
+from launcher.facts.place import Place
+from launcher.facts.queue import node_address
+from launcher.facts.slurm import (
+    forgotten_srun,
+    place_in,
+    read_allocation,
+    runs_alone,
+    wrong_tasks,
+)
+from launcher.recipe.loading import LoadedRecipe
+
+
+def allocated(
+    loaded: LoadedRecipe, on: str | None, *, tiny: bool, say: Callable[[str], None]
+) -> Place | None:
+    """The place of this task of a step; None outside a job, and for the only task of one.
+
+    RecipeError (2) in the shell of `salloc` on another machine, without srun in a job of several nodes, and
+    for tasks that are neither one a node nor one a device.
+    """
+    allocation = read_allocation(os.environ, socket.gethostname())
+    if allocation is None:
+        return None
+    forgotten = forgotten_srun(allocation)
+    if forgotten is not None:
+        raise RecipeError(forgotten)
+    if allocation.step is None:
+        say(runs_alone(allocation))
+        return None
+    hardware = find_hardware(loaded.recipe, on)
+    if tiny:  # a rehearsal takes what it finds
+        hardware = replace(hardware, num_nodes=1)
+    wrong = wrong_tasks(allocation, hardware.num_nodes, hardware.devices_per_node)
+    if wrong is not None:
+        raise RecipeError(wrong)
+    return None if allocation.tasks == 1 else place_in(allocation, node_address)
