@@ -19,6 +19,7 @@ from launcher.facts.slurm import (
     wrong_tasks,
 )
 from launcher.recipe.loading import LoadedRecipe
+from launcher.report.text import shell_word
 
 
 def allocated(
@@ -32,7 +33,8 @@ def allocated(
     allocation = read_allocation(os.environ, socket.gethostname())
     if allocation is None:
         return None
-    forgotten = forgotten_srun(allocation)
+    command = f"effilaunch run {shell_word(str(loaded.path))}"
+    forgotten = forgotten_srun(allocation, command)
     if forgotten is not None:
         raise RecipeError(forgotten)
     if allocation.step is None:
@@ -41,7 +43,7 @@ def allocated(
     hardware = find_hardware(loaded.recipe, on)
     if tiny:  # a rehearsal takes what it finds
         hardware = replace(hardware, num_nodes=1)
-    wrong = wrong_tasks(allocation, hardware.num_nodes, hardware.devices_per_node)
+    wrong = wrong_tasks(allocation, hardware.num_nodes, hardware.devices_per_node, command)
     if wrong is not None:
         raise RecipeError(wrong)
     return None if allocation.tasks == 1 else place_in(allocation, node_address)

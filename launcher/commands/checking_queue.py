@@ -52,7 +52,7 @@ def check_queue(
                 found = [_problem(answer.said, asked, job, partitions, is_prepare=is_prepare)]
             else:
                 said.append(f"{name}: {answer.said}")
-        problems += [_placed(problem, loaded) for problem in found]
+        problems += [placed(problem, loaded) for problem in found]
     return list(dict.fromkeys(problems)), said
 
 
@@ -112,8 +112,9 @@ def _problem(
             "slurm-refused", message, path=_key(key, asked, is_prepare), hint=_there_is(key, partitions)
         )
     cpus = max(partition.largest_cpus for partition in partitions)
+    memory = max(partition.largest_mib for partition in partitions)
     sizes = "; ".join(
-        f"{p.name}: {p.nodes} node(s), {p.largest_cpus} CPUs each"
+        f"{p.name}: {p.nodes} node(s) with up to {p.largest_cpus} CPUs and {p.largest_mib} MiB"
         + (f", {', '.join(sorted(set(p.gres)))}" if p.gres else "")
         for p in partitions
     )
@@ -122,9 +123,20 @@ def _problem(
     if "node configuration" in said and wanted is not None and wanted > cpus:
         message = f"{wanted} CPUs of a node are asked for, and no node has more than {cpus} (Slurm: {said})"
         return Problem("slurm-refused", message, path=f"{path}.cpus_per_task", hint=f"there is {sizes}")
+    if "node configuration" in said and asked.mem and _mib(str(asked.mem)) > memory:
+        message = f"{asked.mem} of a node are asked for, and none has more than {memory} MiB (Slurm: {said})"
+        return Problem("slurm-refused", message, path=f"{path}.mem", hint=f"there is {sizes}")
+    if "option '--" in said:
+        hint = "`man sbatch` lists the options of this Slurm"
+        return Problem("slurm-refused", said, path=f"{path}.options", hint=hint)
     what = "the prepare job" if is_prepare else f"a job for {job.hardware.label}"
     message = f"Slurm would not take {what}: {said}"
     return Problem("slurm-refused", message, path=path, hint=f"there is {sizes}")
+
+
+def _mib(text: str) -> float:
+    """MiB of 64G."""
+    return int(text[:-1]) * {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}.get(text[-1], 0.0)
 
 
 def _no_such_device(said: str, job: Submission, partitions: Sequence[Partition]) -> Problem:
@@ -154,7 +166,7 @@ def _there_is(key: str, partitions: Sequence[Partition]) -> str | None:
     return f"`{commands[key]}` lists them" if key in commands else None
 
 
-def _placed(problem: Problem, loaded: LoadedRecipe) -> Problem:
+def placed(problem: Problem, loaded: LoadedRecipe) -> Problem:
     """The problem with the line of its key, or of the nearest thing around it."""
     draft = Draft(loaded.origins)
     path = problem.path or ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.checking_queue import check_queue
+from launcher.commands.checking_queue import check_queue, placed
 from launcher.commands.following import cancel_command, follow_command, follow_submitted
 from launcher.commands.gather import data_problems, find_hardware, gather
 from launcher.commands.room import check_room
@@ -241,7 +241,7 @@ def _check_times(job: Submission, configurations: Sequence[Configuration]) -> No
     longest = max((c.bundle.plan for c in configurations), key=warning_seconds)
     problem = check_warning(job, longest)
     if problem is not None:
-        raise RecipeError(problem)
+        raise RecipeError(placed(problem, configurations[0].loaded))
 
 
 def _ask_slurm(loaded: LoadedRecipe, job: Submission, scripts: Mapping[str, str]) -> list[str]:

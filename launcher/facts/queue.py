@@ -47,6 +47,7 @@ class Partition:
     """Longest time of a job; None: no limit."""
     nodes: int
     largest_cpus: int
+    largest_mib: int
     features: tuple[str, ...] = ()
     gres: tuple[str, ...] = ()
     """Devices of a node, as Slurm writes them: gpu:a100:8."""
@@ -111,13 +112,13 @@ def node_address(host: str) -> str:
 
 def read_partitions() -> list[Partition]:
     """The partitions that a job may name; none where Slurm does not answer."""
-    answer = ask("sinfo", "--noheader", "--format=%R|%P|%l|%D|%c|%f|%G")
+    answer = ask("sinfo", "--noheader", "--format=%R|%P|%l|%D|%c|%m|%f|%G")
     found: dict[str, Partition] = {}
     for line in answer.out.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) != 7:
+        if len(fields) != 8:
             continue
-        name, starred, limit, nodes, cpus, features, gres = fields
+        name, starred, limit, nodes, cpus, mib, features, gres = fields
         before = found.get(name)
         found[name] = Partition(
             name,
@@ -125,6 +126,7 @@ def read_partitions() -> list[Partition]:
             time_seconds(limit),
             _number(nodes) + (before.nodes if before else 0),
             max(_number(cpus), before.largest_cpus if before else 0),
+            max(_number(mib), before.largest_mib if before else 0),
             (*(before.features if before else ()), *_words(features)),
             (*(before.gres if before else ()), *_words(gres)),
         )

@@ -85,15 +85,15 @@ def _unread(why: str) -> Problem:
     return Problem("slurm-environment", f"the variables of Slurm cannot be read: {why}", hint=hint)
 
 
-def srun_line(nodes: int, tasks: int, command: str = "effilaunch run RECIPE") -> str:
+def srun_line(nodes: int, tasks: int, command: str) -> str:
     """The line that starts the members of a job: `tasks` on each of the nodes."""
     return f"srun --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} {command}"
 
 
-def forgotten_srun(allocation: Allocation) -> Problem | None:
+def forgotten_srun(allocation: Allocation, command: str) -> Problem | None:
     """The problem of a process that no `srun` started although others belong to it; None where it may run."""
     nodes = len(allocation.hosts)
-    line = srun_line(nodes, 1)
+    line = srun_line(nodes, 1, command)
     if not allocation.on_node:
         message = (
             f"this is the shell of `salloc`, and not one of the {nodes} node(s) of job {allocation.job} "
@@ -116,7 +116,7 @@ def runs_alone(allocation: Allocation) -> str:
     )
 
 
-def wrong_tasks(allocation: Allocation, nodes: int, devices: int) -> Problem | None:
+def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str) -> Problem | None:
     """The problem of a step whose tasks are neither one a node nor one a device of the hardware planned for.
 
     The same words in every task.
@@ -127,10 +127,10 @@ def wrong_tasks(allocation: Allocation, nodes: int, devices: int) -> Problem | N
         return None
     has = f"{allocation.tasks} task(s) on {hosts} node(s)"
     message = f"the step has {has}, but the plan is for {nodes} node(s) with {devices} device(s) each"
-    either = srun_line(nodes, 1)
+    either = srun_line(nodes, 1, command)
     hint = f"write `{either}` (one task a node)"
     if devices > 1:
-        hint += f" or `{srun_line(nodes, devices)}` (one a device)"
+        hint += f" or `{srun_line(nodes, devices, command)}` (one a device)"
     return Problem("slurm-tasks", message, hint=hint)
 
 

@@ -28,6 +28,10 @@ LEAST_STOP_S = 60
 """As much as a run has to stop in, where the plan expects less (launcher/execute/local.py)."""
 MARGIN_S = 60
 """Between a checkpoint and the end of the job: the ranks leave, and the job is requeued."""
+_ENDS = ("--kill-on-bad-exit=0", "--wait=60")
+"""The members end each other, all with the same code. With the other setting srun kills those that still say
+why, and its code is then 137: it would not be seen that the run stopped with a checkpoint. A member that does
+not notice the others' end is killed a minute later."""
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=&|*()!<>~^\[\]-]+")
 _KEYS = (
     "partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude",
@@ -186,7 +190,7 @@ def _run(job: Submission) -> list[str]:
     """The step, and what is done when it was asked to stop."""
     nodes, cpus = job.hardware.num_nodes, _cpus(job)
     python = shlex.quote(job.python)
-    words = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    words = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *_ENDS]
     if cpus:  # srun does not take it over from the job
         words.append(f"--cpus-per-task={cpus}")
     tiny = " --tiny" if job.tiny else ""

@@ -164,10 +164,11 @@ class Cluster:
         program = shutil.which(words[0], path=env["PATH"])
         if program is None:
             raise NoSlurm(f"{words[0]} is missing")
-        log = (self.folder / f"{words[0]}-{len(self._daemons)}.out").open("wb")
-        self._daemons.append(
-            subprocess.Popen([program, *words[1:]], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        )
+        with (self.folder / f"{words[0]}-{len(self._daemons)}.out").open("wb") as log:
+            started = subprocess.Popen(
+                [program, *words[1:]], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._daemons.append(started)
 
     def _until(self, there, otherwise: str, timeout: float = _READY_S, seen: object = "") -> None:
         deadline = time.monotonic() + timeout
