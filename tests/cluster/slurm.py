@@ -1,8 +1,9 @@
 """A real Slurm on this machine: munged, slurmctld and two slurmd, each a process of this one.
 
 Nothing of /etc is read or written: configuration, keys, state and logs lie in one folder, which SLURM_CONF
-names. Two nodes n1 and n2 with two CPUs each; `low` and `high` are partitions of which the second preempts
-jobs of the first (requeued, after a grace of GRACE_S); `short` has a limit of ten minutes.
+names. Two nodes n1 and n2 with two CPUs each, and two GPUs that are only counted. `low` and `high` are
+partitions of which the second preempts jobs of the first (requeued, after a grace of GRACE_S); `short` has a
+limit of ten minutes.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ MinJobAge=900
 InactiveLimit=0
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
-NodeName=n1 NodeHostname={host} NodeAddr={address} Port={port_1} CPUs=2 RealMemory=4000 State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr={address} Port={port_2} CPUs=2 RealMemory=4000 State=UNKNOWN
+GresTypes=gpu
+NodeName=DEFAULT NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
+NodeName=n1 Port={port_1}
+NodeName=n2 Port={port_2}
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=high Nodes=n1,n2 MaxTime=60 PriorityTier=10 PreemptMode=OFF
 PartitionName=short Nodes=n1 MaxTime=10 PriorityTier=1
@@ -191,6 +194,7 @@ class Cluster:
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
         (self.folder / "plugstack.conf").write_text("")
+        (self.folder / "gres.conf").write_text("Name=gpu Count=2 Flags=CountOnly\n")
         controller_port, port_1, port_2 = free_ports(3)
         text = _CONF.format(
             folder=self.folder, host=socket.gethostname(), address="127.0.0.1", grace=GRACE_S,

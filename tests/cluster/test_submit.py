@@ -7,7 +7,6 @@ import shutil
 import subprocess
 
 import pytest
-from cluster.conftest import losses
 
 from launcher.cli import main
 
@@ -54,7 +53,7 @@ REFUSED = [
     ("launch.slurm.time=2", "so that nothing would be trained"),
     ("hardware.num_nodes=3", "the plan is for 3 nodes, and the partition low has 2"),
     ("hardware.devices_per_node=8", "8 CPUs of a node are asked for, and no node has more than 2"),
-    ("hardware.device=A100-80GB", "no node of this Slurm has the 1 device(s) that the plan needs"),
+    ("hardware={device: A100-80GB, devices_per_node: 8}", "the 8 device(s) that the plan needs"),
     ("launch.slurm.mem=64G", "launch.slurm.mem: 64G of a node are asked for"),
     ("launch.slurm.constraint=a100", "launch.slurm.constraint: is a100, which names a feature"),
     ("launch.slurm.exclude=n9", "launch.slurm.exclude: is n9, which names a node"),
@@ -97,25 +96,6 @@ def test_a_job_whose_data_cannot_be_prepared_is_told_and_cancelled(cluster, reci
     assert "broken.jsonl" in shown.err
     record = json.loads((tmp_path / "run" / "submit.json").read_text())
     assert cluster.job(record["jobs"]["run"])["JobState"] == "CANCELLED"
-
-
-def test_a_sweep_is_one_array_with_a_table_at_its_end(cluster, recipe, tmp_path, capfd):
-    path = recipe(ONE + ALONE)
-    folder = tmp_path / "sweep"
-    options = ["--sweep", "trainer.learning_rate=1e-3,1e-5", "--output-dir", str(folder)]
-    assert main(["submit", str(path), *options, "--json"]) == 0
-    told = json.loads(capfd.readouterr().out)
-    rows = told["table"]
-    assert [row["values"] for row in rows] == [
-        {"trainer.learning_rate": 1e-3}, {"trainer.learning_rate": 1e-5},
-    ]  # fmt: skip
-    assert [row["state"] for row in rows] == ["done", "done"]
-    assert rows[0]["loss"] < rows[1]["loss"]
-    run_dirs = sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name != "logs")
-    assert run_dirs == ["0-learning_rate=0.001", "1-learning_rate=1e-05"]
-    assert losses(folder / run_dirs[0])[6] == pytest.approx(rows[0]["loss"], abs=1e-3)
-    assert main(["submit", str(folder), "--follow"]) == 0
-    assert "lowest loss: " in capfd.readouterr().out
 
 
 def test_all_problems_of_a_sweep_come_at_once(recipe, tmp_path, capsys):
