@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full check fmt build bench clean
+.PHONY: help dev smoke test test-full test-cluster check fmt build bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -29,10 +29,17 @@ TEST_JOBS ?= 2
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not cluster"
 
 test-full: $(STAMP) ## the tests that `test` leaves out
-	$(PYTEST) -m "slow or gpu" -rs
+	$(PYTEST) -m "(slow or gpu) and not cluster" -rs
+
+# One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (at most 10 minutes)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
+	  apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends \
+	    slurm-wlm munge shellcheck openssh-server pdsh iproute2; fi
+	$(BIN)/pytest -m cluster -rs tests
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .

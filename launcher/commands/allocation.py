@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 
 from launcher.commands.gather import find_hardware
 from launcher.errors import RecipeError
@@ -41,9 +40,9 @@ def allocated(
         say(runs_alone(allocation))
         return None
     hardware = find_hardware(loaded.recipe, on)
-    if tiny:  # a rehearsal takes what it finds
-        hardware = replace(hardware, num_nodes=1)
-    wrong = wrong_tasks(allocation, hardware.num_nodes, hardware.devices_per_node, command)
+    # A rehearsal takes one machine and what it finds there.
+    nodes, devices = (1, 1) if tiny else (hardware.num_nodes, hardware.devices_per_node)
+    wrong = wrong_tasks(allocation, nodes, devices, command)
     if wrong is not None:
         raise RecipeError(wrong)
     return None if allocation.tasks == 1 else place_in(allocation, node_address)

@@ -35,7 +35,7 @@ _WAITS = {
     "Resources": "waits for free nodes",
     "Priority": "waits behind jobs of higher priority",
     "Dependency": "waits for the job that prepares the data",
-    "BeginTime": "waits; Slurm starts a requeued job not before two minutes have passed",
+    "BeginTime": "waits; Slurm starts a requeued job after two minutes",
     "JobHeldUser": "is held: `scontrol release` lets it go",
     "JobHeldAdmin": "is held by an administrator",
     "JobArrayTaskLimit": "waits for other jobs of the sweep (launch.slurm.array_limit)",

@@ -99,7 +99,7 @@ def test_following_tells_each_change_once(tmp_path, monkeypatch):
         "job 4 waits behind jobs of higher priority",
         "  step 3: loss 1.5000",
         "job 4 runs on n[1-2]",
-        "job 4 waits; Slurm starts a requeued job not before two minutes have passed; it was requeued 1 time(s)",
+        "job 4 waits; Slurm starts a requeued job after two minutes; it was requeued 1 time(s)",
         "job 4 runs on n1, after 1 requeue(s)",
         "job 4 is done",
     ]
@@ -160,7 +160,7 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
     given = submission(tmp_path, prepare="3")
     given.prepare_log.write_text("error: rows.jsonl:1: no field\n")
     jobs = {"3": Job("3", "FAILED", code=2), "4": Job("4", "CANCELLED")}
-    with pytest.raises(RecipeError, match="the data could not be prepared: rows.jsonl:1: no field"):
+    with pytest.raises(RecipeError, match=r"the data could not be prepared: rows\.jsonl:1: no field"):
         judge(given, given.runs[0], jobs)
 
 
