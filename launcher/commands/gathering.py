@@ -1,8 +1,8 @@
 """How a command finds the other machines of its job, and holds them together while it lasts.
 
 Machines of one run find each other in one of these ways, and are alike from then on: a hostfile, whose
-machines are started over ssh; the same command on each, with --node-rank and --master-addr; the tasks of a step
-of Slurm's.
+machines are started over ssh; the same command on each, with --node-rank and --master-addr; the tasks of a
+step of Slurm's.
 """
 
 from __future__ import annotations
