@@ -54,9 +54,8 @@ InactiveLimit=0
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 GresTypes=gpu
-NodeName=DEFAULT NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
-NodeName=n1 Port={port_1}
-NodeName=n2 Port={port_2}
+NodeName=n1 Port={port_1} NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2
+NodeName=n2 Port={port_2} NodeHostname={host} NodeAddr={address} CPUs=2 RealMemory=4000 Gres=gpu:2
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=60 PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
 PartitionName=high Nodes=n1,n2 MaxTime=60 PriorityTier=10 PreemptMode=OFF
 PartitionName=short Nodes=n1 MaxTime=10 PriorityTier=1
@@ -121,8 +120,8 @@ class Cluster:
 
     def stop(self) -> None:
         """End the jobs, then exactly the daemons that were started."""
-        with contextlib.suppress(subprocess.SubprocessError, OSError):
-            self.run("scancel", "--user", "root", "--full")
+        with contextlib.suppress(subprocess.SubprocessError, OSError, NoSlurm):
+            self.run("scancel", "--user", "root", "--full", check=False)
             self._until(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "jobs are left")
         for daemon in reversed(self._daemons):
             daemon.terminate()
@@ -178,7 +177,8 @@ class Cluster:
         while not there():
             if time.monotonic() > deadline:
                 logs = "".join(
-                    f"\n{p.name}: {p.read_text(errors='replace')[-600:]}" for p in self.folder.glob("*.log")
+                    f"\n{p.name}: {p.read_text(errors='replace')[-600:]}"
+                    for p in [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
                 )
                 raise NoSlurm(f"{otherwise} within {timeout:g} s: {seen}{logs}")
             time.sleep(0.3)
@@ -194,7 +194,7 @@ class Cluster:
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
         (self.folder / "plugstack.conf").write_text("")
-        (self.folder / "gres.conf").write_text("Name=gpu Count=2 Flags=CountOnly\n")
+        (self.folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
         controller_port, port_1, port_2 = free_ports(3)
         text = _CONF.format(
             folder=self.folder, host=socket.gethostname(), address="127.0.0.1", grace=GRACE_S,
