@@ -285,5 +285,5 @@ def _submit(configurations: Sequence[Configuration], folder: Path, scripts: Mapp
     values: list[Mapping[str, Any]] = [c.values for c in configurations if c.values]
     run_dirs = [c.run_dir for c in configurations]
     return submit_scripts(
-        folder, (prepare, folder / JOB), str(configurations[0].loaded.path), run_dirs, values
+        folder, (prepare, folder / JOB), str(configurations[0].loaded.path.absolute()), run_dirs, values
     )

@@ -92,7 +92,7 @@ def follow(
     """
     seen = {number: _Seen() for number in submitted.jobs}
     ended: dict[str, Job | None] = {}
-    wait = poll_s
+    wait, told = poll_s, ""
     while len(ended) < len(seen):
         found = read_jobs([number for number in seen if number not in ended])
         spoke = False
@@ -100,7 +100,8 @@ def follow(
             if number in ended:
                 continue
             job = found.get(number)
-            spoke |= _tell(submitted, number, job, state, say)
+            if not submitted.is_sweep or number == submitted.prepare:
+                spoke |= _tell(submitted, number, job, state, say)
             if job is None:
                 state.gone += 1
                 if state.gone >= _CERTAIN:
@@ -110,10 +111,20 @@ def follow(
                 _check_stuck(submitted, job, state)
                 if job.state in ENDED:
                     ended[number] = job
+        if submitted.is_sweep and (counts := _counts(submitted, found, ended)) != told:
+            told, spoke = counts, True
+            say(f"array {submitted.job}: {counts}")
         wait = poll_s if spoke else min(wait * 1.3, LONGEST_POLL_S)
         if len(ended) < len(seen):
             time.sleep(wait)
     return ended
+
+
+def _counts(submitted: Submitted, found: Mapping[str, Job], ended: Mapping[str, Job | None]) -> str:
+    """How many runs of a sweep are in which state: `2 pending, 1 running, 1 completed`."""
+    known = {**ended, **found}
+    states = [job.state.lower() if (job := known.get(run.job)) else "unknown" for run in submitted.runs]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
 
 def _tell(
