@@ -194,14 +194,6 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             return prepare_command(
                 args.recipe, args.overrides, on=args.on, show=args.show, tiny=args.tiny, as_json=args.json
             )
-        case "submit":
-            from launcher.commands.submitting import submit_command
-
-            return submit_command(
-                args.target, args.overrides, on=args.on, sweeps=args.sweep, dry_run=args.dry_run,
-                tiny=args.tiny, output_dir=args.output_dir, detach=args.detach, follow=args.follow,
-                cancel=args.cancel, as_json=args.json,
-            )  # fmt: skip
         case "validate":
             from launcher.commands.planning import validate_command
 
@@ -228,8 +220,20 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             from launcher.commands.running import generate_command
 
             return generate_command(args.run_dir, args.prompt, args.max_new_tokens)
+        case "submit":
+            return _submit(args)
         case _:
             return _dispatch_knowledge(args)
+
+
+def _submit(args: argparse.Namespace) -> Outcome:
+    from launcher.commands.submitting import submit_command
+
+    return submit_command(
+        args.target, args.overrides, on=args.on, sweeps=args.sweep, dry_run=args.dry_run,
+        tiny=args.tiny, output_dir=args.output_dir, detach=args.detach, follow=args.follow,
+        cancel=args.cancel, as_json=args.json,
+    )  # fmt: skip
 
 
 def _dispatch_run(args: argparse.Namespace) -> Outcome:

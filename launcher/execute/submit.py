@@ -128,7 +128,7 @@ def read_submitted(folder: Path) -> Submitted:
             )
             first = runs[0].log.parent.parent
             return Submitted(first, found["recipe"], found["jobs"]["prepare"], found["jobs"]["run"], runs)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             message = f"cannot be read: {error}"

@@ -49,7 +49,7 @@ def test_the_text_of_a_dry_run_has_every_script(capsys):
     [
         (["--on", "8xA100-80GB"], 4, "no `sbatch` is on this machine"),
         (["--dry-run"], 2, "a job needs to know its hardware"),
-        (["--on", "1x8GB", "--dry-run", "--set", "precision=fp32"], 3, "does not fit"),
+        (["--on", "1x8GB", "--dry-run", "--set", "precision=fp32"], 3, "nothing fits 1x8GB"),
         (["--on", "8xA100-80GB", "--dry-run", "--set", "launch.slurm.time=2"], 2, "nothing would be trained"),
         (["--on", "8xA100-80GB", "--dry-run", "--sweep", "seed"], 2, "cannot read --sweep 'seed'"),
         (["--on", "8xA100-80GB", "--dry-run", "--output-dir", "a$b"], 2, "in the name of a log"),
