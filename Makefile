@@ -36,9 +36,12 @@ test-full: $(STAMP) ## the tests that `test` leaves out
 
 # One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
 test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (at most 10 minutes)
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v slurmctld >/dev/null; then \
-	  apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install --yes --no-install-recommends \
-	    slurm-wlm munge shellcheck openssh-server pdsh iproute2; fi
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
+	    command -v $$program >/dev/null || missing=1; done; \
+	  if [ -n "$$missing" ]; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
+	    apt-get -q install --yes --no-install-recommends \
+	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck; fi; fi
 	$(BIN)/pytest -m cluster -rs tests
 
 check: $(STAMP) ## lint, format, types, import layers

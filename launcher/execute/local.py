@@ -146,8 +146,8 @@ def _write_try(
     except OSError as error:
         raise unwritable(run_dir, error) from error
     if group is not None:
-        plan = run_dir / "plan.json"
-        group.look({str(plan): digest_of(plan), bundle.plan.python: None})
+        plan, python = run_dir / "plan.json", bundle.plan.python
+        group.look({str(plan): digest_of(plan), **({python: None} if Path(python).is_absolute() else {})})
 
 
 def _order(

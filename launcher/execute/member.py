@@ -87,7 +87,8 @@ class MemberPeers:
 
     def lose(self, why: str) -> None:
         """For the channel's thread: the head is lost."""
-        self.gone = self.vanished = f"the first machine, {self._head}, was lost: {why}"
+        if not self.gone:
+            self.gone = self.vanished = f"the first machine, {self._head}, was lost: {why}"
 
     def _write_stacks(self) -> None:
         watch = self.watch
