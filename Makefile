@@ -42,7 +42,7 @@ test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (at mos
 	  if [ -n "$$missing" ]; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
 	    apt-get -q install --yes --no-install-recommends \
 	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck; fi; fi
-	$(BIN)/pytest -m cluster -rs tests
+	$(BIN)/pytest -m cluster -rs tests/cluster tests/hosts
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .
