@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from launcher.commands.gather import find_hardware
-from launcher.errors import RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.facts.place import Place
 from launcher.facts.queue import node_address
 from launcher.facts.slurm import (
@@ -19,6 +19,16 @@ from launcher.facts.slurm import (
 )
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.text import shell_word
+
+
+def refuse_hostfile() -> None:
+    """RecipeError (2) in one of several tasks of a step: each would start all machines of a hostfile."""
+    allocation = read_allocation(os.environ)
+    if allocation is None or allocation.step is None or allocation.tasks == 1:
+        return
+    message = f"each of the {allocation.tasks} tasks of srun would start all machines of the hostfile"
+    hint = "take it away for Slurm (--set launch.hostfile=null), or start the run once, without srun"
+    raise RecipeError(Problem("slurm-hostfile", message, path="launch.hostfile", hint=hint))
 
 
 def allocated(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.commands.allocation import allocated
+from launcher.commands.allocation import allocated, refuse_hostfile
 from launcher.commands.gather import find_hardware, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.group import Group
@@ -64,6 +64,7 @@ def find_gathering(
             raise RecipeError(Problem("usage", message))
         return Gathering(rendezvous(loaded, on, node_rank, master_addr))
     if loaded.recipe.launch.hostfile is not None and not alone:
+        refuse_hostfile()
         return _of_hostfile(loaded, on, loaded.recipe.launch.hostfile)
     if alone == "--dry-run":
         return None

@@ -16,7 +16,7 @@ from launcher.commands.room import check_room
 from launcher.commands.sweeping import Values, combine, folder_name, said, swept_overrides
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.execute.run_dir import default_run_dir, unwritable, write_file, write_run_dir
-from launcher.execute.submit import Submitted, submit_scripts
+from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
 from launcher.facts.hardware import Hardware
 from launcher.facts.queue import has_slurm
 from launcher.plan.planner import make_plan
@@ -28,6 +28,7 @@ from launcher.render.slurm import (
     PREPARE,
     SUBMITTED,
     Submission,
+    check_devices,
     check_warning,
     render_array,
     render_job,
@@ -70,6 +71,7 @@ def submit_command(
     say = note if as_json else echo
     if follow or cancel:
         return cancel_command(target) if cancel else follow_command(target, say)
+    _refuse_run_dir(Path(target))
     if not dry_run:
         _require_slurm()
     configurations, folder = _configurations(target, overrides, on, sweeps, tiny, output_dir, dry_run=dry_run)
@@ -78,7 +80,7 @@ def submit_command(
     for warning in _warnings(job):
         note(warning)
     scripts = _scripts(job, configurations, folder)
-    _check_times(job, configurations)
+    _check_job(job, configurations)
     heard = _ask_slurm(first.loaded, job, scripts) if has_slurm() else []
     if not heard:
         note("no Slurm is on this machine: its own checks of the job scripts were not made")
@@ -94,6 +96,13 @@ def submit_command(
     if detach:
         return Outcome({"folder": str(folder), **submitted.to_json()}, "")
     return follow_submitted(submitted, say)
+
+
+def _refuse_run_dir(target: Path) -> None:
+    if any((target / name).is_file() for name in (RECORD, SWEEP)):
+        message = f"a job was submitted from {target} already"
+        hint = f"--follow follows it, --cancel ends it; `sbatch {target / JOB}` starts it again by hand"
+        raise RecipeError(Problem("already-submitted", message, hint=hint))
 
 
 def _require_slurm() -> None:
@@ -237,11 +246,16 @@ def _unlike_data(configurations: Sequence[Configuration]) -> list[str]:
 _NOT_DATA = ("trainer.", "adapter.", "sharding.", "launch.", "deepspeed.", "fsdp.", "runtime.", "precision")
 
 
-def _check_times(job: Submission, configurations: Sequence[Configuration]) -> None:
+def _check_job(job: Submission, configurations: Sequence[Configuration]) -> None:
     longest = max((c.bundle.plan for c in configurations), key=warning_seconds)
-    problem = check_warning(job, longest)
-    if problem is not None:
-        raise RecipeError(placed(problem, configurations[0].loaded))
+    loaded = configurations[0].loaded
+    found = [check_warning(job, longest), check_devices(job)]
+    if loaded.recipe.launch.hostfile is not None:
+        hint = "take it away for Slurm: --set launch.hostfile=null"
+        message = "names the machines, which Slurm chooses"
+        found.append(Problem("slurm-hostfile", message, path="launch.hostfile", hint=hint))
+    if problems := [placed(problem, loaded) for problem in found if problem is not None]:
+        raise RecipeError(problems)
 
 
 def _ask_slurm(loaded: LoadedRecipe, job: Submission, scripts: Mapping[str, str]) -> list[str]:

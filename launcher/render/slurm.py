@@ -120,6 +120,32 @@ def check_warning(job: Submission, plan: Plan) -> Problem | None:
     return Problem("slurm-time", message, path="launch.slurm.time", hint="ask for more time")
 
 
+def check_devices(job: Submission) -> Problem | None:
+    """The problem of a number of devices in gpus_per_node or gres that is not the plan's."""
+    key = "gres" if job.slurm.gres is not None else "gpus_per_node"
+    asked = getattr(job.slurm, key)
+    if asked is None:
+        return None
+    if job.hardware.is_cpu:
+        message = f"is {asked}, and the plan is for CPUs"
+        return Problem("slurm-devices", message, path=f"launch.slurm.{key}", hint="leave it out")
+    count = sum(
+        _count_of(entry) for entry in str(asked).split(",") if key != "gres" or entry.startswith("gpu")
+    )
+    if count == job.hardware.devices_per_node:
+        return None
+    message = f"is {asked}, and the plan is for {job.hardware.devices_per_node} device(s) of each node"
+    return Problem(
+        "slurm-devices", message, path=f"launch.slurm.{key}", hint="`hardware` or --on says how many"
+    )
+
+
+def _count_of(entry: str) -> int:
+    """Devices of `8`, `a100:8`, `gpu:a100:8`, `gpu`: the number behind the last colon, else one."""
+    last = entry.rpartition(":")[2]
+    return int(last) if last.isdigit() else 1
+
+
 def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:
     """The options of a job that trains."""
     slurm, hardware = job.slurm, job.hardware

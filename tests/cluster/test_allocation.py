@@ -61,3 +61,11 @@ def test_a_batch_script_of_one_node_runs_without_srun_and_says_so(cluster, recip
                       f"effilaunch run {tmp_path}/absent.yaml\n")  # fmt: skip
     cluster.run("sbatch", "--wait", "-N1", "-t2", f"-o{log}", str(script), check=False)
     assert "nothing was started" in log.read_text()
+
+
+def test_a_hostfile_under_srun_is_refused_by_every_task(cluster, recipe, base):
+    (base / "hosts").write_text("n1 slots=1\nn2 slots=1\n")
+    path = recipe("launch: {hostfile: hosts}\n")
+    done = cluster.run("srun", "-N2", "effilaunch", "run", str(path), "--on", "2x1xcpu", check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("each of the 2 tasks of srun would start all machines") == 2

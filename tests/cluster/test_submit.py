@@ -44,6 +44,8 @@ def test_prepare_and_train_run_what_was_submitted(cluster, recipe, tmp_path, mon
     path.write_text(given)
     assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 2
     assert "is not empty" in capfd.readouterr().err
+    assert main(["submit", str(run_dir)]) == 2
+    assert "was submitted from" in capfd.readouterr().err
 
 
 REFUSED = [
