@@ -24,13 +24,13 @@ from launcher.execute.failed import run_failure
 from launcher.execute.run_dir import MARKER
 from launcher.execute.submit import Run, Submitted
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.queue import ENDED, Job, read_jobs
+from launcher.facts.queue import ENDED, PASSING, Job, read_jobs
 from launcher.render.slurm import START
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """The controller serves all users: it is asked rarely while nothing changes."""
 _CERTAIN = 3
-"""So often in a row a job must be gone, or stuck, before that is told."""
+"""So often in a row a job must be gone, or stuck, or in a state that may pass, before that counts."""
 _WAITS = {
     "Resources": "waits for free nodes",
     "Priority": "waits behind jobs of higher priority",
@@ -67,6 +67,7 @@ _FAILED = {
     "OUT_OF_MEMORY": "Slurm killed the job for its memory (launch.slurm.mem)",
     "DEADLINE": "the job reached its deadline",
     "REVOKED": "the job was revoked",
+    "PREEMPTED": "the job had to make room for another one, and was not requeued",
 }
 _CODES: Mapping[int, type[EffilaunchError]] = {2: RecipeError, 3: DoesNotFit, 4: MachineError}
 _ERROR = re.compile(r"^(?:\d+: )?error: (.+)$")
@@ -79,6 +80,7 @@ class _Seen:
     said: str = ""
     gone: int = 0
     stuck: int = 0
+    ended: int = 0
     metrics: int = 0
     """Bytes of metrics.jsonl that were told."""
 
@@ -109,7 +111,8 @@ def follow(
             else:
                 state.gone = 0
                 _check_stuck(submitted, job, state)
-                if job.state in ENDED:
+                state.ended = state.ended + 1 if job.state in ENDED else 0
+                if state.ended >= (_CERTAIN if job.state in PASSING else 1):
                     ended[number] = job
         if submitted.is_sweep and (counts := _counts(submitted, found, ended)) != told:
             told, spoke = counts, True

@@ -73,9 +73,11 @@ class Job:
 
 ENDED = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
-    "REVOKED",
+    "REVOKED", "PREEMPTED",
 )  # fmt: skip
-"""States after which nothing follows. A preempted job is requeued, or cancelled."""
+"""States after which nothing follows, but for those of PASSING."""
+PASSING = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED")
+"""Shown for a moment also of a job that is requeued."""
 
 
 def has_slurm() -> bool:

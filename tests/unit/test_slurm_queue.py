@@ -105,6 +105,15 @@ def test_following_tells_each_change_once(tmp_path, monkeypatch):
     ]
 
 
+def test_a_state_that_a_requeued_job_passes_is_no_end(tmp_path, monkeypatch):
+    passing = [Job("4", "NODE_FAIL"), Job("4", "PREEMPTED"), Job("4", "RUNNING", nodes="n1")]
+    states = [*passing, *[Job("4", "PREEMPTED")] * 3]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    assert follow(submission(tmp_path), lambda line: None)["4"].state == "PREEMPTED"
+    assert states == []
+
+
 @pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied"])
 def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason):
     monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": Job("4", "PENDING", reason)})
@@ -143,6 +152,7 @@ def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
         (Job("4", "CANCELLED", code=0, signal=15), "", Interrupted, "the job was cancelled"),
         (Job("4", "TIMEOUT", code=0), "", RunFailed, "reached its time limit"),
         (Job("4", "NODE_FAIL", code=0), "", RunFailed, "a node of the job failed"),
+        (Job("4", "PREEMPTED", code=0), "", RunFailed, "make room for another one"),
         (Job("4", "OUT_OF_MEMORY", code=0), "", RunFailed, "launch.slurm.mem"),
     ],
 )
