@@ -82,6 +82,15 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
     doctor.add_argument(
         "--bundle", metavar="FILE", nargs="?", const="", help="write a redacted report for a bug tracker"
     )
+    doctor.add_argument(
+        "--rehearse", action="store_true",
+        help="start the recipe's run with measurements in the place of training: all-reduce, links, a save",
+    )  # fmt: skip
+    doctor.add_argument(
+        "--seconds", metavar="N", type=float, help="of all-reduce in a rehearsal (default 20)"
+    )
+    doctor.add_argument("--output-dir", metavar="D", help="the rehearsal's directory")
+    _add_overrides(doctor)
 
 
 def _add_checks(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -206,9 +215,17 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
 
             return lint_command(args.files, args.recipe, fix=args.fix)
         case "doctor":
-            from launcher.commands.doctoring import doctor_command
+            from launcher.commands.doctoring import check_usage, doctor_command
 
-            return doctor_command(args.recipe, args.on, args.bundle)
+            check_usage(args)
+            if not args.rehearse:
+                return doctor_command(args.recipe, args.on, args.bundle, args.overrides)
+            from launcher.commands.rehearsing import rehearse_command
+
+            return rehearse_command(
+                args.recipe, args.overrides, on=args.on, seconds=args.seconds,
+                output_dir=args.output_dir, as_json=args.json,
+            )  # fmt: skip
         case "diagnose":
             from launcher.commands.diagnosing import diagnose_command
 
