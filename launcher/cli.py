@@ -54,6 +54,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="continue from a checkpoint; auto: from the newest whole one, else begin",
     )
     run.add_argument("--output-dir", metavar="D", help="the run directory")
+    run.add_argument(
+        "--node-rank", metavar="R", type=int, help="this machine's number, where each is started by hand"
+    )
+    run.add_argument("--master-addr", metavar="HOST[:PORT]", help="the machine with --node-rank 0")
     views = plan.add_mutually_exclusive_group()
     views.add_argument(
         "--explain", metavar="PATH", nargs="?", const="",
@@ -164,6 +168,7 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             return run_command(
                 args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
                 resume=args.resume, output_dir=args.output_dir, as_json=args.json,
+                node_rank=args.node_rank, master_addr=args.master_addr,
             )  # fmt: skip
         case "plan":
             from launcher.commands.planning import plan_command

@@ -21,6 +21,7 @@ from launcher.execute.adapted import (
     write_next_try,
 )
 from launcher.execute.failed import KnownFailure
+from launcher.execute.group import Group
 from launcher.execute.local import execute
 from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
 from launcher.execute.run_dir import DISK_FULL, UNWRITABLE, locked
@@ -78,13 +79,15 @@ def run_tries(
     say: Callable[[str], None],
     limits: Limits | None = None,
     first_pause_s: float = FIRST_PAUSE_S,
+    group: Group | None = None,
 ) -> tuple[Plan, dict[str, Any]]:
     """Execute a written run directory; the plan that finished, and its result.json.
 
     A try that ran out of memory is followed by one with less (on_oom: adapt), one that failed by something
     that may pass by the same again (launch.max_restarts). loaded, facts: what the first plan was made from,
-    before anything was adapted. limits, first_pause_s: how patient the supervisor is. Raises as `execute`;
-    after tries the RunFailed says what was tried. RecipeError when another run holds the directory.
+    before anything was adapted. limits, first_pause_s: how patient the supervisor is. group: the other
+    members of the job, which take part in every try. Raises as `execute`; after tries the RunFailed says what
+    was tried. RecipeError when another run holds the directory.
     """
     record = read_record(run_dir)
     prepare = True
@@ -97,7 +100,7 @@ def run_tries(
                 with _beginning_again(failed):
                     result = execute(
                         bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume,
-                        echo=say, prepare=prepare, limits=limits, lock=lock,
+                        echo=say, prepare=prepare, limits=limits, lock=lock, group=group,
                     )  # fmt: skip
             except _CannotBeginAgain:
                 raise

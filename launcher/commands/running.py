@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.gather import data_problems, gather
+from launcher.commands.gathering import await_members, digest_of_request, gathered, rendezvous, take_part
 from launcher.commands.planning import bundle_json
 from launcher.commands.resuming import (
     Beginning,
@@ -29,6 +30,7 @@ from launcher.doctor.needs import needed_modules
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.adapted import Record, read_record, with_record
 from launcher.execute.failed import KnownFailure
+from launcher.execute.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import MARKER, written
@@ -55,14 +57,40 @@ def run_command(
     resume: str | None,
     output_dir: str | None,
     as_json: bool,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
 ) -> Outcome:
-    """Plan, write the run directory, start the workers, and return what they measured."""
+    """Plan, write the run directory, start the workers, and return what they measured.
+
+    node_rank, master_addr: of this machine and of the first one, where the command is started on several.
+    """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
+    place = None if dry_run else rendezvous(loaded, on, node_rank, master_addr)
+    asked = digest_of_request(loaded, on=on, tiny=tiny, resume=resume)
+    if place is not None and not place.is_head:
+        return take_part(place, asked, say)
     if not (dry_run or tiny):
         absent = data_problems(loaded)
         if absent:
             raise RecipeError(absent)
+    with gathered(place, asked, say) as group:
+        return _run(
+            loaded, group, say, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
+        )
+
+
+def _run(
+    loaded: LoadedRecipe,
+    group: Group | None,
+    say: Callable[[str], None],
+    *,
+    on: str | None,
+    dry_run: bool,
+    tiny: bool,
+    resume: str | None,
+    output_dir: str | None,
+) -> Outcome:
     given = Path(loaded.path)
     planned, facts = gather(loaded, on, tiny=tiny)
     begins = beginning(given, resume, output_dir)
@@ -80,11 +108,13 @@ def run_command(
         return Outcome({**bundle_json(bundle), "run_dir": str(run_dir)}, text)
     if (before := finished_result(begins, bundle, say)) is not None:
         return _outcome(loaded, run_dir, before)
-    devices = check_machine(bundle.plan)
+    if group is not None:
+        await_members(group, say)
+    devices = check_machine(bundle.plan) if group is None else check_machine(bundle.plan, group)
     check_room(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
     check_data(begins, bundle, say)
-    start = partial(run_tries, planned, facts, bundle, run_dir, devices=devices, say=say)
+    start = partial(run_tries, planned, facts, bundle, run_dir, devices=devices, say=say, group=group)
     try:
         finished, result = _hold_and(start, begins, resumption, bundle, record, say)
     except KnownFailure as failure:
@@ -140,18 +170,23 @@ def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> Kno
     return KnownFailure(replace(problem, hint=hint), failure.finding)
 
 
-def check_machine(plan: Plan) -> str:
-    """The device ids to use; MachineError (4) when this machine cannot run the plan."""
+def check_machine(plan: Plan, group: Group | None = None) -> str:
+    """The device ids to use; MachineError (4) when a machine cannot run the plan."""
     require_modules(needed_modules(plan))
     hardware = plan.hardware
-    if hardware.num_nodes > 1:
+    if hardware.num_nodes != (1 if group is None else group.place.num_nodes):
+        here = "this is one" if group is None else f"{group.place.num_nodes} take part"
         raise MachineError(
             Problem(
                 "several-machines",
-                f"{hardware.label} asks for {hardware.num_nodes} machines; run starts the processes of one",
-                hint="use --dry-run for the bundle, or --on with one node",
+                f"{hardware.label} asks for {hardware.num_nodes} machine(s), and {here}",
+                hint="name the machines in a file (launch.hostfile), or start the same command on each with "
+                "--node-rank and --master-addr, or start it in a Slurm job with srun; --dry-run writes the "
+                "bundle, --on names other hardware",
             )
         )
+    if group is not None:
+        group.check(hardware)
     if hardware.is_cpu:
         return ""
     visible = probe.visible_devices()

@@ -95,6 +95,14 @@ def _where(run_dir: Path, stopped: dict[str, Any] | None, killed: str) -> str:
     return f"{how} before its first checkpoint"
 
 
+def saved_at(run_dir: Path) -> str:
+    """Of a run that was ended without a signal from outside: what it stopped with, in words."""
+    stopped = read_stopped(run_dir)
+    if stopped is None or not stopped.get("checkpoint"):
+        return ""
+    return f"its ranks stopped after step {stopped.get('step')}, with {stopped['checkpoint']}"
+
+
 def lost_ranks(run_dir: Path, ended: Ended, watch: Watch) -> tuple[str, int | None]:
     """What became of the ranks that vanished, one sentence; and their exit code, None where nobody tells.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.execute.guard import guarded
 from launcher.execute.log_file import LogFile, unwritable_by
 from launcher.execute.output import Output
+from launcher.execute.peers import Part, Peers, Said
 from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.stacks import Stack, read_stacks
@@ -32,6 +33,8 @@ _HELD_S = 1.0
 """So long a traceback waits to be shown: within that a lost rank is noticed, of which it may only speak."""
 _STACKS_S = 2.0
 """So long a rank has to write where it stands."""
+VANISHED_S = 25.0
+"""After a machine was lost: ranks that can still agree have so long to save, then they are killed."""
 _LAST_LINES_S = 2.0
 """After everything ended: a pipe that is still open then is held by somebody else."""
 
@@ -56,6 +59,8 @@ class Start:
     """None for a process without ranks."""
     judge_step: Callable[[float], str] = lambda step_s: ""
     """What to tell the user of a step that takes so long; asked once, when the ranks know it."""
+    peers: Peers | None = None
+    """The other machines of the run; None where it has this one alone."""
     own_stderr: bool = False
     """In a terminal the process writes its stderr there itself, so that its bars can move."""
 
@@ -71,8 +76,12 @@ class Ended:
     """Why this process killed what was left; empty where it did not."""
     watch: Watch | None = None
     hang: Hang | None = None
+    stopped_elsewhere: bool = False
+    """Whether `stopped_by` came to another machine of the run."""
     asked: bool = False
     """Whether this process told ranks to stop whose launcher had ended."""
+    elsewhere: Mapping[str, Part] = field(default_factory=dict)
+    """Other machines of the run -> how their part of it went."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
 
@@ -146,6 +155,8 @@ class _Following:
     _over: bool = False
     _step_judged: bool = False
     _disk_told: bool = False
+    _vanished_told: bool = False
+    _killed_for: str = ""
 
     def until_it_ends(self) -> None:
         """Return when the launcher and all that it started have ended, or had to be killed."""
@@ -155,6 +166,7 @@ class _Following:
         self._look()
         if not self._over:
             self._wait_for_the_rest()
+        self._wait_for_the_others()
         # A launcher that says how a rank ended, says it last.
         until = time.monotonic() + _LAST_LINES_S
         while not self.output.ended and time.monotonic() < until:
@@ -168,6 +180,7 @@ class _Following:
         if not self.output.copy(POLL_S) and self.output.ended:
             time.sleep(POLL_S if self.process.poll() is None else _ENDED_POLL_S)
         self._answer_signals()
+        self._answer_peers()
         if time.monotonic() - self._looked >= POLL_S:
             self._look()
             self._answer_trouble()
@@ -189,9 +202,20 @@ class _Following:
                 self._set_limit(leave, "")
             self._turn()
 
+    def _wait_for_the_others(self) -> None:
+        """Nothing runs here any more; the head's loop goes on while ranks run elsewhere."""
+        peers = self.start.peers
+        if peers is None:
+            return
+        self._answer_peers()
+        while peers.running and not self._over:
+            self._turn()
+
     def _look(self) -> None:
         now, watch = time.monotonic(), self.start.watch
         if watch is not None:
+            if self.start.peers is not None:
+                watch.gone = self.start.peers.lost
             watch.look(now - self._looked)
             if watch.lost and self.ended.stopped_by is None:
                 self.output.silence("a rank was lost")
@@ -208,16 +232,55 @@ class _Following:
             self._kill_at, self._why = at, why
 
     def _answer_signals(self) -> None:
-        number = self.stops.first
+        number, peers = self.stops.first, self.start.peers
+        elsewhere = number is None and peers is not None
+        if peers is not None and number is None:
+            number = peers.stop
         if number is None:
             return
         if self.ended.stopped_by is None:
-            self.ended.stopped_by = number
+            self.ended.stopped_by, self.ended.stopped_elsewhere = number, elsewhere
             self._look()
-            self.start.echo(f"{number.name}: {self._stop_workers()}; press Ctrl-C again to stop at once")
+            where = " on another machine" if elsewhere else ""
+            self.start.echo(
+                f"{number.name}{where}: {self._stop_workers()}; press Ctrl-C again to stop at once"
+            )
             self._set_limit(self._stop_s(), f"it took more than {self._stop_s():.0f} s to stop")
         if self.stops.at_once:
             self._kill("it was told to stop at once")
+
+    def _answer_peers(self) -> None:
+        """Tell the other machines what happened here, and obey what they say."""
+        peers = self.start.peers
+        if peers is None:
+            return
+        self._tell()
+        if peers.vanished and not self._vanished_told:
+            self._vanished_told = True
+            self.start.echo(f"{peers.vanished}: ending the ranks of this machine")
+            self._stop_workers()
+            self._set_limit(VANISHED_S, peers.vanished)
+        if peers.end and not self._over:
+            self._kill(peers.end)
+
+    def _tell(self) -> None:
+        peers, watch = self.start.peers, self.start.watch
+        if peers is None:
+            return
+        lost = () if watch is None else tuple(rank for rank in watch.lost if watch.is_own(rank))
+        stop = None if self.ended.stopped_elsewhere else self.ended.stopped_by
+        peers.tell(Said(stop, self._own_trouble(), lost, self._killed_for))
+
+    def _own_trouble(self) -> str:
+        """Why the ranks of the other machines wait in vain for those of this one."""
+        watch, code = self.start.watch, self.process.poll()
+        if watch is not None and watch.lost:
+            return f"rank {min(watch.lost)} was lost"
+        if watch is not None and watch.failed:
+            return f"rank {watch.failed[0]} failed"
+        if self.ended.hang is not None:
+            return "the run made no progress"
+        return f"the launcher ended with exit code {code}" if code and self.ended.stopped_by is None else ""
 
     def _stop_workers(self) -> str:
         """Ask all ranks to stop; what they will do. Their launcher, asked, would kill them after 30 s."""
@@ -236,14 +299,19 @@ class _Following:
 
     def _living_workers(self) -> list[int]:
         watch = self.start.watch
-        return [] if watch is None else [s.pid for s in watch.living.values() if is_alive(s)]
+        if watch is None:
+            return []
+        return [s.pid for rank, s in watch.living.items() if watch.is_own(rank) and is_alive(s)]
 
     def _answer_trouble(self) -> None:
         """A rank is gone: its launcher ends the others, or they are killed, in the end the launcher too."""
-        watch = self.start.watch
-        if watch is None or not watch.in_trouble:
+        watch, peers = self.start.watch, self.start.peers
+        elsewhere = peers is not None and bool(peers.trouble)
+        if watch is None or not (watch.in_trouble or elsewhere):
             return
-        if not watch.failed and self._disk_is_full(watch, "its launcher knows whether a rank is lost"):
+        if not (watch.failed or elsewhere) and self._disk_is_full(
+            watch, "its launcher knows whether a rank is lost"
+        ):
             return  # one that has ended well could not say so
         if self._trouble_at is None:
             self._trouble_at = time.monotonic()
@@ -262,7 +330,9 @@ class _Following:
             return
         self.ended.hang = hang
         self.start.echo(f"no progress for {hang.seconds:.0f} s: asking each rank where it stands")
-        self.ended.stacks = read_stacks(watch.run_dir, hang.statuses, _STACKS_S)
+        if self.start.peers is not None:
+            self.start.peers.ask_stacks()
+        self.ended.stacks = read_stacks(watch.run_dir, hang.statuses, _STACKS_S, watch.is_own)
         if self.when_hanging is not None:
             self.when_hanging()
         self._kill("it made no progress")
@@ -276,7 +346,8 @@ class _Following:
         return full is not None
 
     def _kill(self, why: str) -> None:
-        self._over = True
+        self._over, self._killed_for = True, why or "nothing was left to wait for"
+        self._tell()
         if self._living_workers() or self.process.poll() is None:  # else only what they had started was left
             self.ended.killed = why
         left = kill_all(self.token)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -15,10 +12,11 @@ from typing import Any
 
 from launcher.diagnose.findings import Finding
 from launcher.diagnose.run_dir import LOST
+from launcher.errors import RunFailed
+from launcher.execute.binding import Bound, Order, bind_order, fill, whole_environment
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.converting import show_start
-from launcher.execute.endings import STOPPED, interruption, was_stopped
-from launcher.execute.environment import mend_environment
+from launcher.execute.endings import STOPPED, interruption, saved_at, was_stopped
 from launcher.execute.failed import (
     PREPARE_LOG,
     failures_while_stopping,
@@ -27,18 +25,21 @@ from launcher.execute.failed import (
     supervised_failure,
 )
 from launcher.execute.following import Ended, Start, follow
+from launcher.execute.group import Group
 from launcher.execute.guard import WORKERS_LEAVE_S
-from launcher.execute.run_dir import MARKER, record_bound, unwritable
+from launcher.execute.run_dir import MARKER, record_bound, unwritable, write_file
+from launcher.execute.shared import digest_of, prepared_data
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts.oom_kills import read_oom_kills
+from launcher.facts.place import Place
 from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
-from launcher.recipe.env import resolve_env
 from launcher.render.bundle import Bundle
+from launcher.render.command import HOSTFILE, render_hostfile
 
-RESUME = "EFFILAUNCH_RESUME"
-"""Tells the workers which checkpoint they go on from."""
+ALONE = Place("", 0, 1, 1, 0, 1, 0, "", 0)
+"""Where there is one machine."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: what it wrote before stays."""
 LEAST_STOP_S = 60.0
@@ -49,51 +50,41 @@ _TRY = "==== try "
 
 def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
     """The bundle's two argvs (prepare, launch) and environment with the late values in place."""
-    names = re.compile("{(" + "|".join(map(re.escape, values)) + ")}")
-
-    def fill(text: str) -> str:  # in one pass: a folder may be called {devices}
-        return names.sub(lambda found: values[found[1]], text)
-
-    prepare, command = ([fill(word) for word in words] for words in (bundle.prepare, bundle.command))
-    return prepare, command, {k: fill(v) for k, v in bundle.env.items()}
+    env = dict(zip(bundle.env, fill(tuple(bundle.env.values()), values), strict=True))
+    return fill(bundle.prepare, values), fill(bundle.command, values), env
 
 
 def prepare_data(
-    bundle: Bundle, run_dir: Path, *, samples: int | None = None, echo: Callable[[str], None]
+    bundle: Bundle,
+    run_dir: Path,
+    *,
+    samples: int | None = None,
+    echo: Callable[[str], None],
+    group: Group | None = None,
 ) -> None:
     """Prepare the data of a written run directory, in a process that ends before any rank starts.
 
-    samples: how many of them data.json shall hold; None: as many as a run keeps. Raises as `execute`.
+    samples: how many of them data.json shall hold; None: as many as a run keeps. group: the other members of
+    the job, which wait meanwhile. Raises as `execute`.
     """
-    prepare, _, env = bind(bundle, {"run_dir": str(run_dir), "devices": "", "master_port": "0"})
+    late = {"run_dir": str(run_dir), "devices": "", "master_port": "0", "master_addr": "", "node_rank": "0"}
+    prepare, _, env = bind(bundle, late)
     if samples is not None:
         prepare.append(str(samples))
     log = run_dir / "logs" / PREPARE_LOG
-    full_env, _ = _mended(bundle, env)
+    full_env, _ = whole_environment(env, bundle.plan.value("trainer.report_to"))
     start = Start(
-        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, own_stderr=True
-    )
+        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, own_stderr=True,
+        peers=group,
+    )  # fmt: skip
     ended = follow(start)
+    if group is not None:
+        group.raise_if_over()
     if ended.stopped_by is not None:
         again = "run the command again; what was prepared before stays in the cache"
         raise interruption(run_dir, ended, again=again)
     if ended.code != 0 or not (run_dir / "data.json").is_file():
         raise run_failure(run_dir, ended.code, log.name)
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment under the plan's; references are resolved."""
-    full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
-    # ninja and the launchers' children are looked up beside this interpreter.
-    full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
-    return full
-
-
-def _mended(bundle: Bundle, env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The whole environment of the workers, and what was changed in it."""
-    full = _environment(env)
-    added, notes = mend_environment(full, bundle.plan.value("trainer.report_to"))
-    return {**full, **added}, notes
 
 
 def execute(
@@ -107,43 +98,66 @@ def execute(
     prepare: bool = True,
     limits: Limits | None = None,
     lock: int | None = None,
+    group: Group | None = None,
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
     `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
     run directory has its data.json already. lock: descriptor of the run directory's lock, where it is held.
+    group: the other members of the job, where the plan is for several machines: they start their part of it.
     Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
     RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
     MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
     after a signal that asks to stop. No process that it started outlives this call, whatever ends it.
     """
-    bound = {"master_port": str(master_port), "run_dir": str(run_dir), "devices": devices}
-    _, argv, env = bind(bundle, bound)
+    order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
+    ids = [device for device in devices.split(",") if device]
+    bound = bind_order(order, ALONE if group is None else group.place, ids)
     try:
-        _begin_try(run_dir, bound, argv, resume)
+        _begin_try(run_dir, _recorded(order, devices, bound, group), resume)
         show_start(bundle, run_dir, resume)
+        if group is not None:
+            write_hostfile(bundle.plan, run_dir, group)
     except OSError as error:
         raise unwritable(run_dir, error) from error
-    full_env, notes = _mended(bundle, env)
-    for note in notes:
+    for note in bound.notes:
         echo(note)
+    if group is not None:
+        group.look({str(run_dir / "plan.json"): digest_of(run_dir / "plan.json"), bundle.plan.python: None})
     if prepare:
-        prepare_data(bundle, run_dir, echo=echo)
-    for build_lock in remove_stale_locks(full_env):
+        prepare_data(bundle, run_dir, echo=echo, group=group)
+    for build_lock in remove_stale_locks(bound.env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
-    full_env.pop(RESUME, None)  # one that the user's shell has from elsewhere
-    if resume is not None:
-        full_env[RESUME] = resume
-    watch = _watch(bundle.plan, run_dir, limits or Limits())
+    watch = _watch(bundle.plan, run_dir, order.limits, group)
     start = Start(
-        argv, full_env, run_dir / "logs" / "launcher.log", echo,
-        stop_s=max(LEAST_STOP_S, 2 * watch.save_s) + 5.0, orphaned_s=WORKERS_LEAVE_S,
-        master_port=master_port, lock=lock, watch=watch, judge_step=partial(slow_step_word, bundle.plan),
+        bound.argv, bound.env, run_dir / "logs" / "launcher.log", echo,
+        stop_s=order.stop_s, orphaned_s=WORKERS_LEAVE_S, master_port=master_port, lock=lock, watch=watch,
+        judge_step=partial(slow_step_word, bundle.plan), peers=group,
     )  # fmt: skip
-    return _outcome(run_dir, start)
+    if group is None:
+        return _outcome(run_dir, start)
+    group.look(prepared_data(run_dir))
+    group.begin(order)
+    echo(group.described(bound.interface))
+    return _outcome(run_dir, start, group)
 
 
-def _outcome(run_dir: Path, start: Start) -> dict[str, Any]:
+def _order(
+    bundle: Bundle, run_dir: Path, master_port: int, resume: str | None, limits: Limits, group: Group | None
+) -> Order:
+    """This try, as every machine starts its part of it."""
+    plan = bundle.plan
+    save_s = _stop_seconds(plan)
+    return Order(
+        str(run_dir), bundle.command, bundle.worker, bundle.env,
+        master_addr="127.0.0.1" if group is None else group.address_for(), master_port=master_port,
+        num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
+        on_gpus=not plan.hardware.is_cpu, report_to=plan.value("trainer.report_to"),
+        stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
+    )  # fmt: skip
+
+
+def _outcome(run_dir: Path, start: Start, group: Group | None = None) -> dict[str, Any]:
     """Run the ranks to their end; result.json, or the error that says how they ended."""
     known: Sequence[Finding] = ()
 
@@ -155,26 +169,58 @@ def _outcome(run_dir: Path, start: Start) -> dict[str, Any]:
     remove_shared_buffers(start.master_port)
     try:
         ended: Ended = follow(start, look_before_the_kill)
+        if group is not None:
+            group.await_ended()
+            ended.elsewhere = group.parts()
     finally:
         remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
+    if group is not None and group.vanished:
+        raise RunFailed(group.lost_problem(saved_at(run_dir)))
     failed = failures_while_stopping(run_dir)
     if ended.stopped_by is not None or (not failed and was_stopped(run_dir, ended)):
         raise interruption(run_dir, ended, failed=failed)
     raise supervised_failure(run_dir, ended, before, known)
 
 
-def _watch(plan: Plan, run_dir: Path, limits: Limits) -> Watch:
-    """What to expect of the ranks."""
+def _stop_seconds(plan: Plan) -> float:
     known = "runtime.stop_seconds" in plan.settings
-    expected = float(plan.value("runtime.stop_seconds")) if known else 0.0
+    return float(plan.value("runtime.stop_seconds")) if known else 0.0
+
+
+def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Watch:
+    """What to expect of the ranks."""
     step = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
-    return Watch(run_dir, float(plan.value("launch.hang_factor")), expected, step, limits)
+    factor = float(plan.value("launch.hang_factor"))
+    watch = Watch(run_dir, factor, _stop_seconds(plan), step, limits)
+    if group is not None:
+        watch.own, watch.others = frozenset(group.place.ranks(plan.hardware.devices_per_node)), True
+    return watch
 
 
-def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], resume: str | None) -> None:
+def _recorded(order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
+    """What was bound late, for environment.json."""
+    values: dict[str, Any] = {
+        "master_port": str(order.master_port), "run_dir": order.run_dir, "devices": devices,
+        "command": bound.argv,
+    }  # fmt: skip
+    if group is not None:
+        values |= {"master_addr": order.master_addr, "node_rank": "0", "interface": bound.interface,
+                   "nodes": group.recorded()}  # fmt: skip
+    return values
+
+
+def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
+    """DeepSpeed's hostfile, in which every machine finds the ids of its own devices."""
+    ids = [int(device) for hello in group.hellos() for device in hello.devices]
+    text = render_hostfile(plan, max(ids, default=0) + 1)
+    if text is not None:
+        write_file(run_dir / HOSTFILE, text)
+
+
+def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
     """Clear away what an earlier try said of itself, and tell in every log which try comes now."""
     logs = run_dir / "logs"
     number = _tries_in(logs / "launcher.log") + 1
@@ -185,7 +231,7 @@ def _begin_try(run_dir: Path, bound: Mapping[str, str], argv: Sequence[str], res
             stream.write(f"{_TRY}{number}, {moment}, {begins} ====\n")
     # Without these sizes an earlier try's errors would be taken for the ones of this.
     written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
-    record_bound(run_dir, {**bound, "command": list(argv), "log_bytes": written})
+    record_bound(run_dir, {**bound, "log_bytes": written})
     stale = [
         run_dir / MARKER,
         run_dir / STOPPED,

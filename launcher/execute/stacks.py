@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -59,11 +59,19 @@ class Stack:
         return str(first) if own in (None, first) else f"{first}, called from {own}"
 
 
-def read_stacks(run_dir: Path, statuses: Mapping[int, RankStatus], wait_s: float) -> dict[int, Stack]:
-    """Ask the ranks for their calls; rank -> what it wrote within `wait_s` seconds, empty where nothing."""
+def read_stacks(
+    run_dir: Path,
+    statuses: Mapping[int, RankStatus],
+    wait_s: float,
+    is_own: Callable[[int], bool] = lambda rank: True,
+) -> dict[int, Stack]:
+    """Ask the ranks for their calls; rank -> what it wrote within `wait_s` seconds, empty where nothing.
+
+    is_own: whether a rank runs on this machine; the others were asked by their own.
+    """
     logs = {rank: run_dir / "logs" / f"rank-{rank}.log" for rank in statuses}
     sizes = {rank: log.stat().st_size if log.is_file() else 0 for rank, log in logs.items()}
-    send([status.pid for status in statuses.values() if is_alive(status)], signal.SIGUSR2)
+    send([s.pid for rank, s in statuses.items() if is_own(rank) and is_alive(s)], signal.SIGUSR2)
     deadline = time.monotonic() + wait_s
     found: dict[int, Stack] = {}
     while time.monotonic() < deadline:

@@ -81,6 +81,12 @@ class Watch:
     step_s: float = 0.0
     """What the plan expects a step to take at most, seconds; 0 where it does not say."""
     limits: Limits = field(default_factory=Limits)
+    own: frozenset[int] | None = None
+    """The ranks of this machine, whose processes are looked at; None: all that run on this host."""
+    others: bool = False
+    """Whether the ranks of other machines are judged, too: what they say, and that they live until `gone`."""
+    gone: frozenset[int] = frozenset()
+    """Ranks elsewhere that vanished, as their machine tells."""
     statuses: dict[int, RankStatus] = field(default_factory=dict)
     lost: dict[int, RankStatus] = field(default_factory=dict)
     """Ranks that vanished without a word: those of the first look that showed any."""
@@ -96,11 +102,22 @@ class Watch:
 
     def look(self, elapsed: float) -> None:
         """Read the statuses anew. elapsed: seconds since the last look."""
-        first = {rank: s for rank, s in read_statuses(self.run_dir).items() if s.host == socket.gethostname()}
-        alive = {rank for rank, status in first.items() if is_alive(status)}
+        first = {rank: s for rank, s in read_statuses(self.run_dir).items() if self._is_watched(rank, s)}
+        alive = {
+            rank for rank, s in first.items() if (is_alive(s) if self.is_own(rank) else rank not in self.gone)
+        }
         # Read behind that: of a rank that no longer lives, this is the last word.
         statuses = read_statuses(self.run_dir)
         self.see({rank: statuses[rank] for rank in first if rank in statuses}, alive, elapsed)
+
+    def is_own(self, rank: int) -> bool:
+        """Whether this machine has started this rank. By its number: two machines may have one name."""
+        return self.own is None or rank in self.own
+
+    def _is_watched(self, rank: int, status: RankStatus) -> bool:
+        if self.own is None:
+            return status.host == socket.gethostname()
+        return self.others or rank in self.own
 
     def see(self, statuses: Mapping[int, RankStatus], alive: Collection[int], elapsed: float) -> None:
         """Take in what the ranks last said, and which of them lived before they were asked."""

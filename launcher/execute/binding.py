@@ -1,0 +1,121 @@
+"""A bundle's command and environment with the late values in place, on the machine that starts them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.execute.environment import mend_environment
+from launcher.execute.supervise import Limits
+from launcher.facts.interfaces import interface_of, own_address_towards
+from launcher.facts.place import Place
+from launcher.recipe.env import resolve_env
+
+RESUME = "EFFILAUNCH_RESUME"
+"""Tells the workers which checkpoint they go on from."""
+INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""Variable -> how it takes a name. NCCL takes one without `=` for the beginning of a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One try of a run as every member starts its part of it. Values are as the bundle has them."""
+
+    run_dir: str
+    command: tuple[str, ...]
+    worker: tuple[str, ...]
+    env: Mapping[str, str]
+    """With `${ENV:…}` as it is written: each machine resolves it, and no secret travels."""
+    master_addr: str
+    """Of the head, as the member reaches it."""
+    master_port: int
+    num_devices: int
+    devices_per_node: int
+    on_gpus: bool
+    report_to: Any
+    stop_s: float
+    save_s: float
+    resume: str | None
+    limits: Limits = field(default_factory=Limits)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Order:
+        limits = Limits(**values["limits"])
+        lists = {name: tuple(values[name]) for name in ("command", "worker")}
+        return Order(**{**values, **lists, "limits": limits})
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What a member starts."""
+
+    argv: list[str]
+    env: dict[str, str]
+    """The whole environment."""
+    interface: str
+    """Over which the machines meet; empty where the user chose."""
+    notes: list[str]
+    """What was changed in the environment, for the user."""
+
+
+def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The words with late values in place, in one pass: a folder may be called {devices}."""
+    names = re.compile("{(" + "|".join(map(re.escape, values)) + ")}")
+    return [names.sub(lambda found: values[found[1]], word) for word in words]
+
+
+def whole_environment(env: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
+    """This process's environment under the plan's, references resolved; and what was changed in it."""
+    full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
+    # ninja and the launchers' children are looked up beside this interpreter.
+    full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
+    added, notes = mend_environment(full, report_to)
+    return {**full, **added}, notes
+
+
+def bind_order(order: Order, place: Place, devices: Sequence[str]) -> Bound:
+    """What this member starts for an order. devices: ids of the GPUs that it may use, none on a CPU.
+
+    OSError where the head's address leads nowhere.
+    """
+    used = devices[: order.devices_per_node]
+    values = {
+        "run_dir": order.run_dir, "devices": ",".join(used), "master_port": str(order.master_port),
+        "master_addr": order.master_addr, "node_rank": str(place.node_rank),
+    }  # fmt: skip
+    env = dict(zip(order.env, fill(tuple(order.env.values()), values), strict=True))
+    if place.is_one_rank:
+        env |= _of_one_rank(order, place, devices)
+    full, notes = whole_environment(env, order.report_to)
+    interface = ""
+    missing = [name for name in INTERFACES if not full.get(name)] if place.members > 1 else []
+    if missing:
+        interface = interface_of(own_address_towards(order.master_addr)) or ""
+        full |= {name: INTERFACES[name].format(interface) for name in missing if interface}
+    full.pop(RESUME, None)  # one that the user's shell has from elsewhere
+    if order.resume is not None:
+        full[RESUME] = order.resume
+    return Bound(fill(order.worker if place.is_one_rank else order.command, values), full, interface, notes)
+
+
+def _of_one_rank(order: Order, place: Place, devices: Sequence[str]) -> dict[str, str]:
+    """What a launcher would tell its one worker."""
+    env = {
+        "RANK": str(place.ranks(order.devices_per_node)[0]), "WORLD_SIZE": str(order.num_devices),
+        "LOCAL_RANK": str(place.local_task), "LOCAL_WORLD_SIZE": str(place.tasks_per_node),
+        "MASTER_ADDR": order.master_addr, "MASTER_PORT": str(order.master_port),
+        "LOCAL_SIZE": str(place.tasks_per_node),  # DeepSpeed's name of LOCAL_WORLD_SIZE
+    }  # fmt: skip
+    if order.on_gpus:
+        # Who gives each task a GPU of its own hides the others: it is number 0 then.
+        own = len(devices) == 1
+        env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), **({"LOCAL_RANK": "0"} if own else {})}
+    return env

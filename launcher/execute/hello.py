@@ -1,0 +1,98 @@
+"""A member's first word: who it is, and what all members must have in common; and what is wrong where not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from launcher import __version__
+from launcher.errors import Problem
+from launcher.facts import probe
+from launcher.facts.hardware import Hardware
+from launcher.facts.place import Place
+from launcher.facts.software import installed_versions
+
+COMPARED = ("effilaunch", "python", "torch", "transformers", "accelerate", "deepspeed", "peft",
+            "bitsandbytes", "datasets", "trl")  # fmt: skip
+"""Packages that must be the same everywhere: they decide what ranks say to each other, and what they save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who a member is."""
+
+    job: str
+    asked: str
+    """A digest of what its user asked for, the same on all machines; empty where nobody asked there."""
+    member: int
+    node_rank: int
+    local_task: int
+    host: str
+    pid: int
+    devices: tuple[str, ...]
+    """Ids of the GPUs that it may use."""
+    versions: Mapping[str, str]
+    """Of COMPARED, what is installed; of Python without the last number."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "hello", **asdict(self)}
+
+    @staticmethod
+    def from_json(message: Mapping[str, Any]) -> Hello:
+        """KeyError or TypeError where it is none."""
+        values = {name: message[name] for name in Hello.__dataclass_fields__}
+        return Hello(**{**values, "devices": tuple(values["devices"])})
+
+
+def own_hello(place: Place, asked: str) -> Hello:
+    """This process's."""
+    installed = installed_versions() | {"effilaunch": __version__}
+    installed["python"] = ".".join(platform.python_version_tuple()[:2])
+    return Hello(
+        place.job, asked, place.member, place.node_rank, place.local_task, socket.gethostname(), os.getpid(),
+        tuple(probe.visible_devices()), {name: installed[name] for name in COMPARED if name in installed},
+    )  # fmt: skip
+
+
+def different_versions(hellos: Sequence[Hello], names: Mapping[int, str]) -> list[Problem]:
+    """A problem for each package that is not the same everywhere. names: member -> what to call it."""
+    problems = []
+    for package in COMPARED:
+        there = {names[h.member]: h.versions.get(package, "none") for h in hellos}
+        if len(set(there.values())) > 1:
+            table = ", ".join(f"{name} {version}" for name, version in there.items())
+            problems.append(
+                Problem(
+                    "versions-differ",
+                    f"{package} is not the same on all machines: {table}",
+                    hint="install the same versions everywhere, best from one environment that all see",
+                )
+            )
+    return problems
+
+
+def missing_devices(hellos: Sequence[Hello], hardware: Hardware, names: Mapping[int, str]) -> list[Problem]:
+    """A problem for each machine with fewer GPUs than the plan counts on."""
+    if hardware.is_cpu:
+        return []
+    by_node: dict[int, list[Hello]] = {}
+    for hello in hellos:
+        by_node.setdefault(hello.node_rank, []).append(hello)
+    problems = []
+    for node in by_node.values():
+        found = len({device for hello in node for device in hello.devices})
+        alone = len(node) > 1 and all(len(hello.devices) == 1 for hello in node)  # each sees its own as 0
+        if not alone and found < hardware.devices_per_node:
+            name = names[node[0].member]
+            problems.append(
+                Problem(
+                    "device-missing",
+                    f"the plan is for {hardware.label}, {name} shows {found} GPUs",
+                    hint="--on or `hardware` names other hardware",
+                )
+            )
+    return problems
