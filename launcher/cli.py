@@ -54,10 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="continue from a checkpoint; auto: from the newest whole one, else begin",
     )
     run.add_argument("--output-dir", metavar="D", help="the run directory")
-    run.add_argument(
-        "--node-rank", metavar="R", type=int, help="this machine's number, where each is started by hand"
-    )
-    run.add_argument("--master-addr", metavar="HOST[:PORT]", help="the machine with --node-rank 0")
+    _add_rendezvous(run)
     views = plan.add_mutually_exclusive_group()
     views.add_argument(
         "--explain", metavar="PATH", nargs="?", const="",
@@ -95,6 +92,7 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
     )
     doctor.add_argument("--output-dir", metavar="D", help="the rehearsal's directory")
     _add_overrides(doctor)
+    _add_rendezvous(doctor)
 
 
 def _add_checks(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -150,6 +148,13 @@ def _add_catalogue(add: Callable[..., argparse.ArgumentParser]) -> None:
     generate.add_argument("run_dir", metavar="RUN_DIR")
     generate.add_argument("prompt", metavar="PROMPT")
     generate.add_argument("--max-new-tokens", type=int, default=64)
+
+
+def _add_rendezvous(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node-rank", metavar="R", type=int, help="this machine's number, where each is started by hand"
+    )
+    parser.add_argument("--master-addr", metavar="HOST[:PORT]", help="the machine with --node-rank 0")
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -228,8 +233,8 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
             from launcher.commands.rehearsing import rehearse_command
 
             return rehearse_command(
-                args.recipe, args.overrides, on=args.on, seconds=args.seconds,
-                output_dir=args.output_dir, as_json=args.json,
+                args.recipe, args.overrides, on=args.on, seconds=args.seconds, output_dir=args.output_dir,
+                as_json=args.json, node_rank=args.node_rank, master_addr=args.master_addr,
             )  # fmt: skip
         case "diagnose":
             from launcher.commands.diagnosing import diagnose_command

@@ -38,7 +38,12 @@ def check_usage(asked: Any) -> None:
     """RecipeError for options of `doctor` that say nothing together. asked: the command line, as argparse
     reads it."""
     options = {"--on": asked.on is not None, "--set": bool(asked.overrides), "--rehearse": asked.rehearse}
-    of_a_rehearsal = {"--seconds": asked.seconds is not None, "--output-dir": asked.output_dir is not None}
+    of_a_rehearsal = {
+        "--seconds": asked.seconds is not None,
+        "--output-dir": asked.output_dir is not None,
+        "--node-rank": asked.node_rank is not None,
+        "--master-addr": asked.master_addr is not None,
+    }
     alone = next((name for name, given in options.items() if given and asked.recipe is None), None)
     if alone is not None:
         why = "starts a recipe's run" if alone == "--rehearse" else "says what a recipe is planned for"

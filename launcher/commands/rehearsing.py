@@ -7,13 +7,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launcher.commands.gather import gather
+from launcher.commands.gathering import await_members, digest_of_request, gathered, rendezvous, take_part
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
+from launcher.execute.group import Group
 from launcher.execute.local import execute
 from launcher.execute.run_dir import MARKER, write_file, written
 from launcher.execute.supervise import Limits
@@ -23,7 +26,7 @@ from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.rehearsal import SECONDS, make_course
-from launcher.recipe.loading import load_recipe
+from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.rehearsal_text import course_line, rehearsal_text
@@ -43,25 +46,64 @@ def rehearse_command(
     seconds: float | None,
     output_dir: str | None,
     as_json: bool,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
     meet_s: float | None = None,
 ) -> Outcome:
     """Rehearse a recipe's run. Exit 4 where a machine, link or save is bad, or a rank did not come; else 0.
 
-    meet_s: how long the last rank is waited for. Raises RecipeError (2), DoesNotFit (3) as planning does,
-    MachineError (4) where nothing could be started, Interrupted (130).
+    node_rank, master_addr: as in `run`. meet_s: how long the last rank is waited for. Raises RecipeError (2),
+    DoesNotFit (3) as planning does, MachineError (4) where nothing could be started, Interrupted (130).
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
+    place = rendezvous(loaded, on, node_rank, master_addr)
+    asked = digest_of_request(loaded, on=on, rehearse=True, seconds=seconds)
+    if place is not None and not place.is_head:
+        return take_part(place, asked, say)
+    with gathered(place, asked, say) as group:
+        outcome = _rehearse(
+            loaded, group, say, on=on, seconds=seconds, output_dir=output_dir, meet_s=meet_s,
+            named=recipe + (f" on {on}" if on else ""),
+        )  # fmt: skip
+        if group is not None and outcome.exit_code:
+            group.goodbye(MachineError(outcome.problems or _bad(outcome)))
+        return outcome
+
+
+def _bad(outcome: Outcome) -> Problem:
+    """What the other members are told of a rehearsal that found something."""
+    failed = [row["message"] for row in outcome.data["checks"] if row["status"] == "fail"]
+    return Problem("rehearsal-failed", "; ".join(failed), file=outcome.data["run_dir"])
+
+
+def _rehearse(
+    loaded: LoadedRecipe,
+    group: Group | None,
+    say: Callable[[str], None],
+    *,
+    on: str | None,
+    seconds: float | None,
+    output_dir: str | None,
+    meet_s: float | None,
+    named: str,
+) -> Outcome:
     planned, facts = gather(loaded, on)
     plan = make_plan(planned, facts)
     course = make_course(plan, SECONDS if seconds is None else seconds, meet_s)
-    devices = check_machine(plan)
+    if group is not None:
+        await_members(group, say)
+    devices = check_machine(plan, group)
     run_dir = Path(output_dir).absolute() if output_dir else rehearsal_dir(str(loaded.path), Path.cwd())
     bundle = render_rehearsal(plan, course)
     say(course_line(course, plan.hardware.num_devices, printable(str(run_dir))))
     with written(bundle, run_dir, resume=False) as lock:
-        failed = _run(bundle, run_dir, course, devices=devices, say=say, lock=lock)
-    return conclude(plan, course, run_dir, failed, recipe + (f" on {on}" if on else ""))
+        start = partial(
+            execute, bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None, echo=say,
+            prepare=False, limits=limits_of(course), lock=lock, group=group,
+        )  # fmt: skip
+        failed = _outcome_of(start, run_dir)
+    return conclude(plan, course, run_dir, failed, named)
 
 
 def render_rehearsal(plan: Plan, course: Course) -> Bundle:
@@ -81,15 +123,10 @@ def rehearsal_dir(recipe_file: str, root: Path) -> Path:
     return free
 
 
-def _run(
-    bundle: Bundle, run_dir: Path, course: Course, *, devices: str, say: Callable[[str], None], lock: int
-) -> EffilaunchError | None:
+def _outcome_of(start: Callable[[], Any], run_dir: Path) -> EffilaunchError | None:
     """Start the ranks and wait for their end; the error that ended them."""
     try:
-        execute(
-            bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None, echo=say,
-            prepare=False, limits=limits_of(course), lock=lock,
-        )  # fmt: skip
+        start()
     except Interrupted as stop:
         message = f"{stop.problems[0].message.partition(':')[0]}: the rehearsal was stopped"
         hint = "start it again; nothing of it goes on"

@@ -17,7 +17,7 @@ from launcher.doctor.rehearsed_links import (
 from launcher.doctor.rehearsed_save import Saving, judge_save, judge_shared, judge_stop
 from launcher.doctor.units import amount, duration, flops, rate
 from launcher.errors import Problem
-from launcher.facts.meeting import LOOPBACK
+from launcher.facts.meeting import LOOPBACK, UNKNOWN
 
 _TITLES = {
     "rehearsal-start": "start",
@@ -176,7 +176,7 @@ def _interfaces(who: Who, backend: str) -> Verdict:
         by = who.ranks[who.firsts[0]]["interface_by"]
         return ok(f"{found} ({by})")
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
-    inward = [*by_name.get(LOOPBACK, []), *by_name.get("unknown", [])]
+    inward = [*by_name.get(LOOPBACK, []), *by_name.get(UNKNOWN, [])]
     if inward:
         names = _some([who.host(first) for first in inward])
         message = (

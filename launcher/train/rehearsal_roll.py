@@ -20,7 +20,8 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.meeting import addresses, choose_interface, filesystem_of, infiniband, own_address
+from launcher.facts.interfaces import addresses
+from launcher.facts.meeting import choose_interface, filesystem_of, infiniband, own_address
 from launcher.facts.rehearsal import Course
 from launcher.facts.software import installed_versions
 from launcher.facts.status import read_statuses
@@ -39,16 +40,16 @@ _AFTER_S = 3.0
 
 def introduce(backend: str, run_dir: Path) -> dict[str, Any]:
     """What this rank tells of itself before it joins: where it is, on which network, with which versions."""
-    interface = choose_interface(backend, os.environ, addresses(), own_address())
+    meeting = choose_interface(backend, os.environ, addresses(), own_address())
     return {
         "rank": rank(),
         "local_rank": local_rank(),
         "node": _node(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "interface": interface.name,
-        "address": interface.address,
-        "interface_by": interface.by,
+        "interface": meeting.interface,
+        "address": meeting.address,
+        "interface_by": meeting.by,
         "infiniband": list(infiniband()) if backend == "nccl" else [],
         "filesystem": filesystem_of(run_dir / "checkpoints"),
         "versions": installed_versions(),
