@@ -209,7 +209,7 @@ def _all_reduce(rows: Sequence[Mapping[str, Any]], who: Who, planned: Planned) -
         )
     cut = [row for row in rows if row["bytes"] < row["asked_bytes"]]
     if cut:
-        message += f"; {amount(cut[-1]['asked_bytes'])}, as the run sends, take longer than there was time"
+        message += f"; too few messages of {amount(cut[-1]['asked_bytes'])} would fit into the time"
     return ok(found, message)
 
 

@@ -6,7 +6,7 @@ than a factor that noise does not reach. With two there is no median: only what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -75,16 +75,25 @@ def slow_links(links: Rows, *, absurd: bool) -> list[Slow]:
 
 
 def _slow_end(links: Rows, end: int) -> list[Slow]:
-    """An end whose best link is slow in a direction, against the links that it has no part in."""
-    rest = [link["bytes_per_s"] for link in links if end not in (link["from"], link["to"])]
-    if not rest:
-        return []
-    normal, found = median(rest), []
+    """An end whose best link is slow in a direction, against the best ones of the others."""
+    found = []
     for what, side in (("sends", "from"), ("receives", "to")):
-        own = [link["bytes_per_s"] for link in links if link[side] == end]
-        if own and max(own) < SLOW_LINK * normal:
-            found.append(Slow((end,), what, max(own), normal))
+        best = _of_ends(links, "bytes_per_s", (side,), max)
+        normal = median(value for other, value in best.items() if other != end)
+        if best[end] < SLOW_LINK * normal:
+            found.append(Slow((end,), what, best[end], normal))
     return found
+
+
+def _of_ends(
+    links: Rows, key: str, sides: Sequence[str], choose: Callable[[list[float]], float]
+) -> dict[int, float]:
+    """End -> what is chosen of its links' values; a link is an end's where this is at one of `sides`."""
+    values: dict[int, list[float]] = {}
+    for link in links:
+        for side in sides:
+            values.setdefault(int(link[side]), []).append(float(link[key]))
+    return {end: choose(own) for end, own in values.items()}
 
 
 def _slow_pairs(links: Rows, slow_ends: set[int]) -> list[Slow]:
@@ -109,13 +118,10 @@ def _slow_pairs(links: Rows, slow_ends: set[int]) -> list[Slow]:
 
 def _late_end(links: Rows, end: int) -> Slow | None:
     """An end to which every message takes long."""
-    own = [link["latency_s"] for link in links if end in (link["from"], link["to"])]
-    rest = [link["latency_s"] for link in links if end not in (link["from"], link["to"])]
-    if not own or not rest:
-        return None
-    normal = median(rest)
-    late = min(own) > LATE * normal and min(own) > normal + LATE_MORE_S
-    return Slow((end,), "late", min(own), normal) if late else None
+    least = _of_ends(links, "latency_s", ("from", "to"), min)
+    normal = median(value for other, value in least.items() if other != end)
+    late = least[end] > LATE * normal and least[end] > normal + LATE_MORE_S
+    return Slow((end,), "late", least[end], normal) if late else None
 
 
 def _one_way(links: Rows) -> list[Slow]:
