@@ -46,15 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
         _add_overrides(sub)
         sub.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
-    run.add_argument("--dry-run", action="store_true", help="write the run directory, start nothing")
-    run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
-    run.add_argument(
-        "--resume",
-        metavar="auto|PATH",
-        help="continue from a checkpoint; auto: from the newest whole one, else begin",
-    )
-    run.add_argument("--output-dir", metavar="D", help="the run directory")
-    _add_rendezvous(run)
+    _add_run(run)
     views = plan.add_mutually_exclusive_group()
     views.add_argument(
         "--explain", metavar="PATH", nargs="?", const="",
@@ -73,6 +65,19 @@ def build_parser() -> argparse.ArgumentParser:
     _add_catalogue(add)
     _add_doctor(add)
     return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    """What is said of a run and of no plan."""
+    run.add_argument("--dry-run", action="store_true", help="write the run directory, start nothing")
+    run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
+    run.add_argument(
+        "--resume",
+        metavar="auto|PATH",
+        help="continue from a checkpoint; auto: from the newest whole one, else begin",
+    )
+    run.add_argument("--output-dir", metavar="D", help="the run directory")
+    _add_rendezvous(run)
 
 
 def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -168,13 +173,7 @@ def dispatch(args: argparse.Namespace) -> Outcome:
     """Call the command; the imports stay inside so that --help needs none of them."""
     match args.command:
         case "run":
-            from launcher.commands.running import run_command
-
-            return run_command(
-                args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
-                resume=args.resume, output_dir=args.output_dir, as_json=args.json,
-                node_rank=args.node_rank, master_addr=args.master_addr,
-            )  # fmt: skip
+            return _dispatch_run(args)
         case "plan":
             from launcher.commands.planning import plan_command
 
@@ -215,6 +214,16 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             return generate_command(args.run_dir, args.prompt, args.max_new_tokens)
         case _:
             return _dispatch_knowledge(args)
+
+
+def _dispatch_run(args: argparse.Namespace) -> Outcome:
+    from launcher.commands.running import run_command
+
+    return run_command(
+        args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
+        resume=args.resume, output_dir=args.output_dir, as_json=args.json,
+        node_rank=args.node_rank, master_addr=args.master_addr,
+    )  # fmt: skip
 
 
 def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:

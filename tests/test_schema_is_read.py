@@ -80,6 +80,7 @@ CHANGED: dict[str, str] = {
     "launch.env": "{NCCL_DEBUG: INFO}",
     "launch.max_restarts": "3",
     "launch.hang_factor": "0",
+    "launch.hostfile": "hosts",
     "fixes.disable": "[use-cache-off]",
     "early_stopping.patience": "2",
     "early_stopping.threshold": "0.5",

@@ -94,6 +94,8 @@ def run_tries(
     with locked(run_dir) as lock:
         begun, plan = Begun(run_dir, resume), bundle.plan
         restarts = Restarts(begun, int(plan.value("launch.max_restarts")), say, first_pause_s)
+        if group is not None:
+            restarts.check = group.raise_if_over
         failed: RunFailed | None = None
         while True:
             try:

@@ -14,6 +14,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.calibration import Calibration, read_calibration
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
+from launcher.facts.hostfile import Host, parse_hostfile
 from launcher.facts.model import ModelSpec
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
@@ -29,14 +30,40 @@ from launcher.recipe.schema import Recipe
 
 
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
-    """`--on`, else the recipe's `hardware`, else what is found here."""
+    """`--on`, else the recipe's `hardware`, else the hostfile's machines with devices as found here."""
     if on is not None:
         asked = parse_hardware(on)
     elif recipe.hardware is not None:
         asked = recipe_hardware(recipe)
+    elif recipe.launch.hostfile is not None:
+        hosts = read_hostfile(recipe.launch.hostfile)
+        asked = replace(probe.probe_hardware(), num_nodes=len(hosts), devices_per_node=hosts[0].slots)
+        if unequal := next((host for host in hosts if host.slots != asked.devices_per_node), None):
+            raise RecipeError(_unequal(hosts[0], unequal, recipe.launch.hostfile))
     else:
         return probe.probe_hardware()
     return with_host_memory(asked, probe.host_memory_bytes())
+
+
+def read_hostfile(path: str) -> tuple[Host, ...]:
+    """The machines of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+        hint = "a file with a line `HOST slots=N` for each machine; relative paths are relative to the recipe"
+        raise RecipeError(Problem("hostfile-missing", message, path="launch.hostfile", hint=hint)) from None
+    return parse_hostfile(text, path)
+
+
+def _unequal(first: Host, other: Host, file: str) -> Problem:
+    return Problem(
+        "bad-hostfile",
+        f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: machines must be equal",
+        file=file,
+        line=other.line,
+        hint="give all the same number, or say with `hardware` or --on how many devices of each are used",
+    )
 
 
 def recipe_hardware(recipe: Recipe) -> Hardware:

@@ -1,17 +1,29 @@
-"""How a command finds the other machines of its job, and holds them together while it lasts."""
+"""How a command finds the other machines of its job, and holds them together while it lasts.
+
+Machines of one run find each other in one of these ways, and are alike from then on: a hostfile, whose
+machines are started over ssh; the same command on each, with --node-rank and --master-addr.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from launcher.commands.gather import find_hardware
+from launcher.commands.gather import find_hardware, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.group import Group
 from launcher.execute.member import COME_S, serve
+from launcher.execute.ssh import Starting, forwarded
+from launcher.facts.hostfile import Host
+from launcher.facts.interfaces import is_this_machine, own_address_towards
 from launcher.facts.place import Place
+from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.outcome import Outcome
 
@@ -19,18 +31,48 @@ DEFAULT_PORT = 29400
 """The head's control port, where --master-addr names none."""
 
 
-def rendezvous(
-    loaded: LoadedRecipe, on: str | None, node_rank: int | None, address: str | None
-) -> Place | None:
-    """The place that --node-rank and --master-addr name; None without them. RecipeError (2)."""
-    if node_rank is None and address is None:
-        return None
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """The place of this process in a job over several machines, and how the others come."""
+
+    place: Place
+    hosts: tuple[Host, ...] = ()
+    """Machines that the head starts over ssh, in the order of their node ranks from 1 on; else they come
+    by themselves."""
+    env: tuple[str, ...] = ()
+    """Variables that the recipe refers to, which those machines get."""
+
+
+def find_gathering(
+    loaded: LoadedRecipe,
+    on: str | None,
+    node_rank: int | None = None,
+    master_addr: str | None = None,
+    *,
+    alone: str = "",
+) -> Gathering | None:
+    """How the machines of this run come together; None for a run on this machine alone.
+
+    node_rank, master_addr: of the command line. alone: the option that keeps a command on one machine, if one
+    does. RecipeError (2).
+    """
+    if node_rank is not None or master_addr is not None:
+        if alone:
+            message = f"{alone} is done on one machine: without --node-rank and --master-addr"
+            raise RecipeError(Problem("usage", message))
+        return Gathering(rendezvous(loaded, on, node_rank, master_addr))
+    if loaded.recipe.launch.hostfile is not None and not alone:
+        return _of_hostfile(loaded, on, loaded.recipe.launch.hostfile)
+    return None
+
+
+def rendezvous(loaded: LoadedRecipe, on: str | None, node_rank: int | None, address: str | None) -> Place:
+    """The place that --node-rank and --master-addr name. RecipeError (2)."""
     if node_rank is None or address is None:
         missing = "--node-rank" if node_rank is None else "--master-addr"
         message = f"{missing} is missing: the machines of a run find each other by both"
-        raise RecipeError(
-            Problem("usage", message, hint="--node-rank 0 --master-addr HOST[:PORT], HOST: machine 0")
-        )
+        hint = "--node-rank 0 --master-addr HOST[:PORT] on machine 0, which HOST names, 1 on the next"
+        raise RecipeError(Problem("usage", message, hint=hint))
     nodes = find_hardware(loaded.recipe, on).num_nodes
     if nodes == 1:
         message = "--node-rank is for runs on several machines, and the hardware is one machine"
@@ -43,7 +85,7 @@ def rendezvous(
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`HOST`, `HOST:PORT` or `[IPV6]:PORT`. RecipeError (2) where it is neither."""
+    """`HOST`, `HOST:PORT` or `[IPV6]:PORT`. RecipeError (2) where it is none of them."""
     host, port = address, ""
     if address.startswith("["):
         host, _, port = address[1:].partition("]")
@@ -51,10 +93,62 @@ def split_address(address: str) -> tuple[str, int]:
     elif address.count(":") == 1:
         host, _, port = address.partition(":")
     known = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not host or not (port == "" or known):
+    if not host or (port and not known):
         message = f"--master-addr {address!r}: HOST or HOST:PORT was expected, PORT from 1 to 65535"
         raise RecipeError(Problem("usage", message, hint=f"e.g. --master-addr node1:{DEFAULT_PORT}"))
     return host, int(port) if port else DEFAULT_PORT
+
+
+def _of_hostfile(loaded: LoadedRecipe, on: str | None, file: str) -> Gathering | None:
+    """This machine as the head of those in the hostfile."""
+    hosts = read_hostfile(file)
+    hardware = find_hardware(loaded.recipe, on)
+    if hardware.num_nodes == 1:
+        return None
+    if hardware.num_nodes > len(hosts):
+        message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
+        hint = "add the others, or plan for fewer: `hardware` or --on"
+        raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
+    own = [host for host in hosts if is_this_machine(host.name)]
+    if len(own) != 1:
+        raise RecipeError(_not_here(own, file))
+    others = [host for host in hosts if host is not own[0]][: hardware.num_nodes - 1]
+    for host in (*own, *others):
+        if host.slots < hardware.devices_per_node:
+            message = (
+                f"{hardware.label} takes {hardware.devices_per_node} devices of each machine, "
+                f"{host.name} has {host.slots} slots"
+            )
+            raise RecipeError(Problem("bad-hostfile", message, file=file, line=host.line))
+    place = Place(
+        uuid.uuid4().hex, 0, hardware.num_nodes, hardware.num_nodes, 0, 1, 0, own[0].name, DEFAULT_PORT
+    )
+    return Gathering(place, tuple(others), tuple(_references(loaded.recipe.model_dump())))
+
+
+def _not_here(own: list[Host], file: str) -> Problem:
+    if own:
+        names, line = " and ".join(host.name for host in own), own[1].line
+        return Problem(
+            "bad-hostfile", f"{names} are one machine, this one", file=file, line=line,
+            hint="one line a machine, with all its slots",
+        )  # fmt: skip
+    return Problem(
+        "bad-hostfile", "this machine is not in the hostfile, and the run is led from one that is", file=file,
+        hint=f"start it on one of them, or add this one ({os.uname().nodename})",
+    )  # fmt: skip
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Names of the environment variables that a recipe refers to."""
+    if isinstance(value, str):
+        yield from reference_names(value)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item)
 
 
 def digest_of_request(loaded: LoadedRecipe, **asked: object) -> str:
@@ -71,19 +165,34 @@ def take_part(place: Place, asked: str, say: Callable[[str], None]) -> Outcome:
 
 
 @contextlib.contextmanager
-def gathered(place: Place | None, asked: str, say: Callable[[str], None]) -> Iterator[Group | None]:
+def gathered(gathering: Gathering | None, asked: str, say: Callable[[str], None]) -> Iterator[Group | None]:
     """The head's group while this is entered; None for a run on one machine. All members leave with its end.
 
-    Nobody is waited for here: `await_members` does that.
+    Machines of a hostfile are there when this is entered, or named in a MachineError (4); members that come
+    by themselves are waited for by `await_members`.
     """
-    if place is None or place.members == 1:
+    if gathering is None or gathering.place.members == 1:
         yield None
         return
+    place, starting = gathering.place, Starting()
     group = Group(place, asked)
-    if group.port != place.port:
-        say(f"port {place.port} is taken: listening on {group.port}")
+    if group.members.port != place.port and not gathering.hosts:
+        say(f"port {place.port} is taken: listening on {group.members.port}")
     try:
-        yield group
+        with _goodbye(group):
+            if gathering.hosts:
+                _start(gathering, group, starting)
+                group.await_all(COME_S, say, lambda: starting.problems(group.members.numbers))
+            yield group
+    finally:
+        starting.end()
+
+
+@contextlib.contextmanager
+def _goodbye(group: Group) -> Iterator[None]:
+    """All members leave with the end of this, as it ends."""
+    try:
+        yield
     except EffilaunchError as error:
         group.goodbye(error)
         raise
@@ -98,11 +207,19 @@ def gathered(place: Place | None, asked: str, say: Callable[[str], None]) -> Ite
         group.goodbye(None)
 
 
-def await_members(
-    group: Group,
-    say: Callable[[str], None],
-    limit_s: float = COME_S,
-    failed: Callable[[], Sequence[Problem]] = lambda: (),
-) -> None:
+def _start(gathering: Gathering, group: Group, starting: Starting) -> None:
+    """Start the members of a hostfile, each told the address by which its machine reaches this one."""
+    env = forwarded(os.environ, gathering.env)
+    for number, host in enumerate(gathering.hosts, 1):
+        try:
+            address = own_address_towards(host.name.rpartition("@")[2])
+        except OSError:  # perhaps an alias that ssh alone knows; if it is none, ssh says so
+            address = os.uname().nodename
+        port = group.members.port
+        told = replace(gathering.place, member=number, node_rank=number, head=address, port=port)
+        starting.start(host.name, told, env)
+
+
+def await_members(group: Group, say: Callable[[str], None], limit_s: float = COME_S) -> None:
     """Return when all members have come. MachineError (4) naming those that have not."""
-    group.await_all(limit_s, say, failed)
+    group.await_all(limit_s, say)

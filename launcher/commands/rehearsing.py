@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.gather import gather
-from launcher.commands.gathering import await_members, digest_of_request, gathered, rendezvous, take_part
+from launcher.commands.gathering import await_members, digest_of_request, find_gathering, gathered, take_part
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
@@ -57,11 +57,11 @@ def rehearse_command(
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
-    place = rendezvous(loaded, on, node_rank, master_addr)
+    gathering = find_gathering(loaded, on, node_rank, master_addr)
     asked = digest_of_request(loaded, on=on, rehearse=True, seconds=seconds)
-    if place is not None and not place.is_head:
-        return take_part(place, asked, say)
-    with gathered(place, asked, say) as group:
+    if gathering is not None and not gathering.place.is_head:
+        return take_part(gathering.place, asked, say)
+    with gathered(gathering, asked, say) as group:
         outcome = _rehearse(
             loaded, group, say, on=on, seconds=seconds, output_dir=output_dir, meet_s=meet_s,
             named=recipe + (f" on {on}" if on else ""),

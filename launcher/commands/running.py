@@ -11,7 +11,13 @@ from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.gather import data_problems, gather
-from launcher.commands.gathering import await_members, digest_of_request, gathered, rendezvous, take_part
+from launcher.commands.gathering import (
+    await_members,
+    digest_of_request,
+    find_gathering,
+    gathered,
+    take_part,
+)
 from launcher.commands.planning import bundle_json
 from launcher.commands.resuming import (
     Beginning,
@@ -66,15 +72,16 @@ def run_command(
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
-    place = None if dry_run else rendezvous(loaded, on, node_rank, master_addr)
-    asked = digest_of_request(loaded, on=on, tiny=tiny, resume=resume)
-    if place is not None and not place.is_head:
-        return take_part(place, asked, say)
+    alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
+    gathering = find_gathering(loaded, on, node_rank, master_addr, alone=alone)
+    asked = digest_of_request(loaded, on=on, resume=resume)
+    if gathering is not None and not gathering.place.is_head:
+        return take_part(gathering.place, asked, say)
     if not (dry_run or tiny):
         absent = data_problems(loaded)
         if absent:
             raise RecipeError(absent)
-    with gathered(place, asked, say) as group:
+    with gathered(gathering, asked, say) as group:
         return _run(
             loaded, group, say, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
         )
@@ -186,7 +193,7 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
             )
         )
     if group is not None:
-        group.check(hardware)
+        group.members.check(hardware)
     if hardware.is_cpu:
         return ""
     visible = probe.visible_devices()

@@ -27,10 +27,17 @@ def logs_of(folder: Path) -> list[Path]:
     """A run directory's logs in the order in which they begin; of any other folder, what looks like a log."""
     if is_run_dir(folder):
         logs = folder / "logs"
-        named = [logs / "prepare.log", *sorted(logs.glob("rank-*.log"), key=_number), logs / "launcher.log"]
-        return [log for log in named if log.is_file()]
+        named = [logs / "prepare.log", *sorted(logs.glob("rank-*.log"), key=_number)]
+        return [log for log in (*named, *launcher_logs(folder)) if log.is_file()]
     found = [p for p in folder.rglob("*") if p.is_file() and p.suffix in (".log", ".out", ".err", ".txt")]
     return sorted(found, key=lambda p: (_number(p), str(p)))
+
+
+def launcher_logs(folder: Path) -> list[Path]:
+    """What the launchers of a run wrote: the first machine's, then the others'."""
+    logs = folder / "logs"
+    others = logs.glob("launcher-*.log")
+    return [logs / "launcher.log", *sorted(others, key=lambda log: (len(log.name), log.name))]
 
 
 def _number(path: Path) -> int:

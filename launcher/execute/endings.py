@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnose.run_dir import earlier_bytes
+from launcher.diagnose.run_dir import earlier_bytes, launcher_logs
 from launcher.errors import Interrupted, Problem
 from launcher.execute.adapted import last_step
 from launcher.execute.following import Ended
@@ -109,7 +109,8 @@ def lost_ranks(run_dir: Path, ended: Ended, watch: Watch) -> tuple[str, int | No
     Below 0 the code is a signal's.
     """
     code = _exit_code(run_dir, ended, watch)
-    return describe_lost(watch.lost, ending(code), last_step(run_dir)), code
+    hosts = {rank: status.host for rank, status in watch.lost.items() if watch.others}
+    return describe_lost(watch.lost, ending(code), last_step(run_dir), hosts), code
 
 
 def ending(code: int | None) -> str:
@@ -125,23 +126,28 @@ def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
     for code, pid in _OF_A_PID.findall(text):
         if int(pid) in pids:
             return int(code)
+    if own := [ended.rank_codes[rank] for rank in watch.lost if rank in ended.rank_codes]:
+        return own[0]
     # Deepspeed's is of the rank that it saw first: above 0 of one that failed because another was lost.
-    if (found := _OF_ANY.search(text)) and (int(found[1]) < 0 or len(watch.statuses) == 1):
-        return int(found[1])
+    said = [int(code) for code in _OF_ANY.findall(text)]
+    if found := [code for code in said if code < 0 or len(watch.statuses) == 1]:
+        return found[0]
     if ended.killed or len(watch.statuses) > 1:
         return None
     return ended.code  # of the one rank, which needs no launcher
 
 
 def launcher_said(run_dir: Path) -> str:
-    """What the launcher and rank 0 wrote in the last try."""
-    log = run_dir / "logs" / "launcher.log"
-    try:
-        with log.open("rb") as stream:
-            stream.seek(earlier_bytes(run_dir).get(log.name, 0))
-            return stream.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+    """What the launchers of all machines and rank 0 wrote in the last try."""
+    said, earlier = [], earlier_bytes(run_dir)
+    for log in launcher_logs(run_dir):
+        try:
+            with log.open("rb") as stream:
+                stream.seek(earlier.get(log.name, 0))
+                said.append(stream.read().decode("utf-8", "replace"))
+        except OSError:
+            continue
+    return "\n".join(said)
 
 
 def _signal_name(number: int) -> str:
@@ -162,13 +168,13 @@ def lost_problem(run_dir: Path, message: str, ranks: Sequence[int]) -> Problem:
     )
 
 
-def launcher_problem(run_dir: Path, code: int, stopped: dict[str, Any] | None) -> Problem:
-    """A launcher that was killed while its ranks lived."""
-    message = f"the launcher {ending(code)}"
-    if stopped is not None and stopped.get("checkpoint"):
-        message += f"; its ranks stopped after step {stopped.get('step')}, with {stopped['checkpoint']}"
+def launcher_problem(run_dir: Path, code: int, host: str = "", log: str = "launcher.log") -> Problem:
+    """A launcher that was killed while its ranks lived. host, log: where it is not this machine's."""
+    message = f"the launcher {f'on {host} ' if host else ''}{ending(code)}"
+    if saved := saved_at(run_dir):
+        message += f"; {saved}"
     hint = "continue it with --resume auto"
-    return Problem(LAUNCHER_LOST, message, file=str(run_dir / "logs" / "launcher.log"), hint=hint)
+    return Problem(LAUNCHER_LOST, message, file=str(run_dir / "logs" / log), hint=hint)
 
 
 def hang_problem(run_dir: Path, ended: Ended) -> Problem:

@@ -15,8 +15,9 @@ from launcher.diagnose.findings import Error, Finding
 from launcher.diagnose.matching import recognise, weight
 from launcher.diagnose.run_dir import LOST
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.endings import hang_problem, launcher_problem, lost_problem, lost_ranks, read_stopped
+from launcher.execute.endings import hang_problem, launcher_problem, lost_problem, lost_ranks
 from launcher.execute.following import Ended
+from launcher.execute.peers import Part
 from launcher.execute.run_dir import write_file
 from launcher.execute.supervise import Watch
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
@@ -43,8 +44,10 @@ class KnownFailure(RunFailed):
         self.finding = finding
 
 
-def run_failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
+def run_failure(run_dir: Path, code: int, log: str, how: str = "") -> EffilaunchError:
     """The error to raise for a run that ended with `code` and no marker; `log`: what its launcher wrote.
+
+    how: in words, where more is known than the code.
 
     Problems that a worker named itself keep their exit code (RecipeError, MachineError); everything else is
     RunFailed, with the id of the known failure where there is one (KnownFailure, when data was prepared).
@@ -52,7 +55,7 @@ def run_failure(run_dir: Path, code: int, log: str) -> EffilaunchError:
     reports = _reports(run_dir)
     if (own := _own_problems(reports)) is not None:
         return own
-    problem = _reported(run_dir, reports) if reports else _ended(run_dir, code, log)
+    problem = _reported(run_dir, reports) if reports else _ended(run_dir, code, log, how)
     findings = find_known(run_dir)
     if not (findings or reports):  # nobody wrote anything, but the way that it ended may say enough
         failure = recognise((problem.message,), FAILURES)
@@ -80,10 +83,23 @@ def supervised_failure(
     watch = ended.watch
     if watch is not None and watch.lost and (watch.lost_alone or not any(map(_is_cause, reports))):
         return _lost(run_dir, ended, watch, before)
+    if (first := _first_elsewhere(ended)) and not reports:
+        host, part = first
+        code = part.code or 0
+        if code >= 0:
+            return run_failure(run_dir, code, part.log or "launcher.log", f"on {host} {part.trouble}")
+        problem = launcher_problem(run_dir, code, host, part.log)
+        return _out_of_memory(problem) if part.oom else RunFailed(problem)
     if ended.code < 0 and watch is not None and watch.statuses and not reports:
-        problem = launcher_problem(run_dir, ended.code, read_stopped(run_dir))
+        problem = launcher_problem(run_dir, ended.code)
         return _out_of_memory(problem) if has_killed(before, read_oom_kills()) else RunFailed(problem)
     return run_failure(run_dir, ended.code, "launcher.log")
+
+
+def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
+    """The machine whose launcher ended before any other part of the run was in trouble."""
+    hosts = [(host, part) for host, part in ended.elsewhere.items() if part.first]
+    return hosts[0] if hosts else None
 
 
 def failures_while_stopping(run_dir: Path) -> list[str]:
@@ -103,6 +119,9 @@ def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> Effila
     """Ranks that vanished. What the others say then, that they cannot reach them, is no cause."""
     sentence, code = lost_ranks(run_dir, ended, watch)
     killed = has_killed(before, read_oom_kills())
+    for part in ended.elsewhere.values():
+        if part.lost & set(watch.lost):
+            killed = part.oom  # the kernel of the machine on which the rank ran
     if code == -signal.SIGKILL and (strike := struck_by_drill(run_dir)):
         killed, sentence = False, f"{sentence}: {strike} did it"
     problem = lost_problem(run_dir, sentence, sorted(watch.lost))
@@ -167,10 +186,12 @@ def _reports(run_dir: Path) -> list[dict[str, Any]]:
     return sorted(reports, key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))
 
 
-def _ended(run_dir: Path, code: int, log: str) -> Problem:
-    """The exit code, where no process could write why."""
+def _ended(run_dir: Path, code: int, log: str, told: str = "") -> Problem:
+    """The exit code, where no process could write why; told: what is known instead."""
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    if code == 0:
+    if told:
+        how = f"because {told}"
+    elif code == 0:
         how = "without finishing, although its launcher reported success"
     if log == PREPARE_LOG:  # never restarted: a restart takes the data for prepared
         return Problem(

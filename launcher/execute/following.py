@@ -82,6 +82,8 @@ class Ended:
     """Whether this process told ranks to stop whose launcher had ended."""
     elsewhere: Mapping[str, Part] = field(default_factory=dict)
     """Other machines of the run -> how their part of it went."""
+    rank_codes: Mapping[int, int] = field(default_factory=dict)
+    """Exit codes of ranks that no launcher started."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
 

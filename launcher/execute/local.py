@@ -113,17 +113,9 @@ def execute(
     order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
     ids = [device for device in devices.split(",") if device]
     bound = bind_order(order, ALONE if group is None else group.place, ids)
-    try:
-        _begin_try(run_dir, _recorded(order, devices, bound, group), resume)
-        show_start(bundle, run_dir, resume)
-        if group is not None:
-            write_hostfile(bundle.plan, run_dir, group)
-    except OSError as error:
-        raise unwritable(run_dir, error) from error
+    _write_try(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
-    if group is not None:
-        group.look({str(run_dir / "plan.json"): digest_of(run_dir / "plan.json"), bundle.plan.python: None})
     if prepare:
         prepare_data(bundle, run_dir, echo=echo, group=group)
     for build_lock in remove_stale_locks(bound.env):
@@ -139,7 +131,23 @@ def execute(
     group.look(prepared_data(run_dir))
     group.begin(order)
     echo(group.described(bound.interface))
-    return _outcome(run_dir, start, group)
+    return _outcome(run_dir, start, group, order.devices_per_node)
+
+
+def _write_try(
+    bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None, group: Group | None
+) -> None:
+    """What the run directory says of this try; all machines must see it."""
+    try:
+        _begin_try(run_dir, bound, resume)
+        show_start(bundle, run_dir, resume)
+        if group is not None:
+            write_hostfile(bundle.plan, run_dir, group)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    if group is not None:
+        plan = run_dir / "plan.json"
+        group.look({str(plan): digest_of(plan), bundle.plan.python: None})
 
 
 def _order(
@@ -150,14 +158,16 @@ def _order(
     save_s = _stop_seconds(plan)
     return Order(
         str(run_dir), bundle.command, bundle.worker, bundle.env,
-        master_addr="127.0.0.1" if group is None else group.address_for(), master_port=master_port,
+        master_addr="127.0.0.1" if group is None else group.members.address_for(), master_port=master_port,
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
         on_gpus=not plan.hardware.is_cpu, report_to=plan.value("trainer.report_to"),
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
     )  # fmt: skip
 
 
-def _outcome(run_dir: Path, start: Start, group: Group | None = None) -> dict[str, Any]:
+def _outcome(
+    run_dir: Path, start: Start, group: Group | None = None, devices_per_node: int = 1
+) -> dict[str, Any]:
     """Run the ranks to their end; result.json, or the error that says how they ended."""
     known: Sequence[Finding] = ()
 
@@ -171,7 +181,7 @@ def _outcome(run_dir: Path, start: Start, group: Group | None = None) -> dict[st
         ended: Ended = follow(start, look_before_the_kill)
         if group is not None:
             group.await_ended()
-            ended.elsewhere = group.parts()
+            ended.elsewhere, ended.rank_codes = group.parts(), group.rank_codes(devices_per_node, ended.code)
     finally:
         remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
@@ -200,13 +210,15 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Wa
     return watch
 
 
-def _recorded(order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
+def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
     """What was bound late, for environment.json."""
     values: dict[str, Any] = {
         "master_port": str(order.master_port), "run_dir": order.run_dir, "devices": devices,
         "command": bound.argv,
     }  # fmt: skip
     if group is not None:
+        if "launch.hostfile" in plan.settings:
+            values["hostfile"] = plan.value("launch.hostfile")
         values |= {"master_addr": order.master_addr, "node_rank": "0", "interface": bound.interface,
                    "nodes": group.recorded()}  # fmt: skip
     return values
@@ -214,7 +226,7 @@ def _recorded(order: Order, devices: str, bound: Bound, group: Group | None) -> 
 
 def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
     """DeepSpeed's hostfile, in which every machine finds the ids of its own devices."""
-    ids = [int(device) for hello in group.hellos() for device in hello.devices]
+    ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
     text = render_hostfile(plan, max(ids, default=0) + 1)
     if text is not None:
         write_file(run_dir / HOSTFILE, text)

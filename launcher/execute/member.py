@@ -6,11 +6,14 @@ and leaves with the head's exit code. When the head is lost it ends its ranks an
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ from launcher.facts.status import is_alive
 
 COME_S = 600.0
 """So long the head is looked for: somebody starts the machines by hand, one after the other."""
+SSH_COME_S = 20.0
+"""A head that has started this member listens already."""
 _CONNECT_S = 5.0
 _RETRY_S = 1.0
 _ANSWER_S = 20.0
@@ -107,6 +112,27 @@ class MemberPeers:
 
     def ask_stacks(self) -> None:
         """The head judges; a member never asks."""
+
+
+def main(said: Mapping[str, Any]) -> int:
+    """What the head starts over ssh: take part in its job; the exit code.
+
+    What is wrong before the head was reached goes to standard output, which the head reads.
+    """
+    with contextlib.suppress(OSError):  # a folder that is not shared
+        os.chdir(said["cwd"])
+    joined = False
+
+    def note(line: str) -> None:  # when it has joined, the head hears of everything over the connection
+        nonlocal joined
+        joined = True
+
+    try:
+        return serve(Place(**said["place"]), "", note, come_s=SSH_COME_S)
+    except EffilaunchError as error:
+        if not joined:
+            sys.stdout.write("".join(f"{p.code}: {p.message}\n" for p in error.problems))
+        return error.exit_code
 
 
 def serve(

@@ -26,6 +26,8 @@ class Part:
     """A member's part of a try, as far as it has told."""
 
     trouble: str = ""
+    first: bool = False
+    """Whether all was well everywhere else when its trouble was told."""
     lost: frozenset[int] = frozenset()
     killed: str = ""
     code: int | None = None

@@ -106,6 +106,8 @@ class Restarts:
     """In a row, without a new checkpoint between."""
     say: Callable[[str], None]
     first_pause_s: float = FIRST_PAUSE_S
+    check: Callable[[], None] = lambda: None
+    """Called in the pauses: raises where the run cannot go on, such as without a machine that was lost."""
     _in_a_row: int = 0
     _last: _Place | None = None
     _causes: list[str] = field(default_factory=list)
@@ -139,7 +141,7 @@ class Restarts:
         waited = pause_before(self._in_a_row, self.first_pause_s)
         cause = failure.problems[0].message
         self.say(f"\nrestart {self._in_a_row} of {self.allowed} in {waited:g} s: {cause}")
-        stopped_by = pause(waited)
+        stopped_by = pause(waited, self.check)
         if stopped_by is not None:
             message = f"{stopped_by.name}: stopped while it waited to restart; it had failed: {cause}"
             hint = "continue it with --resume auto"

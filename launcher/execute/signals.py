@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -54,10 +55,11 @@ class Stops:
         return number == signal.SIGINT or (number == signal.SIGTERM and self.first in asked)
 
 
-def pause(seconds: float) -> signal.Signals | None:
-    """Wait, unless a signal asks to stop; that signal."""
+def pause(seconds: float, check: Callable[[], None] = lambda: None) -> signal.Signals | None:
+    """Wait, unless a signal asks to stop; that signal. check: called meanwhile; what it raises ends this."""
     deadline = time.monotonic() + seconds
     with Stops() as stops:
         while stops.first is None and (left := deadline - time.monotonic()) > 0:
+            check()
             time.sleep(min(left, 0.2))
     return stops.first

@@ -204,17 +204,20 @@ def _moment(status: RankStatus) -> tuple[object, ...]:
     return status.pid, status.phase, status.step, status.since
 
 
-def describe_lost(lost: Mapping[int, RankStatus], how: str, logged: int) -> str:
+def describe_lost(
+    lost: Mapping[int, RankStatus], how: str, logged: int, hosts: Mapping[int, str] | None = None
+) -> str:
     """One sentence: which rank, its last step and phase.
 
-    how: `was killed by SIGKILL`. logged: the last step that the run has logged: a rank writes its status
-    twice a second at most, which may be many steps.
+    how: `was killed by SIGKILL`. hosts: rank -> its host, where the run has several. logged: the last step
+    that the run has logged: a rank writes its status twice a second at most, which may be many steps.
     """
+    pid = {r: f"pid {s.pid}" + (f" on {hosts[r]}" if hosts and r in hosts else "") for r, s in lost.items()}
     step = {r: max(s.step, logged) if s.phase in _STEPPING else s.step for r, s in lost.items()}
-    parts = [f"rank {r} (pid {s.pid}, last step {step[r]}, phase {s.phase})" for r, s in lost.items()]
+    parts = [f"rank {r} ({pid[r]}, last step {step[r]}, phase {s.phase})" for r, s in lost.items()]
     if len(parts) == 1:
         rank, status = next(iter(lost.items()))
-        return f"rank {rank} (pid {status.pid}) {how}, last step {step[rank]}, phase {status.phase}"
+        return f"rank {rank} ({pid[rank]}) {how}, last step {step[rank]}, phase {status.phase}"
     return f"{_and(parts)} {how.replace('was ', 'were ', 1)}"
 
 

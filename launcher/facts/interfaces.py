@@ -32,6 +32,17 @@ def interface_of(address: str) -> str | None:
     return addresses().get(address)
 
 
+def is_this_machine(host: str) -> bool:
+    """Whether a name or an address is this machine's own; one that leads nowhere is not."""
+    if host in (socket.gethostname(), "localhost"):
+        return True
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return any(one.startswith("127.") for one in found) or not found.isdisjoint(addresses())
+
+
 def addresses() -> dict[str, str]:
     """Address -> name of the interface that has it, IPv4 and IPv6."""
     return {**_ipv6(), **_ipv4()}

@@ -32,6 +32,8 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
     draft.put_recipe("launch.max_restarts", recipe.launch.max_restarts, "a run that fails stays ended")
     reason = "a step that takes 20 times the median, and minutes, comes to no end"
     draft.put_recipe("launch.hang_factor", recipe.launch.hang_factor, reason)
+    if recipe.launch.hostfile is not None:
+        draft.put_recipe("launch.hostfile", recipe.launch.hostfile, "one machine")
     for name in MODEL_LEAVES:
         draft.put_recipe(f"model.{name}", getattr(recipe.model, name), "not asked for")
     # A shipped fact's name is resolved here: the worker gets the configuration itself.

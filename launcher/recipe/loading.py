@@ -221,6 +221,7 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     fix(data.get("adapter"), "path", "adapter.path", always=True)
     fix(data.get("sharding"), "config", "sharding.config", always=False)
     fix(data.get("sharding"), "nvme_path", "sharding.nvme_path", always=True)
+    fix(data.get("launch"), "hostfile", "launch.hostfile", always=True)
     fix(data, "python", "python", always=True)
     fix(data.get("trainer"), "generation_config", "trainer.generation_config", always=False)
     for path, source in data_sources(data):

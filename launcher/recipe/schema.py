@@ -204,6 +204,9 @@ class LaunchSection(Section):
     where a stop may take longer than the 30 s after which the deepspeed launcher kills."""
     env: dict[str, str] = {}
     """Environment variables of the workers. Secrets only as ${ENV:NAME}."""
+    hostfile: str | None = None
+    """A file with a machine a line, `HOST slots=N`, this one among them: the run starts on the others over
+    ssh. Without `hardware` and --on the file also says how many machines there are, and devices in each."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     """How often in a row a run that failed is started again from its last whole checkpoint, with pauses of
     10 s to 5 minutes between. A new checkpoint since the last start counts as progress, and restarts are

@@ -1,0 +1,225 @@
+"""Who takes part in a job: the head listens, greets the members that come, and knows them from then on."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from launcher.errors import MachineError, Problem
+from launcher.execute.channel import Channel, Closed, Message, Rhythm, listening, plain_address
+from launcher.execute.hello import Hello, different_versions, missing_devices, own_hello
+from launcher.execute.peers import Part
+from launcher.facts.hardware import Hardware
+from launcher.facts.place import PORTS, Place
+
+HELLO_S = 10.0
+"""So long a connection has to say who it is."""
+_TOLD_S = 30.0
+"""Who waits for members is told so often."""
+POLL_S = 0.2
+
+
+@dataclass(slots=True)
+class Member:
+    """Another member that has come."""
+
+    hello: Hello
+    channel: Channel
+    gone: str = ""
+    """How it was lost; empty while it is there."""
+    answers: list[Message] = field(default_factory=list)
+    part: Part = field(default_factory=Part)
+
+
+class Members:
+    """The members but this one, the head. What they say goes to `hear`, in the threads that read it."""
+
+    def __init__(
+        self, place: Place, asked: str, hear: Callable[[Member, Message], None], rhythm: Rhythm | None
+    ) -> None:
+        """Listens from now on. MachineError (4) where no port is free."""
+        self.place, self.own = place, own_hello(place, asked)
+        self.changed = threading.Condition()
+        """Notified whenever something was heard or somebody was lost; guards what the threads change."""
+        self._hear, self._rhythm = hear, rhythm
+        self._known: dict[int, Member] = {}
+        self._listener = _listening(place)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="members", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._greet, args=(sock,), name="hello", daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        channel = None
+        try:
+            channel = Channel(sock, self._rhythm)
+            hello = Hello.from_json(channel.receive(HELLO_S))
+            refused = self._refused(hello)
+            if refused is not None:
+                channel.send({"kind": "refused", "code": refused.code, "message": refused.message})
+                channel.close()
+                return
+            with self.changed:
+                member = self._known[hello.member] = Member(hello, channel)
+                channel.send({"kind": "welcome", "host": self.own.host})
+                channel.start(lambda message: self._hear(member, message), lambda why: self.lose(member, why))
+                self.changed.notify_all()
+        except (Closed, KeyError, TypeError, ValueError, OSError):  # a port scanner, or a member that left
+            (sock if channel is None else channel).close()
+
+    def _refused(self, hello: Hello) -> Problem | None:
+        """Why this is no member of ours; None for one that is."""
+        if hello.job != self.own.job:
+            return Problem("another-job", "this port belongs to another job")
+        if hello.asked and hello.asked != self.own.asked:
+            message = (
+                f"{hello.host} was started with another recipe, --set, --on, --tiny or --resume than "
+                f"{self.own.host}, the first machine: start the same command on all"
+            )
+            return Problem("command-differs", message)
+        with self.changed:
+            there = self._known.get(hello.member)
+        if there is not None or not 0 < hello.member < self.place.members:
+            who = "the first machine" if there is None else there.hello.host
+            count = self.place.members
+            message = (
+                f"--node-rank {hello.member} is taken by {who}; of {count} members each has its own number"
+            )
+            return Problem("rank-taken", message)
+        return None
+
+    def await_all(
+        self,
+        limit_s: float,
+        say: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Return when all members have come; MachineError (4) naming those that have not.
+
+        check: called while it waits; what it raises ends the waiting.
+        """
+        deadline, told = time.monotonic() + limit_s, time.monotonic()
+        while missing := self._missing():
+            check()
+            now = time.monotonic()
+            if now >= deadline:
+                raise MachineError(self._did_not_come(missing, limit_s))
+            if now - told >= _TOLD_S:
+                told = now
+                say(f"waiting for {_listed('member', missing)} of {self.place.members} on port {self.port}")
+            with self.changed:
+                self.changed.wait(POLL_S)
+
+    def _missing(self) -> list[int]:
+        with self.changed:
+            return [number for number in range(1, self.place.members) if number not in self._known]
+
+    def _did_not_come(self, missing: list[int], limit_s: float) -> Problem:
+        return Problem(
+            "host-missing",
+            f"{_listed('member', missing)} of {self.place.members} did not come within {limit_s:.0f} s "
+            f"(this machine, {self.own.host}, listens on port {self.port})",
+            hint="start the same command on every machine; a firewall must let them reach this port and the "
+            "ports of the training (any above 1024)",
+        )
+
+    def names(self) -> dict[int, str]:
+        """Member -> what to call it in a message: its host, with its number where several share one."""
+        hellos = self.hellos()
+        hosts = [hello.host for hello in hellos]
+        return {
+            h.member: h.host if hosts.count(h.host) == 1 else f"{h.host} (member {h.member})" for h in hellos
+        }
+
+    def hellos(self) -> list[Hello]:
+        """Of all members that are known, this one first."""
+        with self.changed:
+            others = sorted(self._known.items())
+        return [self.own, *(member.hello for _, member in others)]
+
+    def check(self, hardware: Hardware) -> None:
+        """MachineError (4) where versions differ, or where a machine has too few devices."""
+        hellos, names = self.hellos(), self.names()
+        problems = [*different_versions(hellos, names), *missing_devices(hellos, hardware, names)]
+        if problems:
+            raise MachineError(problems)
+
+    def numbers(self) -> list[int]:
+        """Of the members that have come."""
+        return [member.hello.member for member in self.all()]
+
+    def all(self) -> list[Member]:
+        with self.changed:
+            return [member for _, member in sorted(self._known.items())]
+
+    def present(self) -> list[Member]:
+        """Those that were not lost."""
+        return [member for member in self.all() if not member.gone]
+
+    def lose(self, member: Member, why: str) -> None:
+        """Take a member for lost."""
+        with self.changed:
+            member.gone = member.gone or why
+            self.changed.notify_all()
+
+    def send(self, message: Message, but: Member | None = None) -> None:
+        """Tell all that are there; one that cannot be told is lost."""
+        for member in self.present():
+            if member is not but:
+                self.send_to(member, message)
+
+    def send_to(self, member: Member, message: Message) -> None:
+        try:
+            member.channel.send(message)
+        except Closed as error:
+            self.lose(member, str(error))
+
+    def address_for(self, member: Member | None = None) -> str:
+        """The head's address as a member reaches it; None: as the head calls itself.
+
+        A member on the head's own machine may have come over loopback: where others are elsewhere, it takes
+        the address that they use.
+        """
+        addresses = [plain_address(m.channel.own_address) for m in self.all()]
+        outside = [address for address in addresses if not _is_loopback(address)]
+        own = None if member is None else plain_address(member.channel.own_address)
+        if own is None or (_is_loopback(own) and outside):
+            return (outside or addresses or ["127.0.0.1"])[0]
+        return own
+
+    def close(self) -> None:
+        """Listen no more, and end all connections; what was sent still arrives."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for member in self.all():
+            member.channel.close()
+
+
+def _listening(place: Place) -> socket.socket:
+    try:
+        return listening(place.port, PORTS)
+    except OSError as error:
+        last = min(place.port + PORTS - 1, 65535)
+        message = f"none of the ports {place.port} to {last} can be listened on: {error.strerror or error}"
+        hint = "end what uses them, or name another one: --master-addr HOST:PORT, the same on all machines"
+        raise MachineError(Problem("port-taken", message, hint=hint)) from None
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _listed(what: str, numbers: Iterable[int]) -> str:
+    found = list(numbers)
+    return f"{what}{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"

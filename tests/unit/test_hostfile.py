@@ -1,0 +1,152 @@
+"""The hostfile: every wrong line with its place, and what the recipe makes of a right one."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from factories import BASE, recipe
+
+from launcher.commands.gather import find_hardware
+from launcher.commands.gathering import Gathering, find_gathering, split_address
+from launcher.errors import RecipeError
+from launcher.facts.hostfile import Host, parse_hostfile
+
+HERE = socket.gethostname()
+
+
+def problems(call, *args, **kwargs):
+    with pytest.raises(RecipeError) as caught:
+        call(*args, **kwargs)
+    return caught.value.problems
+
+
+def test_comments_and_blank_lines_are_passed_over():
+    text = "# ours\n\nnode1 slots=8\n  root@node2   slots=08 # the new one\n"
+    assert parse_hostfile(text, "hosts") == (Host("node1", 8, 3), Host("root@node2", 8, 4))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("node2 slot=8", "'slot=8' is not `slots=N`"),
+        ("node2 slots = 8", "'slots = 8' is not `slots=N`"),
+        ("node2 slots=8 max_slots=9", "'slots=8 max_slots=9' is not `slots=N`"),
+        ("node2 slots=eight", "'slots=eight' is not `slots=N`"),
+        ("node2 slots=0", "node2 has no slot"),
+        ("node2", "node2 has no slots"),
+        ("node1 slots=8", "node1 stands in line 1 already"),
+        ("-oProxyCommand=x slots=8", "'-oProxyCommand=x' is no host name"),
+    ],
+)
+def test_a_wrong_line_is_named_with_its_place(line, said):
+    (problem,) = problems(parse_hostfile, f"node1 slots=8\n{line}\n", "/x/hosts")
+    assert problem.message.startswith(said)
+    assert (problem.code, problem.file, problem.line) == ("bad-hostfile", "/x/hosts", 2)
+
+
+def test_all_wrong_lines_are_told_at_once():
+    assert [p.line for p in problems(parse_hostfile, "a\nb slots=1\nc slot=1\n", "hosts")] == [1, 3]
+    (empty,) = problems(parse_hostfile, "# nothing\n", "hosts")
+    assert "names no machine" in empty.message
+
+
+def with_hosts(folder, text, extra="", **overrides):
+    (folder / "hosts").write_text(text)
+    return recipe(folder, BASE + f"launch: {{hostfile: hosts}}\n{extra}", **overrides)
+
+
+def test_the_file_says_how_many_machines_and_devices_there_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found = find_hardware(with_hosts(tmp_path, "a slots=2\nb slots=2\n").recipe, None)
+    assert found.label == "2x2xcpu"
+    assert find_hardware(with_hosts(tmp_path, "a slots=2\nb slots=2\n").recipe, "8xA100-80GB").num_nodes == 1
+    (unlike,) = problems(find_hardware, with_hosts(tmp_path, "a slots=2\nb slots=1\n").recipe, None)
+    assert (unlike.line, unlike.file) == (2, str(tmp_path / "hosts"))
+
+
+def gathering(loaded, on=None) -> Gathering | None:
+    return find_gathering(loaded, on)
+
+
+def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tmp_path):
+    found = gathering(with_hosts(tmp_path, f"a.invalid slots=1\n{HERE} slots=1\nb.invalid slots=1\n"))
+    assert (found.place.member, found.place.members, found.place.num_nodes) == (0, 3, 3)
+    assert [host.name for host in found.hosts] == ["a.invalid", "b.invalid"]
+    fewer = gathering(
+        with_hosts(tmp_path, f"{HERE} slots=4\na.invalid slots=4\nb.invalid slots=4\n"), "2x2xcpu"
+    )
+    assert [host.name for host in fewer.hosts] == ["a.invalid"]
+    assert gathering(with_hosts(tmp_path, f"{HERE} slots=4\na.invalid slots=4\n"), "2xcpu") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "on", "said"),
+    [
+        ("a.invalid slots=1\nb.invalid slots=1\n", None, "this machine is not in the hostfile"),
+        (f"{HERE} slots=1\nlocalhost slots=1\n", None, f"{HERE} and localhost are one machine"),
+        (f"{HERE} slots=1\na.invalid slots=1\n", "3x1xcpu", "asks for 3 machines, the hostfile names 2"),
+        (
+            f"{HERE} slots=4\na.invalid slots=1\n",
+            "2x2xcpu",
+            "takes 2 devices of each machine, a.invalid has 1",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path, text, on, said):
+    (problem,) = problems(gathering, with_hosts(tmp_path, text), on)
+    assert said in problem.message
+    assert problem.code == "bad-hostfile"
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    (problem,) = problems(gathering, recipe(tmp_path, BASE + "launch: {hostfile: nowhere}\n"))
+    assert (problem.code, problem.path) == ("hostfile-missing", "launch.hostfile")
+    assert str(tmp_path / "nowhere") in problem.message
+
+
+def test_variables_that_the_recipe_names_are_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUR_KEY", "s3cret")
+    (tmp_path / "hosts").write_text(f"{HERE} slots=1\na.invalid slots=1\n")
+    text = BASE + "launch: {hostfile: hosts, env: {KEY: 'x-${ENV:OUR_KEY}'}}\n"
+    assert gathering(recipe(tmp_path, text)).env == ("OUR_KEY",)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("node1", ("node1", 29400)),
+        ("node1:30000", ("node1", 30000)),
+        ("10.0.0.1:1", ("10.0.0.1", 1)),
+        ("fd00::1", ("fd00::1", 29400)),
+        ("[fd00::1]:500", ("fd00::1", 500)),
+    ],
+)
+def test_an_address_with_and_without_a_port(given, expected):
+    assert split_address(given) == expected
+
+
+@pytest.mark.parametrize("given", ["", ":29400", "node1:0", "node1:70000", "node1:x", "node1:٣"])
+def test_an_address_that_is_none_is_refused(given):
+    (problem,) = problems(split_address, given)
+    assert problem.code == "usage"
+
+
+@pytest.mark.parametrize(
+    ("rank", "address", "on", "said"),
+    [
+        (0, None, "2x1xcpu", "--master-addr is missing"),
+        (None, "node1", "2x1xcpu", "--node-rank is missing"),
+        (2, "node1", "2x1xcpu", "the 2 machines are 0 to 1"),
+        (-1, "node1", "2x1xcpu", "the 2 machines are 0 to 1"),
+        (0, "node1", "8xA100-80GB", "the hardware is one machine"),
+    ],
+)
+def test_a_rendezvous_that_cannot_be_is_refused(tmp_path, rank, address, on, said):
+    (problem,) = problems(find_gathering, recipe(tmp_path), on, rank, address)
+    assert said in problem.message
+
+
+def test_a_rehearsal_is_done_on_one_machine(tmp_path):
+    (problem,) = problems(find_gathering, recipe(tmp_path), "2x1xcpu", 0, "node1", alone="--tiny")
+    assert problem.message.startswith("--tiny is done on one machine")
