@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -16,12 +17,14 @@ from launcher.commands.gathering import await_members, digest_of_request, find_g
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
-from launcher.execute.group import Group
+from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
+from launcher.execute.group import HOST_LOST, Group
 from launcher.execute.local import execute
 from launcher.execute.run_dir import MARKER, write_file, written
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.rehearsal import COURSE, PREFIX, RESULT, SHARES, Course
+from launcher.facts.status import read_statuses
 from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
@@ -158,7 +161,7 @@ def conclude(
     plan: Plan, course: Course, run_dir: Path, failed: EffilaunchError | None, asked: str
 ) -> Outcome:
     """The verdicts, in result.json and to the user."""
-    problems = [] if failed is None else list(failed.problems)
+    problems = [] if failed is None else [_of_a_rehearsal(p, run_dir) for p in failed.problems]
     measured = _read(run_dir)
     known = plan.settings.get("runtime.stop_seconds")
     planned = Planned(
@@ -182,6 +185,18 @@ def conclude(
     }
     text = rehearsal_text(findings, measured, asked, str(run_dir))
     return Outcome(data, text, problems, exit_code=MachineError.exit_code if bad else 0)
+
+
+def _of_a_rehearsal(problem: Problem, run_dir: Path) -> Problem:
+    """A process that was lost, told for a rehearsal: on which machine, and without a checkpoint to go on
+    from."""
+    if problem.code not in (LOST, LAUNCHER_LOST, HANG, HOST_LOST):
+        return problem
+    statuses = read_statuses(run_dir)
+    named = {int(number) for number in re.findall(r"\brank (\d+)", problem.message)}
+    where = [f"rank {number} ran on {statuses[number].host}" for number in sorted(named & statuses.keys())]
+    hint = "look at that machine and at logs/, then start the rehearsal again"
+    return replace(problem, message="; ".join([problem.message, *where]), hint=hint)
 
 
 def _completed(run_dir: Path) -> bool:

@@ -1,0 +1,65 @@
+"""`doctor --rehearse` on three machines: the one with the slow port is named, and the one on another disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from hosts.bridge import NAMES, Bridge
+from hosts.network import missing
+from rehearsals import recipe, rows
+
+pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing()) or shutil.which("tc") is None, reason=missing() or "no tc"),
+]
+
+
+@pytest.fixture
+def bridge():
+    made = Bridge()
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def test_the_bad_machines_are_named(bridge, tmp_path):
+    """gpu02 has a slow port, and gpu01 sees an empty disk where the others save."""
+    bridge.slow("gpu02")
+    out = tmp_path / "out"
+    words = ["doctor", str(recipe(tmp_path)), "--rehearse", "--on", "3x1xcpu", "--seconds", "2", "--json",
+             "--output-dir", str(out), "--master-addr", bridge.address("gpu00")]  # fmt: skip
+    members = [
+        bridge.effilaunch(
+            name, *words, "--node-rank", str(number),
+            hidden=out / "checkpoints" if name == "gpu01" else None,
+        )
+        for number, name in enumerate(NAMES)
+    ]  # fmt: skip
+    told, said = members[0].communicate(timeout=300)
+    assert members[0].returncode == 4, said[-4000:] + told[-4000:]
+    found = rows(json.loads(told))
+    assert found["rehearsal-ranks"]["found"] == "1 on gpu00, 1 on gpu01, 1 on gpu02, gloo"
+    assert found["rehearsal-interfaces"]["found"] == "eth0 on gpu00, gpu01, gpu02"
+    slow = found["rehearsal-links"]
+    assert slow["status"] == "fail"
+    for does in ("sends", "receives"):
+        assert f"node gpu02 (eth0) {does} " in slow["message"]
+    assert "gpu00" not in slow["message"] + slow["hint"]
+    assert "gpu01" not in slow["message"] + slow["hint"]
+    links = json.loads(told)["rehearsal"]["links"]
+    assert len(links) == 6
+    assert all((link["bytes_per_s"] < 4e6) == (2 in (link["from"], link["to"])) for link in links)
+    alone = found["rehearsal-shared"]
+    assert alone["status"] == "fail"
+    assert alone["message"].startswith("node gpu01 (eth0) does not share the run directory with the others (")
+    assert "gpu01 (eth0): tmpfs none" in alone["message"]
+    assert list((out / "checkpoints").iterdir()) == []
+    for other in members[1:]:
+        answer, _ = other.communicate(timeout=60)
+        assert other.returncode == 4
+        assert "gpu02 (eth0)" in json.loads(answer)["errors"][0]["message"]
