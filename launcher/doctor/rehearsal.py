@@ -62,7 +62,7 @@ def judge(measured: Mapping[str, Any], planned: Planned, problems: Sequence[Prob
     if measured.get("all_reduce"):
         verdicts["rehearsal-all-reduce"] = _all_reduce(measured["all_reduce"], who, planned)
     if measured.get("links"):
-        verdicts["rehearsal-links"] = _links(measured["links"], who)
+        verdicts["rehearsal-links"] = _links(measured["links"], who, planned)
     if measured.get("devices"):
         verdicts["rehearsal-devices"] = _devices(measured["devices"], who)
     if measured.get("waiting"):
@@ -213,12 +213,14 @@ def _all_reduce(rows: Sequence[Mapping[str, Any]], who: Who, planned: Planned) -
     return ok(found, message)
 
 
-def _links(rows: Sequence[Mapping[str, Any]], who: Who) -> Verdict:
+def _links(rows: Sequence[Mapping[str, Any]], who: Who, planned: Planned) -> Verdict:
     rates = sorted(row["bytes_per_s"] for row in rows)
     latency = min(row["latency_s"] for row in rows)
     kind = "between machines" if who.several else "between ranks"
     spread = rate(rates[0]) if len(rates) == 1 else f"{rate(rates[0])} to {rate(rates[-1])}"
     found = f"{spread} {kind}, {duration(latency)} latency"
+    if planned.on_cpu and not who.several:
+        return ok(found, "copies within one memory: numbers, and nothing to judge")
     slow = slow_links(rows, absurd=who.several)
     if not slow:
         lone = len(rates) == 2 and who.several

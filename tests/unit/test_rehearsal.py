@@ -270,6 +270,12 @@ class TestVerdicts:
         message = verdicts(measured(ranks=ranks, links=slow))["rehearsal-links"].message
         assert "rank 1 on gpu00 sends 900 MB/s" in message
 
+    def test_ranks_of_one_cpu_have_no_link_that_could_be_slow(self):
+        ranks = [rank(n) for n in range(3)]
+        slow = links(range(3), of_end(1, range(3), 0.1 * GB))
+        planned = Planned("accelerate", 3, on_cpu=True, gradient_bytes=1, stop_seconds=None)
+        assert verdicts(measured(ranks=ranks, links=slow), planned)["rehearsal-links"].status == "ok"
+
     def test_different_versions(self):
         ranks = [rank(n, host=f"gpu0{n}", node=n, torch="2.12.1" if n == 2 else "2.13.0") for n in range(3)]
         message = verdicts(measured(ranks=ranks))["rehearsal-ranks"].message
