@@ -35,7 +35,7 @@ from launcher.report.outcome import Outcome, echo, note
 from launcher.report.rehearsal_text import course_line, rehearsal_text
 
 REHEARSE = "launcher.train.rehearse"
-_TOLD = ("ranks", "all_reduce", "links", "devices", "waiting", "save")
+TOLD = ("ranks", "all_reduce", "links", "devices", "waiting", "save")
 """Of what rank 0 wrote: what `--json` shows."""
 _LEAVE_S, _GONE_S = 5.0, 10.0
 """A rank that failed has nothing to save: the others may end by themselves, then are killed."""
@@ -174,7 +174,7 @@ def conclude(
     findings = judge(measured, planned, problems)
     rows = [finding.to_json() for finding in findings]
     bad = any(finding.verdict.status == "fail" for finding in findings)
-    told = {key: measured.get(key) for key in _TOLD}
+    told = {key: measured.get(key) for key in TOLD}
     with contextlib.suppress(OSError):  # a full disk: the answer is on the screen
         write_file(run_dir / RESULT, dump_json({**measured, "verdicts": rows}))
     data = {

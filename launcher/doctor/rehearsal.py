@@ -19,7 +19,7 @@ from launcher.doctor.units import amount, duration, flops, rate
 from launcher.errors import Problem
 from launcher.facts.meeting import LOOPBACK, UNKNOWN
 
-_TITLES = {
+TITLES = {
     "rehearsal-start": "start",
     "rehearsal-ranks": "ranks",
     "rehearsal-interfaces": "interfaces",
@@ -32,7 +32,7 @@ _TITLES = {
     "rehearsal-stop": "checkpoint",
 }
 """Every check of a rehearsal, in the order in which they are shown."""
-IDS = tuple(_TITLES)
+IDS = tuple(TITLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def judge(measured: Mapping[str, Any], planned: Planned, problems: Sequence[Prob
         verdicts["rehearsal-shared"] = judge_shared(saving, who.filesystems)
         verdicts["rehearsal-save"] = judge_save(saving)
         verdicts["rehearsal-stop"] = judge_stop(saving)
-    return [Finding(name, title, found) for name, title in _TITLES.items() if (found := verdicts.get(name))]
+    return [Finding(name, title, found) for name, title in TITLES.items() if (found := verdicts.get(name))]
 
 
 class Who:
