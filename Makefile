@@ -29,10 +29,10 @@ TEST_JOBS ?= 2
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu and not cluster"
 
 test-full: $(STAMP) ## the tests that `test` leaves out
-	$(PYTEST) -m "slow or gpu" -rs
+	$(PYTEST) -m "(slow or gpu) and not cluster" -rs
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .

@@ -109,7 +109,7 @@ def _of_hostfile(loaded: LoadedRecipe, on: str | None, file: str) -> Gathering |
         message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
         hint = "add the others, or plan for fewer: `hardware` or --on"
         raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
-    own = [host for host in hosts if is_this_machine(host.name)]
+    own = [host for host in hosts if is_this_machine(host.name.rpartition("@")[2])]
     if len(own) != 1:
         raise RecipeError(_not_here(own, file))
     others = [host for host in hosts if host is not own[0]][: hardware.num_nodes - 1]

@@ -36,11 +36,9 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
         found += f"; CUDA_VISIBLE_DEVICES={gpu.visible!r} leaves {len(gpu.usable)} of {len(gpu.gpus)}"
     if plan is not None and on_gpu(plan):
         wanted = plan.hardware
-        if wanted.num_nodes > 1:
-            message = f"the plan is for {wanted.num_nodes} machines, and `run` starts the processes of one"
-            return fail(found, message, "--on with one node; `run --dry-run` writes the bundle")
         if len(gpu.usable) < wanted.devices_per_node:
-            message = f"the plan is for {wanted.label}, this machine shows {len(gpu.usable)} GPUs"
+            each = " on each machine" if wanted.num_nodes > 1 else ""
+            message = f"the plan is for {wanted.label}{each}, this machine shows {len(gpu.usable)} GPUs"
             return fail(found, message, "--on names other hardware; see also the check driver")
         smallest = min(g.total for g in gpu.usable[: wanted.devices_per_node])
         if wanted.device_bytes is not None and smallest < 0.97 * wanted.device_bytes:

@@ -41,6 +41,8 @@ class Order:
     stop_s: float
     save_s: float
     resume: str | None
+    nvme: str | None = None
+    """Folder on each machine's own disk that an offload writes to."""
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:

@@ -80,16 +80,16 @@ def supervised_failure(
     if ended.hang is not None:
         problem = hang_problem(run_dir, ended)
         return KnownFailure(_known(problem, known[0]), known[0]) if known else RunFailed(problem)
-    watch = ended.watch
-    if watch is not None and watch.lost and (watch.lost_alone or not any(map(_is_cause, reports))):
-        return _lost(run_dir, ended, watch, before)
-    if (first := _first_elsewhere(ended)) and not reports:
+    watch, has_cause = ended.watch, any(map(_is_cause, reports))
+    if (first := _first_elsewhere(ended)) and not has_cause:
         host, part = first
         code = part.code or 0
         if code >= 0:
             return run_failure(run_dir, code, part.log or "launcher.log", f"on {host} {part.trouble}")
         problem = launcher_problem(run_dir, code, host, part.log)
         return _out_of_memory(problem) if part.oom else RunFailed(problem)
+    if watch is not None and watch.lost and (watch.lost_alone or not has_cause):
+        return _lost(run_dir, ended, watch, before)
     if ended.code < 0 and watch is not None and watch.statuses and not reports:
         problem = launcher_problem(run_dir, ended.code)
         return _out_of_memory(problem) if has_killed(before, read_oom_kills()) else RunFailed(problem)
@@ -97,8 +97,8 @@ def supervised_failure(
 
 
 def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
-    """The machine whose launcher ended before any other part of the run was in trouble."""
-    hosts = [(host, part) for host, part in ended.elsewhere.items() if part.first]
+    """The machine that was in trouble before any other, where it lost no rank: its launcher ended."""
+    hosts = [(host, part) for host, part in ended.elsewhere.items() if part.first and not part.lost]
     return hosts[0] if hosts else None
 
 

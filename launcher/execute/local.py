@@ -146,8 +146,8 @@ def _write_try(
     except OSError as error:
         raise unwritable(run_dir, error) from error
     if group is not None:
-        plan = run_dir / "plan.json"
-        group.look({str(plan): digest_of(plan), bundle.plan.python: None})
+        plan, python = run_dir / "plan.json", bundle.plan.python
+        group.look({str(plan): digest_of(plan), **({python: None} if Path(python).is_absolute() else {})})
 
 
 def _order(
@@ -162,7 +162,15 @@ def _order(
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
         on_gpus=not plan.hardware.is_cpu, report_to=plan.value("trainer.report_to"),
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
+        nvme=_nvme_folder(plan),
     )  # fmt: skip
+
+
+def _nvme_folder(plan: Plan) -> str | None:
+    if "sharding.nvme_path" not in plan.settings or plan.value("sharding.engine") != "deepspeed":
+        return None
+    offloads = (plan.value("sharding.offload_optimizer"), plan.value("sharding.offload_param"))
+    return str(plan.value("sharding.nvme_path")) if "nvme" in offloads else None
 
 
 def _outcome(

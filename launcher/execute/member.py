@@ -31,6 +31,7 @@ from launcher.execute.shared import look
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Watch
+from launcher.execute.swap_files import claimed
 from launcher.facts.oom_kills import has_killed, read_oom_kills
 from launcher.facts.place import PORTS, Place
 from launcher.facts.status import is_alive
@@ -87,7 +88,8 @@ class MemberPeers:
 
     def lose(self, why: str) -> None:
         """For the channel's thread: the head is lost."""
-        self.gone = self.vanished = f"the first machine, {self._head}, was lost: {why}"
+        if not self.gone:
+            self.gone = self.vanished = f"the first machine, {self._head}, was lost: {why}"
 
     def _write_stacks(self) -> None:
         watch = self.watch
@@ -251,6 +253,13 @@ def _head_lost(peers: MemberPeers) -> Problem:
     return Problem(HOST_LOST, peers.gone, hint=hint)
 
 
+def _holding_nvme(place: Place, order: Order) -> contextlib.AbstractContextManager[object]:
+    """This machine's folder of an offload: the head holds its own, and one member a machine does here."""
+    if order.nvme is None or place.node_rank == 0 or place.local_task != 0:
+        return contextlib.nullcontext()
+    return claimed(Path(order.nvme))
+
+
 def _take_part(
     place: Place, peers: MemberPeers, order: Order, devices: tuple[str, ...], say: Callable[[str], None]
 ) -> None:
@@ -270,7 +279,8 @@ def _take_part(
             master_port=order.master_port, watch=watch, peers=peers,
         )  # fmt: skip
         remove_shared_buffers(order.master_port)
-        ended = follow(start)
+        with _holding_nvme(place, order):
+            ended = follow(start)
     except (OSError, EffilaunchError) as error:  # such as a variable that is not set here
         ended = Ended(code=1, killed=f"it could not be started: {error}")
         peers.say({"kind": "part", "trouble": ended.killed})

@@ -20,6 +20,8 @@ HELLO_S = 10.0
 """So long a connection has to say who it is."""
 _TOLD_S = 30.0
 """Who waits for members is told so often."""
+_LEAVE_S = 3.0
+"""So long members have to leave that were told to."""
 POLL_S = 0.2
 
 
@@ -198,10 +200,17 @@ class Members:
         return own
 
     def close(self) -> None:
-        """Listen no more, and end all connections; what was sent still arrives."""
+        """Listen no more, and end all connections, after the members have taken what they were told.
+
+        They close first: an end that closes with words unread throws away what it has sent.
+        """
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        deadline = time.monotonic() + _LEAVE_S
+        with self.changed:
+            while any(not member.gone for member in self._known.values()) and time.monotonic() < deadline:
+                self.changed.wait(POLL_S)
         for member in self.all():
             member.channel.close()
 

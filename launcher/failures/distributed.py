@@ -161,9 +161,10 @@ DISTRIBUTED = (
         title="no pdsh for several machines",
         cause="The deepspeed launcher starts other machines through pdsh unless told otherwise, and it is "
         "not installed.",
-        mend="install pdsh, or start one launcher on each machine with --no_ssh and --node_rank",
+        mend="name the machines in launch.hostfile: `effilaunch run` needs ssh alone and starts the launcher "
+        "on each with --no_ssh; or install pdsh",
         source="deepspeed/launcher/runner.py main (backend_exists)",
-        places=(Place("refusal", "several-machines"), Place("diagnose")),
+        places=(_COMMAND, Place("diagnose")),
         patterns=(r"launcher '\w+' not installed\.",),
     ),
     Failure(
@@ -173,11 +174,37 @@ DISTRIBUTED = (
         "ssh cannot reach without a password, ends the start.",
         mend="mend or remove the hostfile (`effilaunch doctor` shows it), or set up ssh without a password",
         source="deepspeed/launcher/runner.py fetch_hostfile",
-        places=(_DEVICES, Place("doctor", "hostfile"), Place("diagnose")),
+        places=(
+            _DEVICES,
+            Place("refusal", "bad-hostfile"),
+            Place("refusal", "ssh-denied"),
+            Place("doctor", "hostfile"),
+            Place("diagnose"),
+        ),
         patterns=(
             r"Hostfile contains (?:a bad entry|multiple entries for)",
             r"Hostfile is empty or not formatted correctly",
             r"was not reachable via ssh\. If you are running with a single node",
+        ),
+    ),
+    Failure(
+        id="socket-interface",
+        title="ranks of several machines that cannot reach each other",
+        cause="A process group asks the machine's own name for its address, which on many machines is "
+        "127.0.1.1, and nobody else can reach that; or GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names no "
+        "interface of this machine.",
+        mend="set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface that leads to the other "
+        "machines, as `effilaunch run` does, or unset a wrong one",
+        source="torch/csrc/distributed/c10d/ProcessGroupGloo.cpp createDefaultDevice",
+        places=(
+            Place("worker", "launcher.execute.binding:bind_order"),
+            Place("doctor", "interfaces"),
+            Place("diagnose"),
+        ),
+        patterns=(
+            r"Gloo connectFullMesh failed with .{0,200}Connection refused, remote=\[127\.0\.1\.1\]",
+            r"Unable to find (?:address|interface) for: \S+",
+            r"Bootstrap ?: no socket interface found",
         ),
     ),
     Failure(

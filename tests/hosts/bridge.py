@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hosts.network import ROOT, call
+from network import ROOT, call
 
 NAMES = ("gpu00", "gpu01", "gpu02")
 SLOW = "20mbit"

@@ -6,8 +6,8 @@ import json
 import shutil
 
 import pytest
-from hosts.bridge import NAMES, Bridge
-from hosts.network import missing
+from bridge import NAMES, Bridge
+from network import missing
 from rehearsals import recipe, rows
 
 pytest.importorskip("torch")

@@ -350,9 +350,12 @@ def test_what_the_plan_switches_off_between_rtx_40_cards_is_not_missed(plan):
     assert verdict("p2p", machine, replace(two, settings=settings)).status == "ok"
 
 
-def test_a_plan_for_several_machines_is_not_started_on_one(plan):
-    said = verdict("devices", READY, replace(plan, hardware=replace(plan.hardware, num_nodes=2)))
-    assert (said.status, "2 machines" in said.message) == ("fail", True)
+def test_of_several_machines_this_one_must_have_its_share(plan):
+    two = replace(plan, hardware=replace(plan.hardware, num_nodes=2))
+    assert verdict("devices", READY, two).status == "ok"
+    more = replace(plan, hardware=replace(plan.hardware, num_nodes=2, devices_per_node=64))
+    said = verdict("devices", READY, more)
+    assert (said.status, "on each machine, this machine shows" in said.message) == ("fail", True)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ SPELLINGS = {
         "ValueError: Hostfile contains a bad entry: a b c, unable to proceed with launching",
         "host=n1 was not reachable via ssh. If you are running with a single node please remove it",
     ],
+    "socket-interface": [
+        "RuntimeError: Gloo connectFullMesh failed with [/x/gloo/transport/tcp/pair.cc:152] timed out "
+        "connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:39846$0",
+        "RuntimeError: [enforce fail at /x/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ib9",
+        "NCCL WARN Bootstrap : no socket interface found",
+    ],
     "nccl-timeout": [
         "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=875, OpType=ALLREDUCE)",
         "Timed out waiting 1800000ms for recv operation to complete",

@@ -27,7 +27,7 @@ def order_of(bundle, **changes) -> Order:
     hardware = bundle.plan.hardware
     given = Order(
         "/runs/{devices}", bundle.command, bundle.worker, bundle.env, "127.0.0.1", 4711, hardware.num_devices,
-        hardware.devices_per_node, not hardware.is_cpu, "none", 60.0, 1.0, None, Limits(leave=1.0),
+        hardware.devices_per_node, not hardware.is_cpu, "none", 60.0, 1.0, None, None, Limits(leave=1.0),
     )  # fmt: skip
     return replace(given, **changes)
 

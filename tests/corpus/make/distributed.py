@@ -86,6 +86,38 @@ _shell(
 )
 
 
+MEET = """\
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+"""
+# Two machines as network namespaces, each of which calls itself 127.0.1.1 as a Debian does. Needs root.
+_TWO_MACHINES = """\
+for n in 1 2; do ip netns add corpus$n; ip -n corpus$n link set lo up; done
+ip link add corpusa type veth peer name corpusb
+ip link set corpusa netns corpus1 name eth0; ip link set corpusb netns corpus2 name eth0
+for n in 1 2; do
+  ip -n corpus$n addr add 10.78.0.$n/24 dev eth0; ip -n corpus$n link set eth0 up
+  printf '127.0.0.1 localhost\\n127.0.1.1 node%s\\n' $n > hosts$n
+  RANK=$((n - 1)) WORLD_SIZE=2 MASTER_ADDR=10.78.0.1 MASTER_PORT=29641 ip netns exec corpus$n unshare --uts \\
+    sh -c "mount --bind hosts$n /etc/hosts; hostname node$n; exec timeout 60 python train.py" &
+  pids="$pids $!"
+done
+for pid in $pids; do wait $pid || code=$?; done
+for n in 1 2; do ip netns del corpus$n; done
+exit $code
+"""
+_shell("socket-interface", "own-name", _TWO_MACHINES, train=MEET)
+_shell(
+    "socket-interface",
+    "no-such-name",
+    "GLOO_SOCKET_IFNAME=ib9 python -m torch.distributed.run --nproc_per_node=2 --master_port=29642 train.py",
+    train=MEET,
+)
+
+
 @caused("local-rank-arg", launcher="deepspeed", ranks=2)
 def local_rank_arg():
     import argparse

@@ -1,0 +1,277 @@
+"""Real trainings over two machines: right ranks, right losses, and an end for all when one is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from network import NAMES, ROOT, Network
+from supervised import wait_for
+
+pytestmark = pytest.mark.cluster
+
+RECIPE = """\
+model: {{name_or_path: model}}
+data: {{train: [{{path: rows.jsonl}}], max_length: 32}}
+sharding: {sharding}
+global_batch_size: 8
+trainer: {{max_steps: {steps}, learning_rate: 1.0e-2, logging_steps: 1, save_steps: 100,
+          per_device_train_batch_size: 4}}
+{rest}
+"""
+TWO = "hardware: {num_nodes: 2, devices_per_node: 1, device: cpu}"
+FILE = "launch: {hostfile: hosts}"
+DDP, ZERO2 = "{engine: ddp}", "{zero_stage: 2}"
+
+
+class Ground:
+    """A folder that both machines see, and runs in it."""
+
+    def __init__(self, folder: Path, base: Path, network: Network) -> None:
+        self.folder, self.network, self.out = folder, network, folder / "out"
+        for name in ("model", "rows.jsonl"):
+            (folder / name).symlink_to(base / name)
+        self.env = {"EFFILAUNCH_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+
+    def recipe(self, sharding: str, rest: str, steps: int = 4) -> str:
+        (self.folder / "r.yaml").write_text(RECIPE.format(sharding=sharding, rest=rest, steps=steps))
+        return str(self.folder / "r.yaml")
+
+    def hosts(self, text: str = "hosta slots=1\nhostb slots=1\n") -> None:
+        (self.folder / "hosts").write_text(text)
+
+    def start(self, name: str, *words: str, **env: str) -> subprocess.Popen[bytes]:
+        log = self.folder / f"{name}.log"
+        return self.network.effilaunch(name, "run", *words, log=log, **{**self.env, **env})
+
+    def pair(self, recipe: str, *words: str) -> list[subprocess.Popen[bytes]]:
+        """Both machines, each by its own command."""
+        address = ("--master-addr", self.network.machines["hosta"].address)
+        given = (recipe, "--output-dir", str(self.out), *address, *words)
+        return [self.start(name, *given, "--node-rank", str(number)) for number, name in enumerate(NAMES)]
+
+    def said(self, name: str = "hosta") -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def ended(self, process: subprocess.Popen[bytes], code: int, within_s: float, name: str = "hosta") -> str:
+        process.wait(within_s)
+        assert process.returncode == code, self.said(name)[-4000:]
+        return self.said(name)
+
+    def training(self, *processes: subprocess.Popen[bytes]) -> None:
+        def begun() -> bool:
+            assert all(p.poll() is None for p in processes), "".join(map(self.said, NAMES))[-4000:]
+            return (self.out / "metrics.jsonl").is_file()
+
+        wait_for(begun, 240)
+
+    def bound(self) -> dict:
+        return json.loads((self.out / "environment.json").read_text())["bound"]
+
+
+@pytest.fixture
+def ground(tmp_path, base, network) -> Ground:
+    return Ground(tmp_path, base, network)
+
+
+def losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, base, network) -> list[float]:
+    """The losses of the same run on one machine with two processes."""
+    ground = Ground(tmp_path_factory.mktemp("alone"), base, network)
+    recipe = ground.recipe(DDP, "hardware: {devices_per_node: 2, device: cpu}")
+    ground.ended(ground.start("hosta", recipe, "--output-dir", str(ground.out)), 0, 300)
+    return losses(ground.out)
+
+
+def only_sshd_is_left(network: Network, *names: str) -> None:
+    def left() -> bool:
+        return all(len(network.processes(name)) == 1 for name in names)
+
+    wait_for(left, 20)
+
+
+def world(log: str) -> dict:
+    """What a launcher of DeepSpeed says of the world."""
+    return {
+        name: re.findall(rf"{name}=(\S+?),?\s", log)[-1]
+        for name in ("nnodes", "node_rank", "dist_world_size")
+    }
+
+
+def test_zero_2_through_a_hostfile(ground, network, alone):
+    ground.hosts("# ours\nhosta slots=1\nhostb slots=1 # the other\n")
+    recipe = ground.recipe(ZERO2, FILE)
+    began = ground.start("hosta", recipe, "--output-dir", str(ground.out), GLOO_SOCKET_IFNAME="")
+    said = ground.ended(began, 0, 400)
+    assert losses(ground.out) == pytest.approx(alone, rel=1e-6)
+    address = network.machines["hosta"].address
+    assert f"2 members (hosta, hostb) meet at {address} over eth0" in said
+    bound = ground.bound()
+    assert (bound["interface"], bound["master_addr"]) == ("eth0", address)
+    assert [node["host"] for node in bound["nodes"]] == ["hosta", "hostb"]
+    logs = [(ground.out / "logs" / name).read_text() for name in ("launcher.log", "launcher-1.log")]
+    assert [world(log) for log in logs] == [
+        {"nnodes": "2", "node_rank": "0", "dist_world_size": "2"},
+        {"nnodes": "2", "node_rank": "1", "dist_world_size": "2"},
+    ]
+    statuses = [json.loads((ground.out / "logs" / f"status-rank-{r}.json").read_text()) for r in (0, 1)]
+    assert [(s["host"], s["step"], s["code"]) for s in statuses] == [("hosta", 4, 0), ("hostb", 4, 0)]
+    assert f"--master_port={bound['master_port']}" in logs[1]
+    only_sshd_is_left(network, *NAMES)
+
+
+def test_ddp_by_the_same_command_on_both(ground, network, alone):
+    first, second = ground.pair(ground.recipe(DDP, TWO))
+    ground.ended(first, 0, 400)
+    said = ground.ended(second, 0, 30, "hostb")
+    assert "the first machine is hosta" in said
+    assert losses(ground.out) == pytest.approx(alone, rel=1e-6)
+    command = ground.bound()["command"]
+    assert command[command.index("--main_process_ip") + 1] == network.machines["hosta"].address
+    only_sshd_is_left(network, *NAMES)
+
+
+def test_a_machine_that_goes_down_ends_the_run_within_a_minute_with_its_name(ground, network):
+    """Its cable is pulled, so that nobody is told, and all that it ran is gone."""
+    ground.hosts()
+    first = ground.start("hosta", ground.recipe(DDP, FILE, steps=10**6), "--output-dir", str(ground.out))
+    ground.training(first)
+    sshd = network.machines["hostb"].sshd
+    network.cut()
+    try:
+        for pid in network.processes("hostb"):
+            if pid != sshd.pid:
+                os.kill(pid, signal.SIGKILL)
+        began = time.monotonic()
+        said = ground.ended(first, 5, 90)
+        assert time.monotonic() - began < 60
+        assert "the machine hostb was lost: no word from it for 20 s" in said
+        only_sshd_is_left(network, "hosta")
+    finally:
+        network.mend()
+
+
+def test_a_pulled_cable_ends_both_within_a_minute(ground, network):
+    first, second = ground.pair(ground.recipe(ZERO2, TWO, steps=10**6))
+    ground.training(first, second)
+    network.cut()
+    try:
+        began = time.monotonic()
+        assert "the machine hostb was lost: no word from it" in ground.ended(first, 5, 90)
+        assert "the first machine, hosta, was lost: no word from it" in ground.ended(second, 5, 60, "hostb")
+        assert time.monotonic() - began < 60
+        only_sshd_is_left(network, *NAMES)
+    finally:
+        network.mend()
+
+
+def test_killed_processes_of_a_machine_end_the_run_at_once(ground, network):
+    first, second = ground.pair(ground.recipe(DDP, TWO, steps=10**6))
+    ground.training(first, second)
+    sshd = network.machines["hostb"].sshd
+    began = time.monotonic()
+    for pid in network.processes("hostb"):
+        if pid != sshd.pid:
+            os.kill(pid, signal.SIGKILL)
+    said = ground.ended(first, 5, 60)
+    assert time.monotonic() - began < 50
+    assert "the machine hostb was lost: it closed the connection" in said
+    second.wait(10)
+    only_sshd_is_left(network, *NAMES)
+
+
+def refused(ground: Ground, within_s: float, code: int = 4, **env: str) -> str:
+    """What a run says that ends before anything is planned."""
+    began = time.monotonic()
+    process = ground.start("hosta", ground.recipe(DDP, FILE), "--output-dir", str(ground.out), **env)
+    said = ground.ended(process, code, within_s + 30)
+    assert time.monotonic() - began < within_s, said
+    assert not ground.out.exists()
+    assert "Traceback" not in said
+    return said
+
+
+def test_all_hosts_that_do_not_answer_are_named_at_once(ground, network):
+    nobody = [f"10.77.{network.number}.{host}" for host in (98, 99)]
+    ground.hosts("".join(f"{name} slots=1\n" for name in ("hosta", nobody[0], "hostb", nobody[1])))
+    said = refused(ground, 25)
+    for name in nobody:
+        assert re.search(rf"error: {name} does not answer: .*{name}", said), said
+    assert "hostb does" not in said
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (
+            "-o UserKnownHostsFile=/dev/null",
+            "hostb has a key that ssh does not know: Host key verification failed",
+        ),
+        ("-o IdentityFile=/dev/null", "hostb does not let ssh in without a password: "),
+        ("-p 2299", "hostb does not answer: ssh: connect to host hostb port 2299: Connection refused"),
+    ],
+)
+def test_what_ssh_says_is_told_in_one_line(ground, network, option, expected):
+    ground.hosts()
+    command, config = network.environment()["EFFILAUNCH_SSH"].split(" -F ")
+    text = Path(config).read_text()
+    mine = ground.folder / "config"
+    mine.write_text(re.sub(r"  IdentityFile \S+\n", "", text) if "Identity" in option else text)
+    said = refused(ground, 15, EFFILAUNCH_SSH=f"{command} -F {mine} {option}")
+    assert f"error: {expected}" in said
+
+
+def test_a_typo_in_the_hostfile_is_named_with_its_line(ground):
+    ground.hosts("hosta slots=1\nhostb slot=1\n")
+    said = refused(ground, 15, code=2)
+    assert f"{ground.folder / 'hosts'}:2: 'slot=1' is not `slots=N`" in said
+
+
+def fake(folder: Path, package: str, version: str) -> str:
+    """A folder in which a package has another version, as another environment would have."""
+    info = folder / "other" / f"{package}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    return str(info.parent)
+
+
+def test_different_versions_are_refused_with_a_table(ground, network):
+    recipe, address = ground.recipe(DDP, TWO), network.machines["hosta"].address
+    given = (recipe, "--output-dir", str(ground.out), "--master-addr", address)
+    first = ground.start("hosta", *given, "--node-rank", "0")
+    other = f"{fake(ground.folder, 'accelerate', '0.1')}:{ROOT}"
+    log = ground.folder / "hostb.log"
+    words = [sys.executable, "-m", "launcher.cli", "run", *given, "--node-rank", "1"]
+    second = network.start("hostb", words, log, **{**ground.env, "PYTHONPATH": other})
+    said = ground.ended(first, 4, 60)
+    assert re.search(r"accelerate is not the same on all machines: hosta \S+, hostb 0\.1 ", said)
+    assert "hostb 0.1" in ground.ended(second, 4, 30, "hostb")
+    assert not ground.out.exists()
+
+
+@pytest.mark.parametrize("hidden", ["out", "cache"])
+def test_a_folder_that_one_machine_does_not_see_is_named(ground, network, hidden):
+    folder = ground.folder / hidden
+    folder.mkdir()
+    recipe, address = ground.recipe(DDP, TWO), network.machines["hosta"].address
+    given = ["run", recipe, "--output-dir", str(ground.out), "--master-addr", address, "--node-rank"]
+    first = network.effilaunch("hosta", *given, "0", log=ground.folder / "hosta.log", **ground.env)
+    covered = ["sh", "-c", 'mount -t tmpfs none "$0"; exec "$@"', str(folder), sys.executable, "-m",
+               "launcher.cli", *given, "1"]  # fmt: skip
+    env = {**ground.env, "PYTHONPATH": str(ROOT)}
+    second = network.start("hostb", covered, ground.folder / "hostb.log", **env)
+    said = ground.ended(first, 4, 120)
+    assert f"hostb does not see {folder}/" in said
+    ground.ended(second, 4, 30, "hostb")

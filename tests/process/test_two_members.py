@@ -1,0 +1,154 @@
+"""A head and a member on one machine: stops, losses, failures and restarts are of both."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+
+import pytest
+from supervised import ranks, wait_for
+from two_members import Pair
+
+HOST = socket.gethostname()
+SLOW = "time.sleep(0.2)"
+
+
+@pytest.fixture
+def port(request) -> int:
+    """Of its own for each test: sixteen are tried."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def stopped(pair: Pair) -> dict:
+    return json.loads((pair.run_dir / "stopped.json").read_text())
+
+
+def test_both_run_their_ranks_and_leave_with_0(tmp_path, port):
+    pair = Pair(tmp_path, ranks(), port)
+    said = pair.ended(0, 0)
+    assert f"2 members ({HOST} (member 0), {HOST} (member 1)) meet at 127.0.0.1 over lo" in said[0]
+    logs = {path.name for path in (pair.run_dir / "logs").glob("launcher*.log")}
+    assert logs == {"launcher.log", "launcher-1.log"}
+    nodes = json.loads((pair.run_dir / "environment.json").read_text())["bound"]["nodes"]
+    assert [(node["member"], node["host"]) for node in nodes] == [(0, HOST), (1, HOST)]
+    assert [pair.status(rank)["code"] for rank in (0, 1)] == [0, 0]
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
+    pair = Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port).training().send(member, signal.SIGTERM)
+    said = pair.ended(130, 130)
+    at = stopped(pair)["checkpoint"]
+    assert f"with {at}" in said[0]
+    assert f"with {at}" in said[1], "the member tells what the head tells"
+    assert "SIGTERM on another machine: stopping" in said[1 - member]
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_signal_before_the_first_step_ends_both(tmp_path, port, member):
+    pair = Pair(tmp_path, ranks(early="time.sleep(600)"), port)
+    wait_for(lambda: all(pair.status(rank).get("phase") == "load" for rank in (0, 1)))
+    pair.send(member, signal.SIGUSR1)
+    began = time.monotonic()
+    said = pair.ended(130, 130)
+    assert time.monotonic() - began < 15
+    assert "before its first checkpoint" in said[0]
+
+
+def test_a_signal_while_the_head_prepares_ends_both(tmp_path, port):
+    pair = Pair(tmp_path, ranks(), port, prepare="import time; time.sleep(600)")
+    wait_for(lambda: (pair.run_dir / "logs" / "prepare.log").is_file())
+    pair.send(1, signal.SIGTERM)
+    said = pair.ended(130, 130)
+    assert f"stopped by a signal to {HOST} (member 1)" in said[0]
+
+
+def test_a_killed_rank_of_the_member_is_named_with_its_host_and_signal(tmp_path, port):
+    each = "if rank == 1 and step == 3: os.kill(os.getpid(), 9)"
+    said = Pair(tmp_path, ranks(each, steps=1000), port).ended(5, 5)
+    for words in said:
+        assert "rank-lost" in words
+        assert f"on {HOST}) was killed by SIGKILL, last step 3, phase train" in words
+
+
+def test_a_rank_of_the_head_that_fails_ends_the_members(tmp_path, port):
+    each = "if rank == 0 and step == 3: fail('a bug of ours')"
+    said = Pair(tmp_path, ranks(each, steps=1000), port).ended(5, 5)
+    assert all("rank 0 failed first: RuntimeError: a bug of ours" in words for words in said)
+
+
+def test_a_restart_is_the_heads_and_both_go_on(tmp_path, port):
+    each = "if rank == 1 and step == 4 and try_number < 1: os.kill(os.getpid(), 9)"
+    pair = Pair(tmp_path, ranks(each), port, restarts=1)
+    pair.ended(0, 0)
+    assert pair.tries(0) == pair.tries(1) == ["start", "checkpoint-3"]
+    (row,) = [json.loads(line) for line in (pair.run_dir / "restarts.jsonl").read_text().splitlines()]
+    assert (row["step"], row["resumed_from"]) == (4, 3)
+
+
+def test_a_launcher_that_fails_elsewhere_is_told_with_its_machine_and_log(tmp_path, port):
+    broken = "import sys\nif sys.argv[2] == '1': print('no such option'); sys.exit(3)\n"
+    began = time.monotonic()
+    pair = Pair(tmp_path, broken + ranks(early="time.sleep(600)"), port, limits={"all_gone": 3.0})
+    said = pair.ended(5, 5)
+    assert time.monotonic() - began < 40
+    assert f"because on {HOST} (member 1) the launcher ended with exit code 3" in said[0]
+    assert "launcher-1.log" in said[0]
+
+
+def test_a_killed_member_ends_the_head_with_a_checkpoint_and_its_name(tmp_path, port):
+    pair = Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port).training().send(1, signal.SIGKILL)
+    said = pair.ended(5, -signal.SIGKILL)
+    assert f"host-lost: the machine {HOST} (member 1) was lost: it closed the connection" in said[0]
+    assert f"with {stopped(pair)['checkpoint']}" in said[0]
+
+
+def test_a_killed_head_ends_the_members(tmp_path, port):
+    pair = Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port).training().send(0, signal.SIGKILL)
+    said = pair.ended(-signal.SIGKILL, 5)
+    assert f"host-lost: the first machine, {HOST}, was lost: it closed the connection" in said[1]
+    assert list(pair.run_dir.glob("checkpoints/*/manifest.json")), "its rank saved before it left"
+
+
+def test_a_member_that_says_nothing_more_is_lost_and_its_ranks_are_killed(tmp_path, port):
+    """As one whose cable was pulled: it lives on, alone, until it notices that itself."""
+    deaf = "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(n, signal.SIG_IGN)\n"
+    pair = Pair(
+        tmp_path, ranks(SLOW, early=deaf + "signal.set_wakeup_fd(-1)", steps=1000), port, silent_s=2.0,
+        vanished_s=2.0,
+    ).training()  # fmt: skip
+    pair.send(1, signal.SIGSTOP)
+    began = time.monotonic()
+    out, _ = pair.members[0].communicate(timeout=30)
+    assert time.monotonic() - began < 15
+    assert pair.members[0].returncode == 5
+    assert f"the machine {HOST} (member 1) was lost: no word from it for 2 s" in out
+    pair.send(1, signal.SIGCONT)
+    out, _ = pair.members[1].communicate(timeout=30)
+    assert pair.members[1].returncode == 5
+    assert "the first machine" in out
+
+
+def test_a_hang_is_judged_over_all_ranks_and_each_writes_where_it_stands(tmp_path, port):
+    each = "if rank == 1 and step == 3: time.sleep(600)"
+    limits = {"step": 1.5, "first_steps": 1.5}
+    said = Pair(tmp_path, ranks(each, steps=1000), port, limits=limits).ended(5, 5)
+    for words in said:
+        assert "hang: " in words
+        assert "no progress for" in words
+    assert "rank 1 stands in" in said[0] or "rank 1 is behind" in said[0]
+    assert "rank 0 stands in" in said[0] or "rank 0 is behind" in said[0]
+
+
+def test_ctrl_c_twice_at_a_member_kills_everything_at_once(tmp_path, port):
+    deaf = "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(n, signal.SIG_IGN)\n"
+    pair = Pair(tmp_path, ranks(SLOW, early=deaf + "signal.set_wakeup_fd(-1)", steps=1000), port).training()
+    pair.send(1, signal.SIGINT)
+    time.sleep(1.5)
+    pair.send(1, signal.SIGINT)
+    began = time.monotonic()
+    pair.ended(130, 130)
+    assert time.monotonic() - began < 15

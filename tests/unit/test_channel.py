@@ -1,0 +1,272 @@
+"""The connection between members, and who may join: over loopback, with a fast heartbeat."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from supervised import wait_for
+
+from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.channel import Channel, Closed, Rhythm, listening
+from launcher.execute.group import Group
+from launcher.execute.hello import own_hello
+from launcher.execute.member import serve
+from launcher.execute.shared import digest_of, look
+from launcher.facts.place import PORTS, Place
+
+FAST = Rhythm(0.1, 0.6)
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    server = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(server.getsockname())
+    far, _ = server.accept()
+    yield near, far
+    for one in (near, far, server):
+        one.close()
+
+
+class Ear:
+    """What a channel's thread hears."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.heard, self.lost = [], []
+        channel.start(self.heard.append, self.lost.append)
+
+
+def test_messages_come_whole_and_in_order_and_heartbeats_are_not_seen(sockets):
+    near, far = (Channel(sock, FAST) for sock in sockets)
+    ear = Ear(far)
+    other = Ear(near)
+    long = "x" * 300_000
+    for number in range(50):
+        near.send({"kind": "part", "number": number, "text": long if number == 25 else "ü\n"})
+    wait_for(lambda: len(ear.heard) == 50)
+    assert [message["number"] for message in ear.heard] == list(range(50))
+    assert ear.heard[25]["text"] == long
+    time.sleep(1.0)
+    assert ear.lost == other.lost == [], "they beat for each other"
+    assert len(ear.heard) == 50
+    near.close()
+    far.close()
+
+
+def test_an_end_that_is_silent_is_lost(sockets):
+    near, far = Channel(sockets[0], FAST), sockets[1]
+    ear = Ear(near)
+    began = time.monotonic()
+    wait_for(lambda: ear.lost)
+    assert 0.5 < time.monotonic() - began < 5
+    assert ear.lost == ["no word from it for 1 s"]
+    assert far.recv(100).startswith(b'{"kind":"beat"}\n'), "this end went on speaking"
+    near.close()
+
+
+def test_an_end_that_closes_is_lost_at_once_and_one_that_we_close_is_not(sockets):
+    near, far = Channel(sockets[0], Rhythm(5, 60)), Channel(sockets[1], Rhythm(5, 60))
+    ear, other = Ear(near), Ear(far)
+    near.close()
+    wait_for(lambda: other.lost)
+    assert other.lost == ["it closed the connection"]
+    assert ear.lost == []
+    far.close()
+    with pytest.raises(Closed):
+        near.send({"kind": "part"})
+
+
+@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"a": 1}\n', b"\xff\xfe\n"])
+def test_what_is_no_message_of_ours_closes_the_connection(sockets, sent):
+    near = Channel(sockets[0], FAST)
+    sockets[1].sendall(sent)
+    with pytest.raises(Closed, match="no message of this protocol"):
+        near.receive(2.0)
+
+
+def test_an_answer_that_does_not_come_is_told(sockets):
+    near = Channel(sockets[0], FAST)
+    sockets[1].sendall(b'{"kind":"beat"}\n')
+    with pytest.raises(Closed, match="no answer within"):
+        near.receive(0.2)
+
+
+def test_the_next_ports_are_tried():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with listening(port, PORTS) as found:
+            assert port < found.getsockname()[1] < port + PORTS
+        with pytest.raises(OSError, match="in use"):
+            listening(port, 1)
+
+
+@pytest.fixture
+def place() -> Place:
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    return Place("ours", 0, 2, 2, 0, 1, 0, "127.0.0.1", port)
+
+
+@pytest.fixture
+def group(place) -> Iterator[Group]:
+    group = Group(place, "asked", FAST)
+    yield group
+    group.goodbye(None)
+
+
+class Other:
+    """A member in a thread, and how it ended."""
+
+    def __init__(self, place: Place, asked: str = "asked", come_s: float = 10.0) -> None:
+        self.place, self.code, self.error = place, None, None
+        self._given = asked, come_s
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        asked, come_s = self._given
+        try:
+            self.code = serve(self.place, asked, lambda line: None, come_s=come_s, rhythm=FAST)
+        except Exception as error:
+            self.error = error
+
+    def ended(self):
+        self.thread.join(15)
+        assert not self.thread.is_alive()
+        return self.error if self.error is not None else self.code
+
+
+@pytest.fixture(autouse=True)
+def no_handlers(monkeypatch):
+    """Signals are for main threads; these members are none."""
+    monkeypatch.setattr("launcher.execute.signals.signal.signal", lambda number, handler: None)
+
+
+def second(place: Place, **changes) -> Place:
+    return replace(place, member=1, node_rank=1, **changes)
+
+
+def test_a_member_comes_and_leaves_with_the_heads_word(place, group):
+    other = Other(second(place))
+    group.await_all(10.0, print)
+    assert [h.member for h in group.members.hellos()] == [0, 1]
+    assert group.members.address_for() == "127.0.0.1"
+    group.goodbye(RunFailed(Problem("rank-lost", "rank 3 was lost")))
+    error = other.ended()
+    assert isinstance(error, RunFailed)
+    assert error.problems == [Problem("rank-lost", "rank 3 was lost")]
+
+
+def test_a_member_finds_the_head_behind_a_port_of_another_job(place):
+    with (
+        Closing(Group(replace(place, job="theirs"), "asked", FAST)),
+        Closing(Group(place, "asked", FAST)) as ours,
+    ):
+        other = Other(second(place))
+        ours.await_all(10.0, print)
+        ours.goodbye(None)
+        assert other.ended() == 0
+
+
+class Closing:
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def __enter__(self) -> Group:
+        return self.group
+
+    def __exit__(self, *_: object) -> None:
+        self.group.goodbye(None)
+
+
+def test_who_was_asked_something_else_is_refused(place, group):
+    error = Other(second(place), asked="another recipe").ended()
+    assert isinstance(error, RecipeError)
+    assert error.problems[0].code == "command-differs"
+
+
+@pytest.mark.parametrize("member", [0, 2])
+def test_a_number_that_is_taken_or_none_is_refused(place, group, member):
+    error = Other(replace(place, member=member)).ended()
+    assert isinstance(error, RecipeError)
+    assert error.problems[0].code == "rank-taken"
+
+
+def test_two_with_one_number_are_told_apart(place, group):
+    first = Other(second(place))
+    group.await_all(10.0, print)
+    assert Other(second(place)).ended().problems[0].code == "rank-taken"
+    group.goodbye(None)
+    assert first.ended() == 0
+
+
+def test_a_head_that_is_not_there_is_told(place):
+    error = Other(second(place), come_s=0.5).ended()
+    assert isinstance(error, MachineError)
+    assert error.problems[0].code == "head-missing"
+    assert f"127.0.0.1:{place.port}" in error.problems[0].message
+
+
+def test_members_that_do_not_come_are_named(place, group):
+    with pytest.raises(MachineError) as caught:
+        group.await_all(0.5, print)
+    (problem,) = caught.value.problems
+    assert problem.code == "host-missing"
+    assert "member 1 of 2 did not come" in problem.message
+
+
+def test_a_stranger_on_the_port_is_let_go(place, group):
+    with socket.create_connection(("127.0.0.1", group.members.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(10) == b""
+    other = Other(second(place))
+    group.await_all(10.0, print)
+    group.goodbye(None)
+    assert other.ended() == 0
+
+
+def test_a_member_that_is_lost_between_tries_ends_the_run(place, group):
+    with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
+        channel = Channel(sock, FAST)
+        channel.send(own_hello(second(place), "asked").to_json())
+        assert channel.receive(5.0)["kind"] == "welcome"
+        group.await_all(10.0, print)
+        wait_for(lambda: group.vanished)
+        with pytest.raises(RunFailed, match="was lost: no word from it for 1 s"):
+            group.raise_if_over()
+
+
+def test_a_member_that_is_stopped_between_tries_stops_the_run(place, group):
+    with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
+        channel = Channel(sock, FAST)
+        channel.send(own_hello(second(place), "asked").to_json())
+        group.await_all(10.0, print)
+        channel.send({"kind": "stop", "signal": 15})
+        wait_for(lambda: group.stop)
+        with pytest.raises(Interrupted, match="SIGTERM: stopped by a signal to"):
+            group.raise_if_over()
+
+
+def test_what_a_member_does_not_see_is_told_with_its_name(place, group, tmp_path):
+    (tmp_path / "plan.json").write_text("{}")
+    other = Other(second(place))
+    group.await_all(10.0, print)
+    plan = str(tmp_path / "plan.json")
+    group.look({plan: digest_of(tmp_path / "plan.json"), str(tmp_path): None})
+    with pytest.raises(MachineError) as caught:
+        group.look({plan: "0" * 64, f"{tmp_path}/{{none}}": None})
+    host = socket.gethostname()
+    assert [p.message for p in caught.value.problems] == [
+        f"{host} (member 1) sees another {plan} than the first machine",
+        f"{host} (member 1) does not see {tmp_path}/{{none}}, which the first machine has",
+    ]
+    group.goodbye(caught.value)
+    assert isinstance(other.ended(), MachineError)
+
+
+def test_a_look_finds_nothing_wrong_with_what_is_there(tmp_path):
+    assert look({str(tmp_path): None}) == []
