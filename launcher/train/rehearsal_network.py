@@ -30,7 +30,8 @@ PINGS = 20
 LINK_S = 0.05
 """So long a block of a link takes about; of BLOCKS the best one counts, since other work only slows one."""
 BLOCKS = 4
-SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 2**10, 64 * 2**20
+SMALLEST_BLOCK, LARGEST_BLOCK = 256 * 2**10, 64 * 2**20
+"""Bytes: what queues on the way take in at once is no speed."""
 ROUNDS = 15
 """Partners of an end at most: of more machines each measures so many links, not all."""
 REPEATS = 2
