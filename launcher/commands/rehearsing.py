@@ -103,10 +103,12 @@ def _rehearse(
     with written(bundle, run_dir, resume=False) as lock:
         start = partial(
             execute, bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None, echo=say,
-            prepare=False, limits=limits_of(course), lock=lock, group=group,
+            prepare=False, limits=limits_of(course, plan.hardware.num_devices), lock=lock, group=group,
         )  # fmt: skip
         failed = _outcome_of(start, run_dir)
-    return conclude(plan, course, run_dir, failed, named)
+    each_alone = group is not None and group.place.is_one_rank
+    launcher = "srun" if each_alone else str(plan.value("launch.launcher"))
+    return conclude(plan, course, run_dir, failed, named, launcher)
 
 
 def render_rehearsal(plan: Plan, course: Course) -> Bundle:
@@ -141,9 +143,9 @@ def _outcome_of(start: Callable[[], Any], run_dir: Path) -> EffilaunchError | No
     return None
 
 
-def limits_of(course: Course) -> Limits:
+def limits_of(course: Course, ranks: int) -> Limits:
     """The ranks look at the clock themselves, and say more; the supervisor's limits come after theirs."""
-    most = course.limit_s + 60.0
+    most = course.limit_s(ranks) + 60.0
     return Limits(
         step=most, first_steps=most, start=most, load=most, skip=most, evaluate=most, save=most, finish=most,
         launcher_ends=_LEAVE_S, all_gone=_GONE_S,
@@ -158,14 +160,15 @@ def _remove_shares(run_dir: Path) -> None:
 
 
 def conclude(
-    plan: Plan, course: Course, run_dir: Path, failed: EffilaunchError | None, asked: str
+    plan: Plan, course: Course, run_dir: Path, failed: EffilaunchError | None, asked: str, launcher: str
 ) -> Outcome:
-    """The verdicts, in result.json and to the user."""
+    """The verdicts, in result.json and to the user. asked: the recipe, as the user named it; launcher: who
+    started the ranks."""
     problems = [] if failed is None else [_of_a_rehearsal(p, run_dir) for p in failed.problems]
     measured = _read(run_dir)
     known = plan.settings.get("runtime.stop_seconds")
     planned = Planned(
-        launcher=str(plan.value("launch.launcher")),
+        launcher=launcher,
         ranks=plan.hardware.num_devices,
         on_cpu=plan.hardware.is_cpu,
         gradient_bytes=course.gradient_bytes,

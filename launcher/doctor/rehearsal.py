@@ -55,7 +55,8 @@ def judge(measured: Mapping[str, Any], planned: Planned, problems: Sequence[Prob
     if who.ranks:
         verdicts["rehearsal-ranks"] = _ranks(who, measured)
     if who.ranks and planned.ranks > 1:
-        verdicts["rehearsal-interfaces"] = _interfaces(who, str(measured.get("backend")))
+        met = measured.get("joined_s") is not None
+        verdicts["rehearsal-interfaces"] = _interfaces(who, str(measured.get("backend")), met=met)
     if planned.ranks == 1:
         alone = "one process: nothing passes between ranks, and only its device and its save are measured"
         verdicts["rehearsal-all-reduce"] = skip("not measured", alone)
@@ -165,7 +166,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} machines ({names[0]}, …)"
 
 
-def _interfaces(who: Who, backend: str) -> Verdict:
+def _interfaces(who: Who, backend: str, *, met: bool) -> Verdict:
+    """met: whether the ranks joined, so that a loopback is none: nodes that are one machine after all."""
     by_name: dict[str, list[int]] = {}
     for first in who.firsts:
         by_name.setdefault(who.ranks[first]["interface"], []).append(first)
@@ -177,7 +179,7 @@ def _interfaces(who: Who, backend: str) -> Verdict:
         return ok(f"{found} ({by})")
     variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
     inward = [*by_name.get(LOOPBACK, []), *by_name.get(UNKNOWN, [])]
-    if inward:
+    if inward and not met:
         names = _some([who.host(first) for first in inward])
         message = (
             f"{names}: {who.ranks[inward[0]]['interface_by']} leads to no network, and the others cannot"

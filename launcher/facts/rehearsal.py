@@ -42,11 +42,12 @@ class Course:
     silent_s: float = 15.0
     """A rank that says nothing for so long is stopped or lost: each says every second that it is there."""
 
-    @property
-    def limit_s(self) -> float:
+    def limit_s(self, ranks: int) -> float:
         """The most that all of it may take."""
-        rest = self.meet_s + self.join_s + self.links_s + self.devices_s + self.save_s
-        return self.seconds + self.reduce_more_s + rest
+        alone = self.join_s + self.devices_s + self.save_s
+        if ranks == 1:
+            return alone
+        return alone + self.meet_s + self.seconds + self.reduce_more_s + self.links_s
 
     @property
     def reduce_more_s(self) -> float:

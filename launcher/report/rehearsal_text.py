@@ -17,7 +17,7 @@ def course_line(course: Course, ranks: int, run_dir: str) -> str:
     """What comes, and how long it may take at most."""
     what = f"{course.seconds:g} s of all-reduce, then links, devices and a save" if ranks > 1 else "a save"
     wait = f"; a rank that has not come after {course.meet_s:.0f} s is named" if ranks > 1 else ""
-    return f"rehearsal in {run_dir}: {what}, at most {course.limit_s / 60:.0f} minutes{wait}"
+    return f"rehearsal in {run_dir}: {what}, at most {course.limit_s(ranks) / 60:.0f} minutes{wait}"
 
 
 def rehearsal_text(findings: Sequence[Finding], measured: Mapping[str, Any], asked: str, run_dir: str) -> str:
