@@ -99,10 +99,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="continue from a checkpoint; auto: from the newest whole one, else begin",
     )
     run.add_argument("--output-dir", metavar="D", help="the run directory")
-    run.add_argument(
-        "--node-rank", metavar="R", type=int, help="this machine's number, where each is started by hand"
-    )
-    run.add_argument("--master-addr", metavar="HOST[:PORT]", help="the machine with --node-rank 0")
+    _add_rendezvous(run)
 
 
 def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -113,6 +110,16 @@ def _add_doctor(add: Callable[..., argparse.ArgumentParser]) -> None:
     doctor.add_argument(
         "--bundle", metavar="FILE", nargs="?", const="", help="write a redacted report for a bug tracker"
     )
+    doctor.add_argument(
+        "--rehearse", action="store_true",
+        help="start the recipe's run with measurements in the place of training: all-reduce, links, a save",
+    )  # fmt: skip
+    doctor.add_argument(
+        "--seconds", metavar="N", type=float, help="of all-reduce in a rehearsal (default 20)"
+    )
+    doctor.add_argument("--output-dir", metavar="D", help="the rehearsal's directory")
+    _add_overrides(doctor)
+    _add_rendezvous(doctor)
 
 
 def _add_checks(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -168,6 +175,13 @@ def _add_catalogue(add: Callable[..., argparse.ArgumentParser]) -> None:
     generate.add_argument("run_dir", metavar="RUN_DIR")
     generate.add_argument("prompt", metavar="PROMPT")
     generate.add_argument("--max-new-tokens", type=int, default=64)
+
+
+def _add_rendezvous(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node-rank", metavar="R", type=int, help="this machine's number, where each is started by hand"
+    )
+    parser.add_argument("--master-addr", metavar="HOST[:PORT]", help="the machine with --node-rank 0")
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -254,9 +268,17 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
 
             return lint_command(args.files, args.recipe, fix=args.fix)
         case "doctor":
-            from launcher.commands.doctoring import doctor_command
+            from launcher.commands.doctoring import check_usage, doctor_command
 
-            return doctor_command(args.recipe, args.on, args.bundle)
+            check_usage(args)
+            if not args.rehearse:
+                return doctor_command(args.recipe, args.on, args.bundle, args.overrides)
+            from launcher.commands.rehearsing import rehearse_command
+
+            return rehearse_command(
+                args.recipe, args.overrides, on=args.on, seconds=args.seconds, output_dir=args.output_dir,
+                as_json=args.json, node_rank=args.node_rank, master_addr=args.master_addr,
+            )  # fmt: skip
         case "diagnose":
             from launcher.commands.diagnosing import diagnose_command
 

@@ -16,10 +16,12 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import build_parser, main
+from launcher.commands.rehearsing import TOLD
 from launcher.diagnose.findings import Edit, Frame
 from launcher.doctor import CHECKS, Verdict
 from launcher.doctor import Finding as Answer
 from launcher.doctor.check import Status
+from launcher.doctor.rehearsal import TITLES as REHEARSED
 from launcher.facts.machine import Machine
 from launcher.failures import FAILURES as KNOWN
 from launcher.failures.page import CHAPTERS, page_text
@@ -218,10 +220,19 @@ def test_doctor_page_has_every_check_and_key():
     assert titles
     assert set(titles) <= {check.title for check in CHECKS} | {"plan", "data"}
     documented = json_keys(DOCTOR)
-    assert documented.keys() == {"checks", "ready", "machine", "bundle"}
+    assert documented.keys() == {"checks", "ready", "machine", "bundle", "rehearsal", "run_dir"}
     answer = Answer("torch", "torch", Verdict("ok", "there")).to_json()
     assert documented["checks"] - set(typing.get_args(Status)) == set(answer)
     assert documented["machine"] == {field.name for field in dataclasses.fields(Machine)}
+
+
+def test_doctor_page_has_every_check_of_a_rehearsal():
+    rows = [row for row in table_rows(DOCTOR, "A rehearsal") if row[0].startswith("`")]
+    assert [(ticked(row[0])[0], row[1]) for row in rows] == list(REHEARSED.items())
+    shown = DOCTOR.read_text(encoding="utf-8").split("## A rehearsal", 1)[1].split("## A bug report", 1)[0]
+    titles = re.findall(r"^  (?:ok|FAIL|WARN|-) +(\S.*?)  ", shown, re.MULTILINE)
+    assert set(titles) == set(REHEARSED.values())
+    assert json_keys(DOCTOR)["rehearsal"] - {"--rehearse"} == {*TOLD, "verdicts", "limits", "completed"}
 
 
 def test_page_of_known_failures_is_current():

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from launcher import __version__
 from launcher.commands.gather import data_problems, gather
@@ -33,18 +34,38 @@ _USERS = ("USER", "LOGNAME", "SUDO_USER", "WANDB_ENTITY", "WANDB_USERNAME", "WAN
 """Variables that name a person."""
 
 
-def doctor_command(recipe: str | None, on: str | None, bundle: str | None) -> Outcome:
+def check_usage(asked: Any) -> None:
+    """RecipeError for options of `doctor` that say nothing together. asked: the command line, as argparse
+    reads it."""
+    options = {"--on": asked.on is not None, "--set": bool(asked.overrides), "--rehearse": asked.rehearse}
+    of_a_rehearsal = {
+        "--seconds": asked.seconds is not None,
+        "--output-dir": asked.output_dir is not None,
+        "--node-rank": asked.node_rank is not None,
+        "--master-addr": asked.master_addr is not None,
+    }
+    alone = next((name for name, given in options.items() if given and asked.recipe is None), None)
+    if alone is not None:
+        why = "starts a recipe's run" if alone == "--rehearse" else "says what a recipe is planned for"
+        hint = f"effilaunch doctor RECIPE {alone}" + {"--on": " HW", "--set": " K=V"}.get(alone, "")
+        raise RecipeError(Problem("usage", f"{alone} {why}: name a recipe", hint=hint))
+    if not asked.rehearse and (alone := next((n for n, given in of_a_rehearsal.items() if given), None)):
+        message = f"{alone} belongs to a rehearsal"
+        raise RecipeError(Problem("usage", message, hint=f"effilaunch doctor RECIPE --rehearse {alone} …"))
+    if asked.rehearse and asked.bundle is not None:
+        message = "--bundle reports on this machine's checks, which --rehearse leaves out"
+        raise RecipeError(Problem("usage", message, hint="one after the other"))
+
+
+def doctor_command(
+    recipe: str | None, on: str | None, bundle: str | None, overrides: Sequence[str] = ()
+) -> Outcome:
     """Every check; exit 4 when one fails.
 
     bundle: the file of a redacted report, "" for a name of our own, None for no report.
     """
-    if on is not None and recipe is None:
-        hint = "effilaunch doctor RECIPE --on HW"
-        raise RecipeError(
-            Problem("usage", "--on says what a recipe is planned for: name a recipe", hint=hint)
-        )
     target = None if bundle is None else bundle_path(bundle, Path.cwd())
-    plan, findings = (None, []) if recipe is None else examine_recipe(recipe, on)
+    plan, findings = (None, []) if recipe is None else examine_recipe(recipe, on, overrides)
     machine = gather_machine(subject_of(plan, recipe))
     findings += examine(machine, plan)
     asked = None if recipe is None else recipe + (f" on {on}" if on else "")
@@ -62,12 +83,14 @@ def doctor_command(recipe: str | None, on: str | None, bundle: str | None) -> Ou
     return Outcome(data, text, exit_code=MachineError.exit_code if failed else 0)
 
 
-def examine_recipe(recipe: str, on: str | None) -> tuple[Plan | None, list[Finding]]:
+def examine_recipe(
+    recipe: str, on: str | None, overrides: Sequence[str] = ()
+) -> tuple[Plan | None, list[Finding]]:
     """The plan (the nearest miss where nothing fits), and what planning says of this machine.
 
     RecipeError when the recipe itself is wrong, on every machine.
     """
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(recipe, overrides)
     absent = data_problems(loaded)
     plan, problems = _planned(loaded, on)
     label = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.facts.rehearsal import PREFIX
 from launcher.facts.status import process_started
 from launcher.render.bundle import Bundle, dump_json
 from launcher.render.slurm import SUBMITTED
@@ -46,10 +47,12 @@ def default_run_dir(recipe_file: str, root: Path) -> Path:
 def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
     """The newest run directory of this recipe in which something was started, else in which nothing was.
 
-    None when there is none. A dry run, made to look at a plan, must not hide the run that is to go on.
+    None when there is none. A dry run, made to look at a plan, must not hide the run that is to go on, and a
+    rehearsal is none.
     """
     folder = root / "runs" / Path(recipe_file).stem
-    found = sorted(p for p in folder.glob("*") if (p / "plan.json").is_file())
+    runs = (path for path in folder.glob("*") if not path.name.startswith(PREFIX))
+    found = sorted(path for path in runs if (path / "plan.json").is_file())
     started = [path for path in found if any((path / "logs").glob("*"))]
     return max(started or found, default=None)
 

@@ -14,7 +14,9 @@ def digest_of(path: Path) -> str:
 
 
 def prepared_data(run_dir: Path) -> dict[str, str | None]:
-    """The folder of prepared samples that the ranks read, as `look` takes it."""
+    """The folder of prepared samples that the ranks read, as `look` takes it; none for ranks without data."""
+    if not (run_dir / "data.json").is_file():
+        return {}
     folder = json.loads((run_dir / "data.json").read_text("utf-8")).get("folder")
     return {} if folder is None else {str(folder): None}
 

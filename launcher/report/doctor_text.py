@@ -15,6 +15,11 @@ _SIGNS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "-"}
 
 def doctor_text(findings: Sequence[Finding], asked: str | None) -> str:
     """A line a check; what is wrong is explained below it."""
+    return "\n".join([*finding_lines(findings), "", verdict_line(findings, asked)]) + "\n"
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """The checks without the answer."""
     lines = []
     width = max(len(finding.title) for finding in findings)
     for finding in findings:
@@ -26,7 +31,7 @@ def doctor_text(findings: Sequence[Finding], asked: str | None) -> str:
             lines += wrapped(explained, " " * 8)
         elif verdict.message:
             lines += wrapped(verdict.message, " " * 8)
-    return "\n".join([*lines, "", verdict_line(findings, asked)]) + "\n"
+    return lines
 
 
 def verdict_line(findings: Sequence[Finding], asked: str | None) -> str:

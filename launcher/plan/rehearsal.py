@@ -1,0 +1,101 @@
+"""What a rehearsal of a plan measures: the sizes of its messages and of its checkpoint. Pure."""
+
+from __future__ import annotations
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.rehearsal import Course
+from launcher.memory.saved import result_bytes
+from launcher.memory.states import state_widths
+from launcher.plan.plan import Plan
+
+SECONDS = 20.0
+LEAST_SECONDS, MOST_SECONDS = 1.0, 600.0
+MEET_S = 120.0
+"""Ranks of one start come within seconds of each other; torch read from a slow network disk takes minutes."""
+JOIN_S = 300.0
+"""Importing the training stack, compiling DeepSpeed's operator for CPUs, connecting thousands of ranks."""
+LINKS_S, DEVICES_S, SAVE_S = 120.0, 60.0, 300.0
+
+SMALL = 4 * 2**10
+"""Bytes of the message that shows the latency of an all-reduce."""
+LARGE = 64 * 2**20
+"""Bytes from which on a message shows the bandwidth, on every network that exists."""
+MOST = 2**30
+"""Bytes of the largest message: two copies of it have room on every device."""
+DDP_BUCKET_MB = 25
+"""torch's default of bucket_cap_mb."""
+CAP = 2**30
+"""Bytes that a rank saves at most: more than a disk's cache of writes takes in at once, and soon written."""
+TOKEN = 2**16
+"""Bytes that a rank writes which saves nothing in the run: whether the others see its file is asked all
+the same."""
+
+
+def make_course(plan: Plan, seconds: float, meet_s: float | None = None) -> Course:
+    """The rehearsal of a plan. RecipeError for a number of seconds that measures nothing, or holds devices
+    for nothing. meet_s: how long a rank is waited for, MEET_S where it is None."""
+    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        message = f"--seconds {seconds:g}: expected {LEAST_SECONDS:g} to {MOST_SECONDS:g}"
+        raise RecipeError(Problem("usage", message, path="--seconds"))
+    first, each = _shares(plan)
+    return Course(
+        seconds=seconds,
+        sizes=message_sizes(plan),
+        gradient_bytes=_gradient_bytes(plan),
+        first_bytes=first,
+        each_bytes=each,
+        cap_bytes=CAP,
+        meet_s=MEET_S if meet_s is None else meet_s,
+        join_s=JOIN_S,
+        links_s=LINKS_S,
+        devices_s=DEVICES_S,
+        save_s=SAVE_S,
+    )
+
+
+def message_sizes(plan: Plan) -> tuple[int, ...]:
+    """A small message, the run's own bucket, and a large one where the bucket is none."""
+    bucket = max(SMALL, min(bucket_bytes(plan), MOST))
+    return tuple(sorted({SMALL, bucket, max(bucket, LARGE)}))
+
+
+def bucket_bytes(plan: Plan) -> int:
+    """Bytes of a message in which the run reduces its gradients."""
+    job, gradients = plan.job, max(1, _gradient_bytes(plan))
+    if job.engine == "deepspeed":
+        return min(gradients, job.reduce_bucket_size * _gradient_width(plan))
+    if job.engine == "fsdp":  # a layer is the unit whose gradients are scattered
+        return min(gradients, gradients // max(1, plan.model.num_layers))
+    found = plan.settings.get("trainer.ddp_bucket_cap_mb")
+    megabytes = DDP_BUCKET_MB if found is None or found.value is None else int(found.value)
+    return min(gradients, megabytes * 2**20)
+
+
+def _gradient_bytes(plan: Plan) -> int:
+    return int(plan.trainable_params * _gradient_width(plan))
+
+
+def _gradient_width(plan: Plan) -> int:
+    job = plan.job
+    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
+    return max(1, int(widths.gradient))
+
+
+def _shares(plan: Plan) -> tuple[int, int]:
+    """Bytes of a checkpoint that rank 0 writes, and every other rank.
+
+    Sharded states are written by all ranks, the model of the run by the first one.
+    """
+    job, ranks = plan.job, plan.hardware.num_devices
+    weights = result_bytes(plan.model, job)
+    alone = plan.settings.get("trainer.save_only_model")
+    if alone is not None and alone.value:
+        return weights, 0
+    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
+    states = int(job.trainable_params * widths.optimizer)
+    if job.engine == "fsdp":  # SHARDED_STATE_DICT: model and states alike
+        return (weights + states) // ranks, (weights + states) // ranks
+    if job.engine == "deepspeed" and job.zero_stage > 0:
+        copies = 2 if job.zero_stage < 3 else 1
+        return copies * weights + states // ranks, states // ranks
+    return (2 if job.engine == "deepspeed" else 1) * weights + states, 0
