@@ -11,7 +11,7 @@ from launcher.facts.slurm import time_seconds
 from launcher.plan.draft import Draft
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import SlurmJob
-from launcher.render.slurm import Submission
+from launcher.render.slurm import Submission, count_of
 
 # What Slurm says -> (key of the recipe, what is wrong)
 _SAID = {
@@ -126,6 +126,8 @@ def _problem(
     if "node configuration" in said and asked.mem and _mib(str(asked.mem)) > memory:
         message = f"{asked.mem} of a node are asked for, and none has more than {memory} MiB (Slurm: {said})"
         return Problem("slurm-refused", message, path=f"{path}.mem", hint=f"there is {sizes}")
+    if "node configuration" in said and not is_prepare and _too_few_devices(job, partitions):
+        return _no_such_device(said, job, partitions)
     if "option '--" in said:
         hint = "`man sbatch` lists the options of this Slurm"
         return Problem("slurm-refused", said, path=f"{path}.options", hint=hint)
@@ -137,6 +139,11 @@ def _problem(
 def _mib(text: str) -> float:
     """MiB of 64G."""
     return int(text[:-1]) * {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}.get(text[-1], 0.0)
+
+
+def _too_few_devices(job: Submission, partitions: Sequence[Partition]) -> bool:
+    counts = [count_of(name) for p in partitions for name in p.gres if name.startswith("gpu")]
+    return not job.hardware.is_cpu and max(counts, default=0) < job.hardware.devices_per_node
 
 
 def _no_such_device(said: str, job: Submission, partitions: Sequence[Partition]) -> Problem:

@@ -130,7 +130,7 @@ def check_devices(job: Submission) -> Problem | None:
         message = f"is {asked}, and the plan is for CPUs"
         return Problem("slurm-devices", message, path=f"launch.slurm.{key}", hint="leave it out")
     count = sum(
-        _count_of(entry) for entry in str(asked).split(",") if key != "gres" or entry.startswith("gpu")
+        count_of(entry) for entry in str(asked).split(",") if key != "gres" or entry.startswith("gpu")
     )
     if count == job.hardware.devices_per_node:
         return None
@@ -140,9 +140,9 @@ def check_devices(job: Submission) -> Problem | None:
     )
 
 
-def _count_of(entry: str) -> int:
+def count_of(entry: str) -> int:
     """Devices of `8`, `a100:8`, `gpu:a100:8`, `gpu`: the number behind the last colon, else one."""
-    last = entry.rpartition(":")[2]
+    last = entry.partition("(")[0].rpartition(":")[2]  # gpu:8(S:0-1), as nodes with sockets have it
     return int(last) if last.isdigit() else 1
 
 
