@@ -177,7 +177,6 @@ DISTRIBUTED = (
         places=(
             _DEVICES,
             Place("refusal", "bad-hostfile"),
-            Place("refusal", "ssh-denied"),
             Place("doctor", "hostfile"),
             Place("diagnose"),
         ),

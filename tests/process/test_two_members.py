@@ -13,6 +13,12 @@ from two_members import Pair
 
 HOST = socket.gethostname()
 SLOW = "time.sleep(0.2)"
+DEAF = """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, signal.SIG_IGN)
+signal.set_wakeup_fd(-1)
+"""
+"""A rank that hears no signal."""
 
 
 @pytest.fixture
@@ -99,6 +105,7 @@ def test_a_launcher_that_fails_elsewhere_is_told_with_its_machine_and_log(tmp_pa
     assert "launcher-1.log" in said[0]
 
 
+@pytest.mark.slow
 def test_a_killed_member_ends_the_head_with_a_checkpoint_and_its_name(tmp_path, port):
     pair = Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port).training().send(1, signal.SIGKILL)
     said = pair.ended(5, -signal.SIGKILL)
@@ -106,6 +113,7 @@ def test_a_killed_member_ends_the_head_with_a_checkpoint_and_its_name(tmp_path, 
     assert f"with {stopped(pair)['checkpoint']}" in said[0]
 
 
+@pytest.mark.slow
 def test_a_killed_head_ends_the_members(tmp_path, port):
     pair = Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port).training().send(0, signal.SIGKILL)
     said = pair.ended(-signal.SIGKILL, 5)
@@ -113,11 +121,34 @@ def test_a_killed_head_ends_the_members(tmp_path, port):
     assert list(pair.run_dir.glob("checkpoints/*/manifest.json")), "its rank saved before it left"
 
 
+@pytest.mark.slow
+def test_ranks_that_cannot_stop_are_killed_when_the_head_is_lost(tmp_path, port):
+    early = "if rank == 1:\n" + "".join(f"    {line}\n" for line in DEAF.strip().splitlines())
+    each = "if rank == 1 and step == 2: time.sleep(600)"
+    pair = Pair(tmp_path, ranks(each, early=early), port, vanished_s=2.0)
+    wait_for(lambda: pair.status(1).get("step") == 2)
+    pair.send(0, signal.SIGKILL)
+    began = time.monotonic()
+    pair.ended(-signal.SIGKILL, 5)
+    assert time.monotonic() - began < 35
+
+
+def test_the_head_still_listens_when_its_own_ranks_have_ended(tmp_path, port):
+    stays = "\nif sys.argv[2] == '1': time.sleep(600)\n"
+    pair = Pair(tmp_path, ranks() + stays, port)
+    wait_for(lambda: (pair.run_dir / "COMPLETED").is_file() and pair.status(0).get("code") == 0)
+    time.sleep(2)
+    pair.send(0, signal.SIGTERM)
+    began = time.monotonic()
+    pair.ended(0, 0)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
 def test_a_member_that_says_nothing_more_is_lost_and_its_ranks_are_killed(tmp_path, port):
     """As one whose cable was pulled: it lives on, alone, until it notices that itself."""
-    deaf = "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(n, signal.SIG_IGN)\n"
     pair = Pair(
-        tmp_path, ranks(SLOW, early=deaf + "signal.set_wakeup_fd(-1)", steps=1000), port, silent_s=2.0,
+        tmp_path, ranks(SLOW, early=DEAF, steps=1000), port, silent_s=2.0,
         vanished_s=2.0,
     ).training()  # fmt: skip
     pair.send(1, signal.SIGSTOP)
@@ -140,12 +171,12 @@ def test_a_hang_is_judged_over_all_ranks_and_each_writes_where_it_stands(tmp_pat
         assert "hang: " in words
         assert "no progress for" in words
     assert "rank 1 stands in" in said[0] or "rank 1 is behind" in said[0]
+    assert "it wrote no calls" not in said[0]
     assert "rank 0 stands in" in said[0] or "rank 0 is behind" in said[0]
 
 
 def test_ctrl_c_twice_at_a_member_kills_everything_at_once(tmp_path, port):
-    deaf = "for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1): signal.signal(n, signal.SIG_IGN)\n"
-    pair = Pair(tmp_path, ranks(SLOW, early=deaf + "signal.set_wakeup_fd(-1)", steps=1000), port).training()
+    pair = Pair(tmp_path, ranks(SLOW, early=DEAF, steps=1000), port).training()
     pair.send(1, signal.SIGINT)
     time.sleep(1.5)
     pair.send(1, signal.SIGINT)

@@ -1,0 +1,124 @@
+"""What a machine's supervisor sees of ranks that run elsewhere, and how their end is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import RunFailed
+from launcher.execute.failed import supervised_failure
+from launcher.execute.following import Ended
+from launcher.execute.peers import Part
+from launcher.execute.restarts import may_pass
+from launcher.execute.supervise import Watch
+from launcher.facts.oom_kills import OomKills
+from launcher.facts.status import process_started
+
+GONE = 2**22 + 1
+"""No process has this id."""
+NEVER = OomKills(0, 0)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def says(run: Path, rank: int, pid: int, host: str | None = None, **changes: object) -> None:
+    values = {"rank": rank, "host": host or socket.gethostname(), "pid": pid, "phase": "train", "step": 3,
+              "started": process_started(pid) or 0, "since": 0.0, "median": 0.1, "code": None}  # fmt: skip
+    (run / "logs" / f"status-rank-{rank}.json").write_text(json.dumps({**values, **changes}))
+
+
+def test_a_member_looks_at_its_own_ranks_although_others_have_its_hosts_name(run):
+    says(run, 0, GONE)
+    says(run, 1, os.getpid())
+    member = Watch(run, 0.0, own=frozenset({1}))
+    member.look(0.5)
+    assert (sorted(member.statuses), member.lost) == ([1], {})
+    alone = Watch(run, 0.0)
+    alone.look(0.5)
+    assert sorted(alone.lost) == [0], "one machine counts all that run on its host"
+
+
+def test_the_head_believes_that_ranks_elsewhere_live_until_their_machine_says_otherwise(run):
+    says(run, 0, os.getpid())
+    says(run, 1, GONE)  # its process is on another machine
+    says(run, 2, os.getpid(), host="elsewhere")
+    head = Watch(run, 2.0, own=frozenset({0}), others=True)
+    head.look(0.5)
+    assert (sorted(head.statuses), head.lost) == ([0, 1, 2], {})
+    head.gone = frozenset({2})
+    head.look(0.5)
+    assert sorted(head.lost) == [2]
+    assert head.is_own(0)
+    assert not head.is_own(2)
+
+
+def test_ranks_elsewhere_count_in_a_hang_and_when_they_fail(run):
+    says(run, 0, os.getpid())
+    says(run, 1, GONE, host="elsewhere", step=2)
+    head = Watch(run, 2.0, own=frozenset({0}), others=True)
+    for _ in range(70):
+        head.look(5.0)
+    assert head.hang().behind == [1]
+    says(run, 1, GONE, host="elsewhere", phase="ended", code=1)
+    head.look(0.5)
+    assert head.failed == [1]
+
+
+def ended(run: Path, **parts: Part) -> Ended:
+    says(run, 0, os.getpid())
+    says(run, 1, GONE, host="hostb")
+    watch = Watch(run, 2.0, own=frozenset({0}), others=True)
+    watch.gone = frozenset().union(*(part.lost for part in parts.values()))
+    watch.look(0.5)
+    return Ended(0, watch=watch, elsewhere=parts)
+
+
+def test_a_launcher_that_was_killed_elsewhere_is_told_with_its_machine(run):
+    part = Part(trouble="the launcher ended with exit code -9", first=True, code=-9, log="launcher-1.log")
+    failure = supervised_failure(run, ended(run, hostb=part), NEVER, ())
+    assert failure.problems[0].message == "the launcher on hostb was killed by SIGKILL"
+    assert failure.problems[0].file == str(run / "logs" / "launcher-1.log")
+    assert isinstance(failure, RunFailed)
+    assert may_pass(failure)
+
+
+def test_what_could_not_be_started_elsewhere_says_why(run):
+    part = Part(trouble="it could not be started: KEY is not set", first=True, code=1, log="launcher-1.log")
+    failure = supervised_failure(run, ended(run, hostb=part), NEVER, ())
+    assert failure.problems[0].message == (
+        "the run ended because on hostb it could not be started: KEY is not set"
+    )
+
+
+def test_memory_that_ran_out_on_the_machine_of_a_lost_rank_is_the_cause(run):
+    (run / "logs" / "launcher-1.log").write_text(f"exitcode  : -9 (pid: {GONE})\n")
+    part = Part(trouble="rank 1 was lost", first=True, lost=frozenset({1}), code=1, log="launcher-1.log")
+    for oom, expected in ((True, "sigkill-oom"), (False, "rank-lost")):
+        failure = supervised_failure(run, ended(run, hostb=replace(part, oom=oom)), NEVER, ())
+        (problem,) = failure.problems
+        assert problem.code == expected
+        assert f"rank 1 (pid {GONE} on hostb) was killed by SIGKILL" in problem.message
+
+
+def test_a_rank_that_no_launcher_started_is_told_by_its_own_code(run):
+    part = Part(trouble="rank 1 was lost", first=True, lost=frozenset({1}), code=-11, oom=False)
+    over = ended(run, hostb=part)
+    over.rank_codes = {0: 0, 1: -11}
+    (problem,) = supervised_failure(run, over, NEVER, ()).problems
+    assert "was killed by SIGSEGV" in problem.message
+
+
+def test_a_lost_machine_is_no_reason_for_a_restart():
+    from launcher.errors import Problem
+    from launcher.execute.group import HOST_LOST
+
+    assert not may_pass(RunFailed(Problem(HOST_LOST, "the machine hostb was lost")))
