@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full check fmt build bench clean
+.PHONY: help dev smoke test test-full test-cluster check fmt build bench clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -33,6 +33,16 @@ test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
 
 test-full: $(STAMP) ## the tests that `test` leaves out
 	$(PYTEST) -m "(slow or gpu) and not cluster" -rs
+
+# One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (at most 10 minutes)
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
+	    command -v $$program >/dev/null || missing=1; done; \
+	  if [ -n "$$missing" ]; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
+	    apt-get -q install --yes --no-install-recommends \
+	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck; fi; fi
+	$(BIN)/pytest -m cluster -rs tests/cluster tests/hosts
 
 check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff check .

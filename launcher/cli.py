@@ -60,11 +60,33 @@ def build_parser() -> argparse.ArgumentParser:
     prepare.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
     prepare.add_argument("--show", metavar="N", type=int, help="show N samples with their loss mask")
     prepare.add_argument("--tiny", action="store_true", help="the generated rows of a rehearsal")
+    _add_submit(add)
     _add_checks(add)
     _add_memory(add)
     _add_catalogue(add)
     _add_doctor(add)
     return parser
+
+
+def _add_submit(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """A recipe as jobs of a Slurm."""
+    submit = add("submit", "submit a recipe to Slurm, follow it, report")
+    submit.add_argument(
+        "target", metavar="RECIPE|RUN_DIR", help="a recipe; with --follow or --cancel what was submitted"
+    )
+    submit.add_argument("--to", choices=["slurm"], default="slurm", help="which scheduler")
+    _add_overrides(submit)
+    submit.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+    submit.add_argument(
+        "--sweep", metavar="K=A,B", action="append", default=[], help="a job for each value; several: product"
+    )
+    submit.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps, one node")
+    submit.add_argument("--output-dir", metavar="D", help="the run directory, or the sweep's")
+    what = submit.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="show and check the scripts, submit nothing")
+    what.add_argument("--detach", action="store_true", help="submit, and do not follow")
+    what.add_argument("--follow", action="store_true", help="follow what was submitted")
+    what.add_argument("--cancel", action="store_true", help="end what was submitted, for good")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -212,8 +234,20 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             from launcher.commands.running import generate_command
 
             return generate_command(args.run_dir, args.prompt, args.max_new_tokens)
+        case "submit":
+            return _submit(args)
         case _:
             return _dispatch_knowledge(args)
+
+
+def _submit(args: argparse.Namespace) -> Outcome:
+    from launcher.commands.submitting import submit_command
+
+    return submit_command(
+        args.target, args.overrides, on=args.on, sweeps=args.sweep, dry_run=args.dry_run,
+        tiny=args.tiny, output_dir=args.output_dir, detach=args.detach, follow=args.follow,
+        cancel=args.cancel, as_json=args.json,
+    )  # fmt: skip
 
 
 def _dispatch_run(args: argparse.Namespace) -> Outcome:

@@ -28,7 +28,7 @@ from launcher.failures.page import CHAPTERS, page_text
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.schema import Recipe
+from launcher.recipe.schema import Recipe, SlurmSection
 from launcher.recipe.vocabulary import LOSS_OF_FORMAT, METRICS, TASK_FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,11 +39,12 @@ README = ROOT / "README.md"
 RECIPE, DATA, TASKS, LADDER, MEMORY = (
     ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks", "ladder", "memory")
 )
+CLUSTER = ROOT / "docs" / "cluster.md"
 LINT, DOCTOR, DIAGNOSE, FIXES, FAILURES, ON_OOM, FAULTS = (
     ROOT / "docs" / f"{name}.md"
     for name in ("lint", "doctor", "diagnose", "fixes", "failures", "out-of-memory", "faults")
 )
-GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS]
+GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS, CLUSTER]
 LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema", "lint")
 
 
@@ -118,7 +119,7 @@ def test_make_targets_exist(path):
 
 @pytest.mark.parametrize(
     "path",
-    [README, RECIPE, DATA, MEMORY, LADDER, LINT, DOCTOR, DIAGNOSE, ON_OOM, FAULTS],
+    [README, RECIPE, DATA, MEMORY, LADDER, LINT, DOCTOR, DIAGNOSE, ON_OOM, FAULTS, CLUSTER],
     ids=lambda path: path.name,
 )
 def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
@@ -319,10 +320,17 @@ def schema_keys(model: type[BaseModel] = Recipe, prefix: str = "") -> dict[str, 
     return found
 
 
+def test_every_key_of_slurm_is_documented():
+    named = {key for row in table_rows(CLUSTER) for key in ticked(row[0])}
+    assert set(SlurmSection.model_fields) <= named
+
+
 def test_every_key_of_a_recipe_is_documented():
     keys = schema_keys()
     rows = {ticked(row[0])[0]: row for row in table_rows(RECIPE) if row[0].startswith("`")}
-    containers = {"sharding", "launch", "fixes", "hardware", "early_stopping", "trainer"}
+    containers = {"sharding", "launch", "launch.slurm", "fixes", "hardware", "early_stopping", "trainer"}
+    slurm = {key for key in keys if key.startswith("launch.slurm.")}  # they have a table of their own
+    keys = {key: field for key, field in keys.items() if key not in slurm}
     assert set(rows) - {"extends"} == set(keys)
     for key, (_, default, meaning) in ((key, rows[key]) for key in keys):
         field = keys[key]

@@ -17,9 +17,11 @@ from factories import facts, recipe
 from pydantic import BaseModel
 
 from launcher.errors import DoesNotFit
+from launcher.facts.hardware import parse_hardware
 from launcher.plan.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
+from launcher.render.slurm import Submission, render_array, render_job, render_prepare_job
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = """\
@@ -28,6 +30,29 @@ adapter: {type: lora, r: 8}
 data: {train: [{path: rows.jsonl}], eval: {split: 0.5}, max_length: 512}
 trainer: {max_steps: 10}
 """
+# Of a job that `submit` makes: read by the scripts alone, see test_every_key_of_slurm_changes_a_script.
+SLURM_JOB = {
+    "partition": "gpu",
+    "account": "ab123",
+    "qos": "high",
+    "reservation": "r",
+    "time": "30",
+    "constraint": "a100",
+    "cpus_per_task": "4",
+    "mem": "64G",
+    "nodelist": "n1",
+    "exclude": "n2",
+    "options": "{exclusive: true}",
+}
+SLURM = {
+    **{f"launch.slurm.{key}": value for key, value in SLURM_JOB.items()},
+    **{f"launch.slurm.prepare.{key}": value for key, value in SLURM_JOB.items()},
+    "launch.slurm.prepare": "false",
+    "launch.slurm.gpus_per_node": "a100:8",
+    "launch.slurm.gres": "gpu:8",
+    "launch.slurm.setup": "[module load cuda]",
+    "launch.slurm.array_limit": "2",
+}
 # A value that differs from the default, for each leaf of the schema.
 CHANGED: dict[str, str] = {
     "task": "sequence-classification",
@@ -82,6 +107,7 @@ CHANGED: dict[str, str] = {
     "launch.hang_factor": "0",
     "launch.hostfile": "hosts",
     "fixes.disable": "[use-cache-off]",
+    **SLURM,
     "early_stopping.patience": "2",
     "early_stopping.threshold": "0.5",
     "python": "hooks.py",
@@ -235,7 +261,8 @@ def test_a_read_that_is_taken_out_is_missed(name):
 
 
 def test_the_table_has_every_leaf_of_the_schema():
-    short_forms = {"model.quantization", "data.eval", "data.fim"}  # a name, a list, a whole section
+    # a name, a list, a whole section, false
+    short_forms = {"model.quantization", "data.eval", "data.fim", "launch.slurm.prepare"}
     assert set(leaves(Recipe)) == set(CHANGED) - short_forms
 
 
@@ -302,7 +329,19 @@ def with_values(changes: dict[str, str]) -> str:
     return yaml.safe_dump(data)
 
 
-@pytest.mark.parametrize("leaf", sorted(CHANGED))
+@pytest.mark.parametrize("leaf", sorted(SLURM))
+def test_every_key_of_slurm_changes_a_script(leaf, tmp_path):
+    def scripts(changes: dict[str, str]) -> list[str | None]:
+        loaded = recipe(tmp_path, with_values(changes))
+        job = Submission("job", "python", "/", parse_hardware("8xA100-80GB"), loaded.recipe.launch.slurm)
+        plan = make_plan(loaded, facts("8xA100-80GB"))
+        return [render_job(job, plan, "/r"), render_array(job, plan, "/s", ["/r"]),
+                render_prepare_job(job, "/r", ["/r"])]  # fmt: skip
+
+    assert scripts({}) != scripts({leaf: SLURM[leaf]})
+
+
+@pytest.mark.parametrize("leaf", sorted(set(CHANGED) - set(SLURM)))
 def test_every_leaf_changes_a_file_or_is_read_by_the_worker(leaf, tmp_path):
     (tmp_path / "hooks.py").write_text("def format_row(row):\n    return row\n")
     context = CONTEXT.get(leaf, {})

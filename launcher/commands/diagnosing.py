@@ -97,12 +97,13 @@ def recipe_of(paths: Sequence[str]) -> Path | None:
     """The recipe of the first run directory: the original where it still is, else the copy kept there."""
     for folder in filter(is_run_dir, map(Path, paths)):
         copy = folder / "recipe.yaml"
-        try:
-            original = Path(json.loads((folder / "plan.json").read_text("utf-8"))["recipe"])
-            if original.is_file() and original.read_bytes() == copy.read_bytes():
-                return original
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass  # a run directory that was cut off while it was written still has its copy
+        for record in ("plan.json", "submit.json"):  # what a job has run is a copy of the recipe
+            try:
+                original = Path(json.loads((folder / record).read_text("utf-8"))["recipe"])
+                if original.is_file() and original.read_bytes() == copy.read_bytes():
+                    return original
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                pass  # a run directory that was cut off while it was written still has its copy
         if copy.is_file():
             return copy
     return None

@@ -17,6 +17,7 @@ from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with
 from launcher.facts.hostfile import Host, parse_hostfile
 from launcher.facts.model import ModelSpec
 from launcher.facts.shipped import ds_configs_dir
+from launcher.facts.slurm import read_allocation
 from launcher.facts.software import installed_versions
 from launcher.lint.check import read_profile
 from launcher.lint.finding import Finding
@@ -41,8 +42,19 @@ def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
         if unequal := next((host for host in hosts if host.slots != asked.devices_per_node), None):
             raise RecipeError(_unequal(hosts[0], unequal, recipe.launch.hostfile))
     else:
-        return probe.probe_hardware()
+        return _allocated(probe.probe_hardware())
     return with_host_memory(asked, probe.host_memory_bytes())
+
+
+def _allocated(found: Hardware) -> Hardware:
+    """What is found here, on all nodes of a step of Slurm's; tasks beyond one a node are one a device."""
+    allocation = read_allocation(os.environ)
+    if allocation is None or allocation.step is None:
+        return found
+    tasks = allocation.tasks_per_node[0]
+    count = tasks if tasks > 1 else found.devices_per_node
+    everywhere = replace(found, num_nodes=len(allocation.hosts), devices_per_node=count)
+    return with_host_memory(everywhere, probe.host_memory_bytes())
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:

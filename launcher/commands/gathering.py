@@ -1,7 +1,8 @@
 """How a command finds the other machines of its job, and holds them together while it lasts.
 
 Machines of one run find each other in one of these ways, and are alike from then on: a hostfile, whose
-machines are started over ssh; the same command on each, with --node-rank and --master-addr.
+machines are started over ssh; the same command on each, with --node-rank and --master-addr; the tasks of a
+step of Slurm's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.commands.allocation import allocated, refuse_hostfile
 from launcher.commands.gather import find_hardware, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.group import Group
@@ -25,7 +27,7 @@ from launcher.facts.interfaces import is_this_machine, own_address_towards
 from launcher.facts.place import Place
 from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
-from launcher.report.outcome import Outcome
+from launcher.report.outcome import Outcome, note
 
 DEFAULT_PORT = 29400
 """The head's control port, where --master-addr names none."""
@@ -62,8 +64,12 @@ def find_gathering(
             raise RecipeError(Problem("usage", message))
         return Gathering(rendezvous(loaded, on, node_rank, master_addr))
     if loaded.recipe.launch.hostfile is not None and not alone:
+        refuse_hostfile()
         return _of_hostfile(loaded, on, loaded.recipe.launch.hostfile)
-    return None
+    if alone == "--dry-run":
+        return None
+    place = allocated(loaded, on, tiny=bool(alone), say=note)
+    return None if place is None else Gathering(place)
 
 
 def rendezvous(loaded: LoadedRecipe, on: str | None, node_rank: int | None, address: str | None) -> Place:

@@ -17,6 +17,7 @@ from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.rehearsal import PREFIX
 from launcher.facts.status import process_started
 from launcher.render.bundle import Bundle, dump_json
+from launcher.render.slurm import SUBMITTED
 
 MARKER = "COMPLETED"
 """Written last by rank 0: a run is done only when this file says so."""
@@ -99,7 +100,8 @@ def _write(bundle: Bundle, run_dir: Path) -> None:
     for name in ("logs", "checkpoints"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     for name, text in bundle.files.items():
-        if name == "recipe.yaml" and any((run_dir / "checkpoints").glob("checkpoint-*")):
+        begun = any((run_dir / "checkpoints").glob("checkpoint-*")) or (run_dir / SUBMITTED).is_file()
+        if name == "recipe.yaml" and begun and (run_dir / name).is_file():
             continue  # what the run was begun with
         write_file(run_dir / name, text)
     (run_dir / "command.sh").chmod(0o755)

@@ -14,6 +14,7 @@ from launcher.failures.memory import MEMORY
 from launcher.failures.precision import PRECISION
 from launcher.failures.quantization import QUANTIZATION
 from launcher.failures.saving import SAVING
+from launcher.failures.slurm import SLURM
 
 FAILURES: tuple[Failure, ...] = (
     *PRECISION,
@@ -23,6 +24,7 @@ FAILURES: tuple[Failure, ...] = (
     *DEEPSPEED_ENGINE,
     *DEEPSPEED_BUILD,
     *DISTRIBUTED,
+    *SLURM,
     *DATA,
     *SAVING,
     *MEMORY,

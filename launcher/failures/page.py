@@ -20,6 +20,7 @@ from launcher.failures.memory import MEMORY
 from launcher.failures.precision import PRECISION
 from launcher.failures.quantization import QUANTIZATION
 from launcher.failures.saving import SAVING
+from launcher.failures.slurm import SLURM
 
 CHAPTERS: Mapping[str, tuple[Failure, ...]] = {
     "Precision": PRECISION,
@@ -29,6 +30,7 @@ CHAPTERS: Mapping[str, tuple[Failure, ...]] = {
     "DeepSpeed: the engine": DEEPSPEED_ENGINE,
     "DeepSpeed: compiled operators": DEEPSPEED_BUILD,
     "Launching": DISTRIBUTED,
+    "Slurm": SLURM,
     "Data": DATA,
     "Resuming and saving": SAVING,
     "Memory": MEMORY,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
 from launcher.recipe.field_tables import TRAINER_OWNED
-from launcher.recipe.yaml_marks import join
-
-_LATER = "not supported by this version yet"
-# dotted pattern -> values that are planned but not read yet (None: every value)
-_UNSUPPORTED: tuple[tuple[str, tuple[str, ...] | None, str], ...] = ((r"launch\.slurm", None, "remove it"),)
+from launcher.recipe.slurm_rules import check_slurm
 
 _RL = "trl trains it: GRPOTrainer and RLOOTrainer generate while they train, which a recipe cannot say"
 _VISION = "axolotl and LLaMA-Factory train models that read images and text"
@@ -34,29 +29,12 @@ _REFUSED_TASKS = {
 
 
 def take_unsupported(data: dict[str, Any]) -> list[Problem]:
-    """Problems of keys that the design has and this version lacks; takes those keys out of `data`."""
-    problems: list[Problem] = []
-
-    def visit(value: Any, path: str) -> None:
-        keys: Any = list(value) if isinstance(value, dict) else range(len(value))
-        for key in keys:
-            child, item = join(path, key), value[key]
-            if child == "task" and (refusal := _refused_task(item)):
-                problems.append(refusal)
-                del value[key]
-                continue
-            for pattern, values, hint in _UNSUPPORTED:
-                if re.fullmatch(pattern, child) and (values is None or item in values):
-                    message = _LATER if values is None else f"{item} is {_LATER}"
-                    problems.append(Problem("unsupported", message, path=child, hint=hint))
-                    del value[key]
-                    break
-            else:
-                if isinstance(item, (dict, list)):
-                    visit(item, child)
-
-    visit(data, "")
-    return problems
+    """The problem of a task that somebody else trains; takes it out of `data`."""
+    refusal = _refused_task(data.get("task"))
+    if refusal is None:
+        return []
+    del data["task"]
+    return [refusal]
 
 
 def _refused_task(task: Any) -> Problem | None:
@@ -70,6 +48,7 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
     """Problems between keys. `trainer`: with references resolved."""
     return [
         *_check_owned(trainer),
+        *check_slurm(data),
         *_check_exclusive(data, trainer),
         *_check_model(data),
         *_check_adapter(data),

@@ -196,6 +196,50 @@ class HardwareSection(Section):
     """Catalogue name such as A100-80GB, NNGB for an unnamed one, or cpu."""
 
 
+class SlurmJob(Section):
+    """What a job asks of Slurm; the names are those of sbatch's options."""
+
+    partition: str | None = None
+    """Partition; absent: Slurm's default one."""
+    account: str | None = None
+    """Account that is charged."""
+    qos: str | None = None
+    """Quality of service."""
+    reservation: str | None = None
+    """Reservation."""
+    time: str | Annotated[int, Field(ge=1)] | None = None
+    """Limit of the job: minutes, or hours:minutes:seconds, or days-hours:minutes:seconds; absent: the
+    partition's."""
+    constraint: str | None = None
+    """Features that the nodes must have."""
+    cpus_per_task: Annotated[int, Field(ge=1)] | None = None
+    """CPUs of a node for this job, which runs one task a node."""
+    mem: str | Literal[0] | None = None
+    """Memory of a node, such as 64G; 0: all of it."""
+    nodelist: str | None = None
+    """Nodes that must be among the job's."""
+    exclude: str | None = None
+    """Nodes that must not be among them."""
+    options: dict[str, str | int | bool] = {}
+    """Further options of sbatch, e.g. {mail-type: END}; true stands for an option without a value."""
+
+
+class SlurmSection(SlurmJob):
+    """The job that `effilaunch submit` makes of a recipe. Nodes and devices are those of `hardware`."""
+
+    gpus_per_node: str | Annotated[int, Field(ge=1)] | None = None
+    """Devices of a node as this Slurm names them, e.g. a100:8; absent: their number."""
+    gres: str | None = None
+    """The same by generic resource, e.g. gpu:a100:8, where a cluster has no gpus_per_node."""
+    setup: list[str] = []
+    """Lines of shell at the job's beginning, e.g. module load cuda/12.4."""
+    prepare: Literal[False] | SlurmJob = SlurmJob()
+    """The CPU job before it that prepares the data: what it asks for instead of partition, account, qos,
+    reservation and time of this one; false: none, the job prepares its data itself."""
+    array_limit: Annotated[int, Field(ge=1)] | None = None
+    """How many jobs of a sweep run at the same time; absent: as many as Slurm lets."""
+
+
 class LaunchSection(Section):
     """Who starts the processes, and with which environment."""
 
@@ -215,6 +259,8 @@ class LaunchSection(Section):
     hang_factor: Annotated[float, Field(ge=0, le=1_000_000)] = 20.0
     """A run whose step takes this many times its median, and at least 5 minutes, hangs: it is ended with the
     rank that is behind, and restarted where max_restarts allows it. 0: never."""
+    slurm: SlurmSection = SlurmSection()
+    """What `effilaunch submit` asks Slurm for."""
 
 
 class FixesSection(Section):

@@ -366,7 +366,8 @@ def test_a_traceback_that_is_quoted_whole_is_read_as_one():
     "line",
     [
         "train.py: error: the following arguments are required: --model",
-        "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-03-01T10:00:00 DUE TO TIME LIMIT ***",
+        "slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-03-01T10:00:00 DUE TO NODE FAILURE, "
+        "SEE SLURMCTLD LOG FOR DETAILS ***",
     ],
 )
 def test_an_end_without_a_traceback_is_an_unknown_failure(line):

@@ -117,6 +117,12 @@ MESSAGES = {
         "Unused kwargs: ['load_in_8bit_cpu']. These kwargs are not used in <class "
         "'transformers.utils.quantization_config.BitsAndBytesConfig'>."
     ],
+    "slurm-time-limit": [
+        "slurmstepd-n1: error: *** JOB 34 ON n1 CANCELLED AT 2026-11-22T19:43:12 DUE TO TIME LIMIT ***"
+    ],
+    "slurm-preempted": [
+        "slurmstepd-n2: error: *** JOB 35 ON n2 CANCELLED AT 2026-11-22T19:42:25 DUE TO PREEMPTION ***"
+    ],
     "bnb-bad-quant-type": ["quant_type must be 'nf4' or 'fp4', got 'nf5'"],
     "bnb-cuda-binary": ["CUDA Setup failed despite GPU being available. Please run the following command"],
     "kbit-cpu-offload": [

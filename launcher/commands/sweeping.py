@@ -1,0 +1,74 @@
+"""`--sweep key=a,b,c`: the configurations of a sweep, their names and overrides."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.recipe.yaml_marks import parse_yaml
+
+Values = Mapping[str, Any]
+"""Dotted key of the recipe -> the value that one configuration has."""
+MOST = 1000
+"""What is larger is a slip of the keyboard: Slurm takes arrays of 1001 jobs where nobody changed that."""
+
+
+def combine(sweeps: Sequence[str]) -> list[Values]:
+    """The product of all `key=a,b,c`; one without values where nothing is swept. RecipeError for a slip."""
+    if not sweeps:
+        return [{}]
+    axes = [_axis(text) for text in sweeps]
+    names = [name for name, _ in axes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        problem = Problem("sweep", "is swept twice", path=twice[0], hint="write all its values behind one =")
+        raise RecipeError(problem)
+    found = [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in axes))]
+    if len(found) > MOST:
+        raise RecipeError(Problem("sweep", f"has {len(found)} runs, expected at most {MOST}"))
+    return list(found)
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    """One key and its values, each read as YAML."""
+    name, equals, listed = text.partition("=")
+    name = name.strip()
+    hint = "write --sweep key=a,b,c, e.g. --sweep trainer.learning_rate=1e-4,2e-4"
+    if not (equals and name and listed.strip()):
+        raise RecipeError(Problem("sweep", f"cannot read --sweep {text!r}", path=name or None, hint=hint))
+    document = parse_yaml(f"[{listed}]", "--sweep", name)
+    values = document.data
+    if document.problems or not isinstance(values, list):
+        why = document.problems[0].message if document.problems else "it is no list of values"
+        raise RecipeError(Problem("sweep", f"cannot read {listed!r}: {why}", path=name, hint=hint))
+    if None in values or len({json.dumps(value) for value in values}) < len(values):
+        message = f"has an empty value or one value twice: {listed}"
+        raise RecipeError(Problem("sweep", message, path=name, hint=hint))
+    return name, values
+
+
+def swept_overrides(values: Values) -> list[str]:
+    """The same as --set: JSON is YAML, and keeps every value's type."""
+    return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+
+
+def said(values: Values) -> str:
+    return ", ".join(f"{name}={show(value)}" for name, value in values.items())
+
+
+def show(value: Any) -> str:
+    """A value as a person writes it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def folder_name(index: int, values: Values, count: int) -> str:
+    """`03-learning_rate=0.0001`: sorts as the runs are numbered."""
+    words = "-".join(f"{name.rpartition('.')[2]}={show(value)}" for name, value in values.items())
+    plain = re.sub(r"[^A-Za-z0-9._=+-]+", "_", words)[:80]
+    return f"{index:0{len(str(max(count - 1, 0)))}d}-{plain}"

@@ -1,0 +1,274 @@
+"""Follows jobs through the queue to their end, and tells how each run ended."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import (
+    DoesNotFit,
+    EffilaunchError,
+    Interrupted,
+    MachineError,
+    Problem,
+    RecipeError,
+    RunFailed,
+)
+from launcher.execute.endings import read_stopped
+from launcher.execute.failed import run_failure
+from launcher.execute.run_dir import MARKER
+from launcher.execute.submit import Run, Submitted
+from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.queue import ENDED, PASSING, Job, read_jobs
+from launcher.render.slurm import START
+
+FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
+"""The controller serves all users: it is asked rarely while nothing changes."""
+_CERTAIN = 3
+"""So often in a row a job must be gone, or stuck, or in a state that may pass, before that counts."""
+_WAITS = {
+    "Resources": "waits for free nodes",
+    "Priority": "waits behind jobs of higher priority",
+    "Dependency": "waits for the job that prepares the data",
+    "BeginTime": "waits; Slurm starts a requeued job after two minutes",
+    "JobHeldUser": "is held: `scontrol release` lets it go",
+    "JobHeldAdmin": "is held by an administrator",
+    "JobArrayTaskLimit": "waits for other jobs of the sweep (launch.slurm.array_limit)",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "Reservation": "waits for its reservation",
+    "Licenses": "waits for licenses",
+}
+"""Why a job waits, as Slurm says it -> in words."""
+_STUCK = {
+    "DependencyNeverSatisfied": "the job that it waits for failed",
+    "BadConstraints": "no node has what it asks for",
+    "PartitionConfig": "the partition does not take such a job (its limits of time, nodes or users)",
+    "PartitionTimeLimit": "it asks for more time than the partition gives",
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its quality of service is not valid",
+    "AccountNotAllowed": "its account may not use the partition",
+    "QOSNotAllowed": "its quality of service may not use the partition",
+    "NodeDown": "a node that it needs is down",
+}
+"""The same of a job that will not start by itself."""
+_FAILED = {
+    "CANCELLED": "the job was cancelled",
+    "TIMEOUT": "the job reached its time limit before it could save",
+    "NODE_FAIL": "a node of the job failed",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "OUT_OF_MEMORY": "Slurm killed the job for its memory (launch.slurm.mem)",
+    "DEADLINE": "the job reached its deadline",
+    "REVOKED": "the job was revoked",
+    "PREEMPTED": "the job had to make room for another one, and was not requeued",
+}
+_CODES: Mapping[int, type[EffilaunchError]] = {2: RecipeError, 3: DoesNotFit, 4: MachineError}
+_ERROR = re.compile(r"^(?:\d+: )?error: (.+)$")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was told of a job."""
+
+    said: str = ""
+    gone: int = 0
+    stuck: int = 0
+    ended: int = 0
+    metrics: int = 0
+    """Bytes of metrics.jsonl that were told."""
+
+
+def follow(
+    submitted: Submitted, say: Callable[[str], None], poll_s: float = FIRST_POLL_S
+) -> dict[str, Job | None]:
+    """Return when all jobs have ended: id -> its last state, None for one that Slurm has forgotten.
+
+    MachineError for a job that will not start by itself; it stays in the queue.
+    """
+    seen = {number: _Seen() for number in submitted.jobs}
+    ended: dict[str, Job | None] = {}
+    wait, told = poll_s, ""
+    while len(ended) < len(seen):
+        found = read_jobs([number for number in seen if number not in ended])
+        spoke = False
+        for number, state in seen.items():
+            if number in ended:
+                continue
+            job = found.get(number)
+            if not submitted.is_sweep or number == submitted.prepare:
+                spoke |= _tell(submitted, number, job, state, say)
+            if job is None:
+                state.gone += 1
+                if state.gone >= _CERTAIN:
+                    ended[number] = None
+            else:
+                state.gone = 0
+                _check_stuck(submitted, job, state)
+                state.ended = state.ended + 1 if job.state in ENDED else 0
+                if state.ended >= (_CERTAIN if job.state in PASSING else 1):
+                    ended[number] = job
+        if submitted.is_sweep and (counts := _counts(submitted, found, ended)) != told:
+            told, spoke = counts, True
+            say(f"array {submitted.job}: {counts}")
+        wait = poll_s if spoke else min(wait * 1.3, LONGEST_POLL_S)
+        if len(ended) < len(seen):
+            time.sleep(wait)
+    return ended
+
+
+def _counts(submitted: Submitted, found: Mapping[str, Job], ended: Mapping[str, Job | None]) -> str:
+    """How many runs of a sweep are in which state: `2 pending, 1 running, 1 completed`."""
+    known = {**ended, **found}
+    states = [job.state.lower() if (job := known.get(run.job)) else "unknown" for run in submitted.runs]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+
+
+def _tell(
+    submitted: Submitted, number: str, job: Job | None, seen: _Seen, say: Callable[[str], None]
+) -> bool:
+    """Say what is new of a job; whether anything was."""
+    name = f"job {number}" + (" (prepare)" if number == submitted.prepare else "")
+    text = f"{name} is not known to Slurm any more" if job is None else f"{name} {in_words(job)}"
+    new = text != seen.said and (job is not None or seen.gone == _CERTAIN - 1)
+    if new:
+        seen.said = text
+        say(text)
+    run = next((run for run in submitted.runs if run.job == number), None)
+    if run is None or submitted.is_sweep:
+        return new
+    return _tell_metrics(run.run_dir, seen, say) or new
+
+
+def in_words(job: Job) -> str:
+    """What a job does just now."""
+    if job.state == "PENDING":
+        reason = job.reason.partition(",")[0]
+        words = _WAITS.get(reason, f"waits ({reason})" if reason else "waits")
+        again = f"; it was requeued {job.restarts} time(s)" if job.restarts else ""
+        return words + again
+    if job.state == "RUNNING":
+        again = f", after {job.restarts} requeue(s)" if job.restarts else ""
+        return f"runs on {job.nodes}{again}"
+    if job.state == "COMPLETED":
+        return "is done"
+    if job.state == "FAILED":
+        return f"failed with exit code {job.code}"
+    return f"is {job.state.lower().replace('_', ' ')}"
+
+
+def _tell_metrics(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> bool:
+    """The newest loss of the run."""
+    path = run_dir / "metrics.jsonl"
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return False
+    if size == seen.metrics:
+        return False
+    seen.metrics = size
+    rows = [row for row in read_rows(path) if "loss" in row]
+    if not rows:
+        return False
+    say(f"  step {rows[-1].get('step')}: loss {rows[-1]['loss']:.4f}")
+    return True
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; what is half written is left out."""
+    rows = []
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
+
+
+def _check_stuck(submitted: Submitted, job: Job, seen: _Seen) -> None:
+    why = _STUCK.get(job.reason.partition(",")[0]) if job.state == "PENDING" else None
+    if why is None or (job.reason == "DependencyNeverSatisfied" and submitted.prepare):
+        seen.stuck = 0  # what waits for a job that failed is cancelled by Slurm, and judged then
+        return
+    seen.stuck += 1
+    if seen.stuck < _CERTAIN:
+        return
+    message = f"job {job.id} will not start: {why} ({job.reason})"
+    hint = f"`effilaunch submit {submitted.folder} --cancel` takes it out of the queue"
+    raise MachineError(Problem("slurm-stuck", message, hint=hint))
+
+
+def judge(submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dict[str, Any]:
+    """result.json of a run whose job has ended; raises what `run` would have, where it did not finish."""
+    if (run.run_dir / MARKER).is_file():
+        result: dict[str, Any] = json.loads((run.run_dir / "result.json").read_text("utf-8"))
+        return result
+    prepare = jobs.get(submitted.prepare) if submitted.prepare else None
+    if prepare is not None and prepare.state != "COMPLETED":
+        raise _failed_prepare(submitted, prepare)
+    job = jobs.get(run.job)
+    if job is None:
+        message = f"Slurm does not know job {run.job} any more, and its run has not finished"
+        raise RunFailed(Problem("slurm-job-gone", message, file=str(run.log), hint=_again(run)))
+    raise _failed_run(run, job)
+
+
+def _failed_prepare(submitted: Submitted, job: Job) -> EffilaunchError:
+    """The job that prepares the data failed: its own words."""
+    errors = said_errors(submitted.prepare_log)
+    if job.state == "CANCELLED":
+        return Interrupted(Problem("cancelled", "the job that prepares the data was cancelled"))
+    why = errors[-1] if errors else _FAILED.get(job.state, f"it ended with exit code {job.code}")
+    kind = _CODES.get(job.code or 0, RunFailed)
+    message = f"the data could not be prepared: {why}"
+    return kind(Problem("prepare-failed", message, file=str(submitted.prepare_log)))
+
+
+def _failed_run(run: Run, job: Job) -> EffilaunchError:
+    errors = said_errors(run.log)
+    if job.state == "CANCELLED" or job.code == 130:
+        whole = complete_checkpoints(run.run_dir / "checkpoints")
+        at = f"its newest whole checkpoint is {whole[max(whole)].name}" if whole else "it has no checkpoint"
+        stopped = read_stopped(run.run_dir)
+        asked = f"{stopped.get('signal')} stopped the run" if stopped else "the run was stopped"
+        what = "the job was cancelled" if job.state == "CANCELLED" else asked
+        return Interrupted(Problem("interrupted", f"{what}; {at}", file=str(run.run_dir), hint=_again(run)))
+    if job.state in _FAILED:
+        hint = _again(run)
+        return RunFailed(Problem("slurm-ended", _FAILED[job.state], file=str(run.log), hint=hint))
+    kind = _CODES.get(job.code or 0)
+    if kind is not None and errors:
+        return kind([Problem("job-failed", error) for error in errors])
+    failure = run_failure(run.run_dir, job.code or 0, "launcher.log")
+    if errors:  # `run` has said it better: it saw the end itself
+        failure.problems = [replace(failure.problems[0], message=errors[-1], file=None, hint=None)]
+    else:
+        failure.problems = [replace(failure.problems[0], file=str(run.log))]
+    return failure
+
+
+def said_errors(log: Path) -> list[str]:
+    """The errors that a job printed since its last start; every member of a group says the same once."""
+    try:
+        lines = log.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    last = max((number for number, line in enumerate(lines) if line.startswith(START)), default=0)
+    found = [match[1] for line in lines[last:] if (match := _ERROR.match(line))]
+    return list(dict.fromkeys(found))
+
+
+def _again(run: Run) -> str:
+    return f"`sbatch {run.run_dir}/job.sbatch` goes on where the run stands"

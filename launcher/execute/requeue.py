@@ -1,0 +1,100 @@
+"""`python -m launcher.execute.requeue RUN_DIR`: at the end of a job that was asked to stop, does it go on?
+
+A job script calls it when the run ended with 130. Preempted: yes; Slurm requeues only those that it has to
+kill, and not those that stopped by themselves in the grace time. Warned of the time limit (SIGUSR1): yes, if
+a checkpoint was saved since the last start. Cancelled, or told to stop by somebody: no; `scontrol requeue`
+would bring a cancelled job back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.execute.endings import read_stopped
+from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.queue import Job, ask, read_jobs
+
+REQUEUES = "requeues.jsonl"
+"""In the run directory: when its job was requeued, why, and at which checkpoint."""
+
+
+def decide(
+    job: Job | None, stopped: Mapping[str, Any] | None, checkpoint: int, before: int
+) -> tuple[bool, str]:
+    """Whether the job is requeued, and why; one sentence.
+
+    job: as Slurm knows it just now. stopped: what rank 0 wrote. checkpoint: step of the newest whole one;
+    before: of the one that was there when the job was requeued last.
+    """
+    if job is None:
+        return False, "Slurm does not know this job; submit it again to go on"
+    if job.state != "RUNNING":
+        return False, f"the job is {job.state}: what follows is Slurm's decision"
+    if job.preempted and job.preempted >= job.start:
+        return True, "the job was preempted"
+    signal = None if stopped is None else stopped.get("signal")
+    if signal != "SIGUSR1":
+        asked = "before its first step" if stopped is None else f"by {signal}"
+        return False, f"the run was asked to stop {asked}, and not because its time is over"
+    if checkpoint <= before:
+        return False, (
+            f"the time limit is too short: since the last start nothing was saved behind step {before}; "
+            f"ask for more time, or save more often (trainer.save_steps)"
+        )
+    return True, f"the time limit comes near, and the checkpoint of step {checkpoint} is saved"
+
+
+def last_requeue(run_dir: Path) -> int:
+    """Step of the checkpoint with which the job was requeued last; 0 where it never was."""
+    try:
+        lines = (run_dir / REQUEUES).read_text("utf-8").splitlines()
+        return int(json.loads(lines[-1])["checkpoint"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return 0
+
+
+def requeue(run_dir: Path, number: str) -> str:
+    """Requeue the job where it should go on; what happened, in words."""
+    job = read_jobs([number]).get(number) or _of_an_array(number)
+    newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
+    again, why = decide(job, read_stopped(run_dir), newest, last_requeue(run_dir))
+    if not again:
+        return f"not requeued: {why}"
+    row = {"time": time.time(), "job": number, "checkpoint": newest, "why": why}
+    with (run_dir / REQUEUES).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row) + "\n")
+    _say(f"requeued: {why}")  # before Slurm ends this script with its job
+    answer = ask("scontrol", "requeue", number)
+    return "" if answer.code == 0 else f"not requeued: {answer.said}"
+
+
+def _of_an_array(number: str) -> Job | None:
+    """A task of an array, which its own number finds, too."""
+    tasks = read_jobs([f"{os.environ.get('SLURM_ARRAY_JOB_ID')}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"])
+    return next(iter(tasks.values()), None)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"effilaunch: {text}\n")
+    sys.stdout.flush()
+
+
+def main(argv: list[str]) -> None:
+    """RUN_DIR; the job's number is in the environment."""
+    number = os.environ.get("SLURM_JOB_ID", "")
+    try:
+        said = requeue(Path(argv[0]), number)
+    except OSError as error:
+        said = f"not requeued: {error}"
+    if said:
+        _say(said)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

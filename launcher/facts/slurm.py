@@ -1,0 +1,173 @@
+"""What Slurm tells a process of itself by SLURM_*: its job, its step, and its place among the tasks. Pure.
+
+Seen on Slurm 22.05: a batch script has the job's variables and those of a first task (SLURM_PROCID=0), but no
+SLURM_STEP_ID; the shell of `salloc` runs where it was typed, and has the job's variables alone; a task of
+`srun` has all. SLURM_STEP_ID of an interactive or a batch step is one of the highest numbers there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.host_lists import expand_counts, expand_hosts
+from launcher.facts.place import PORTS, Place
+
+_LAST_STEP = 0xFFFF_FFF0
+"""Steps from here on are Slurm's own: batch, extern, interactive, pending."""
+_FIRST_PORT, _PORTS = 20_000, 12_000
+"""Below the ports that a system gives to outgoing connections (32768 and above)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One process inside a job of Slurm's."""
+
+    job: str
+    """Number of the job; of a task of an array its own."""
+    step: int | None
+    """Number of the step; None in a batch script, in the shell of `salloc`, in an interactive step."""
+    hosts: tuple[str, ...]
+    """Of the step; outside one of the whole job."""
+    tasks_per_node: tuple[int, ...]
+    """Tasks of the step on each host; outside a step those that the job asks for."""
+    node_rank: int
+    task: int
+    """0 .. tasks-1; the first node's are the first."""
+    local_task: int
+    on_node: bool
+    """Whether this process runs on one of the nodes; the shell of `salloc` need not."""
+    restarts: int = 0
+    """How often the job was requeued."""
+
+    @property
+    def tasks(self) -> int:
+        return sum(self.tasks_per_node)
+
+    @property
+    def name(self) -> str:
+        return f"slurm-{self.job}" if self.step is None else f"slurm-{self.job}.{self.step}"
+
+
+def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | None:
+    """What SLURM_* says; None outside a job. host: name of this machine, to know the shell of `salloc` there.
+
+    RecipeError where the variables are no such thing as Slurm writes.
+    """
+    job = environ.get("SLURM_JOB_ID", "")
+    number = environ.get("SLURM_STEP_ID", "")
+    step = int(number) if number.isdigit() and int(number) < _LAST_STEP else None
+    listed = environ.get("SLURM_STEP_NODELIST" if step is not None else "SLURM_JOB_NODELIST", "")
+    listed = listed or environ.get("SLURM_NODELIST", "")
+    if not job or not listed:
+        return None
+    counted = "SLURM_STEP_TASKS_PER_NODE" if step is not None else "SLURM_TASKS_PER_NODE"
+    try:
+        hosts = expand_hosts(listed)
+        counts = expand_counts(environ[counted]) if environ.get(counted) else (1,) * len(hosts)
+        rank, task, local = (
+            int(environ.get(f"SLURM_{name}", "0")) for name in ("NODEID", "PROCID", "LOCALID")
+        )
+        restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+    except ValueError as error:
+        raise RecipeError(_unread(str(error))) from None
+    if len(counts) != len(hosts):
+        raise RecipeError(_unread(f"{counted}={environ[counted]} is not about the hosts {listed}"))
+    short = host.partition(".")[0]
+    on_node = step is not None or "SLURMD_NODENAME" in environ or short in hosts
+    return Allocation(job, step, hosts, counts, rank, task, local, on_node, restarts)
+
+
+def _unread(why: str) -> Problem:
+    hint = "run it where Slurm set the variables SLURM_*, or unset SLURM_JOB_ID to run it outside the job"
+    return Problem("slurm-environment", f"the variables of Slurm cannot be read: {why}", hint=hint)
+
+
+def srun_line(nodes: int, tasks: int, command: str) -> str:
+    """The line that starts the members of a job: `tasks` on each of the nodes."""
+    return f"srun --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} {command}"
+
+
+def forgotten_srun(allocation: Allocation, command: str) -> Problem | None:
+    """The problem of a process that no `srun` started although others belong to it; None where it may run."""
+    nodes = len(allocation.hosts)
+    line = srun_line(nodes, 1, command)
+    if not allocation.on_node:
+        message = (
+            f"this is the shell of `salloc`, and not one of the {nodes} node(s) of job {allocation.job} "
+            f"({_some(allocation.hosts)})"
+        )
+        return Problem("slurm-login-node", message, hint=f"write `{line}`")
+    if allocation.step is None and nodes > 1:
+        message = f"job {allocation.job} has {nodes} nodes, and without srun this runs on the first alone"
+        return Problem("slurm-no-srun", message, hint=f"write `{line}`")
+    return None
+
+
+def runs_alone(allocation: Allocation) -> str:
+    """A note on a process that no `srun` started in a job of one node; empty for the task of a step."""
+    if allocation.step is not None:
+        return ""
+    return (
+        f"job {allocation.job} has one node: this runs there without srun. With `srun effilaunch run …` a "
+        f"signal from Slurm before the end (--signal) reaches it, too"
+    )
+
+
+def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str) -> Problem | None:
+    """The problem of a step whose tasks are neither one a node nor one a device of the hardware planned for.
+
+    The same words in every task.
+    """
+    counts = set(allocation.tasks_per_node)
+    hosts = len(allocation.hosts)
+    if hosts == nodes and counts in ({1}, {devices}):
+        return None
+    has = f"{allocation.tasks} task(s) on {hosts} node(s)"
+    message = f"the step has {has}, but the plan is for {nodes} node(s) with {devices} device(s) each"
+    either = srun_line(nodes, 1, command)
+    hint = f"write `{either}` (one task a node)"
+    if devices > 1:
+        hint += f" or `{srun_line(nodes, devices, command)}` (one a device)"
+    return Problem("slurm-tasks", message, hint=hint)
+
+
+def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> Place:
+    """The place of this task of a step. address: of a host's name the address under which others reach it."""
+    step = allocation.step or 0
+    count = allocation.tasks_per_node[0]
+    number = int(allocation.job) if allocation.job.isdigit() else 0
+    port = _FIRST_PORT + (number * 37 + step) * PORTS % _PORTS
+    return Place(
+        job=allocation.name,
+        member=allocation.task,
+        members=allocation.tasks,
+        num_nodes=len(allocation.hosts),
+        node_rank=allocation.node_rank,
+        tasks_per_node=count,
+        local_task=allocation.local_task,
+        head=address(allocation.hosts[0]),
+        port=port,
+    )
+
+
+def time_seconds(text: str) -> float | None:
+    """Seconds of a time as Slurm writes it; None for `infinite` and for what is no time.
+
+    minutes, minutes:seconds, hours:minutes:seconds, days-hours, and that with minutes, and seconds
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if found is None:
+        return None
+    days, first, second, third = (None if part is None else int(part) for part in found.groups())
+    if days is not None:
+        return 86400.0 * days + 3600.0 * (first or 0) + 60.0 * (second or 0) + (third or 0)
+    if third is not None:
+        return 3600.0 * (first or 0) + 60.0 * (second or 0) + third
+    return 60.0 * (first or 0) + (second or 0)
+
+
+def _some(hosts: tuple[str, ...]) -> str:
+    return ", ".join(hosts[:3]) + (", …" if len(hosts) > 3 else "")

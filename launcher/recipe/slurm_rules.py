@@ -1,0 +1,100 @@
+"""Rules on `launch.slurm`: what Slurm would refuse, misread, or find out only in the queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.recipe.yaml_marks import join
+
+SECTION = "launch.slurm"
+_TIME = re.compile(r"\d+|\d+:\d{1,2}|\d+:\d{1,2}:\d{1,2}|\d+-\d{1,2}(?::\d{1,2}){0,2}")
+_MEMORY = re.compile(r"\d+[KMGT]")
+_OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_NO_VARIABLE = "Slurm expands no variables in a job's options"
+_JOB_KEYS = (
+    "partition", "account", "qos", "reservation", "time", "constraint", "cpus_per_task", "mem", "nodelist",
+    "exclude", "gpus_per_node", "gres",
+)  # fmt: skip
+_SIZE = "`hardware` (or --on) says how many nodes and devices there are"
+_OURS = "effilaunch decides it"
+OWNED: Mapping[str, str] = {
+    **{key.replace("_", "-"): f"write it as {SECTION}.{key}" for key in _JOB_KEYS},
+    **dict.fromkeys(
+        ("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket",
+         "gpus", "gpus-per-task", "gpus-per-socket"),
+        _SIZE,
+    ),
+    **dict.fromkeys(
+        ("job-name", "output", "error", "open-mode", "chdir", "signal", "requeue", "no-requeue", "export",
+         "export-file", "dependency", "kill-on-invalid-dep", "parsable", "wait", "wrap", "test-only", "quiet",
+         "input", "ignore-pbs", "help", "usage", "version", "verbose"),
+        _OURS,
+    ),
+    "array": "--sweep makes an array; launch.slurm.array_limit bounds it",
+    "time-min": "the warning before the end is counted from launch.slurm.time",
+}  # fmt: skip
+"""Options of sbatch that a recipe does not set under `options` -> where it does."""
+
+
+def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
+    """Problems of the section; of what has the wrong type the schema tells."""
+    launch = data.get("launch")
+    section = launch.get("slurm") if isinstance(launch, Mapping) else None
+    if not isinstance(section, Mapping):
+        return []
+    problems = list(_check_job(section, SECTION))
+    if isinstance(section.get("prepare"), Mapping):
+        problems += _check_job(section["prepare"], f"{SECTION}.prepare")
+    if section.get("gres") is not None and section.get("gpus_per_node") is not None:
+        message = f"excludes `{SECTION}.gpus_per_node`: both ask for the devices of a node"
+        problems.append(Problem("conflict", message, path=f"{SECTION}.gres", hint="keep one of the two"))
+    for number, line in enumerate(section["setup"] if isinstance(section.get("setup"), list) else ()):
+        if isinstance(line, str) and line.lstrip().startswith("#SBATCH"):
+            hint = f"write the option as a key of {SECTION}"
+            message = "is an option of sbatch, which reads none behind the first command"
+            problems.append(Problem("wrong-value", message, path=f"{SECTION}.setup[{number}]", hint=hint))
+    return problems
+
+
+def _check_job(section: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    time, memory = section.get("time"), section.get("mem")
+    if isinstance(time, str) and not _TIME.fullmatch(time):
+        message = f"is {time!r}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        yield Problem("wrong-value", message, path=f"{path}.time", hint="e.g. 24:00:00 or 1-12:00:00")
+    if isinstance(memory, str) and not _MEMORY.fullmatch(memory):
+        message = f"is {memory!r}, expected a whole number with its unit K, M, G or T"
+        yield Problem(
+            "wrong-value", message, path=f"{path}.mem", hint="e.g. 64G; 0 is all of a node's memory"
+        )
+    for key in _JOB_KEYS:
+        if isinstance(section.get(key), str):
+            yield from _check_text(section[key], f"{path}.{key}")
+    options = section.get("options")
+    for name, value in options.items() if isinstance(options, Mapping) else ():
+        yield from _check_option(str(name), value, join(f"{path}.options", name))
+
+
+def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
+    if name in OWNED:
+        yield Problem("owned-key", f"not allowed under `{SECTION}.options`", path=path, hint=OWNED[name])
+    elif not _OPTION.fullmatch(name) or len(name) == 1:
+        plain = name.strip("-").replace("_", "-")
+        message = "is no long option of sbatch, expected letters and hyphens without the leading ones"
+        yield Problem("wrong-value", message, path=path, hint=f"write {plain}" if len(plain) > 1 else None)
+    elif value is False:
+        message = "is false, and an option without a value is there or not"
+        yield Problem("wrong-value", message, path=path, hint="leave it out")
+    elif isinstance(value, str):
+        yield from _check_text(value, path)
+
+
+def _check_text(text: str, path: str) -> Iterator[Problem]:
+    if "$" in text:
+        hint = "${ENV:NAME} is resolved when the recipe is read"
+        yield Problem("wrong-value", f"holds a $, but {_NO_VARIABLE}", path=path, hint=hint)
+    elif not text or not text.isprintable():
+        what = "is empty" if not text else "holds a line end or another control character"
+        yield Problem("wrong-value", f"{what}, which no option of sbatch can", path=path)

@@ -1,0 +1,92 @@
+"""`submit` where no Slurm is: a laptop sees the scripts, and what is wrong with a recipe."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.cli import main
+
+RECIPE = """\
+model: {name_or_path: huggyllama/llama-7b}
+adapter: {type: lora, r: 8}
+data: {train: [{path: absent/rows.jsonl}], max_length: 512}
+trainer: {max_steps: 10}
+launch: {slurm: {partition: gpu, time: 24:00:00, cpus_per_task: 32}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(tmp_path, monkeypatch):
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_dry_run_needs_neither_slurm_nor_data(tmp_path, capsys):
+    assert main(["submit", "r.yaml", "--to", "slurm", "--on", "2x8xA100-80GB", "--dry-run", "--json"]) == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    assert "#SBATCH --nodes=2\n" in found["files"]["job.sbatch"]
+    assert "#SBATCH --time=24:00:00\n" in found["files"]["prepare.sbatch"]
+    assert json.loads(found["files"]["plan.json"])["hardware"]["num_nodes"] == 2
+    assert '"num_nodes": 2' in found["files"]["submitted.yaml"]  # the job plans for what --on said
+    assert "its own checks of the job scripts were not made" in shown.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
+
+
+def test_the_text_of_a_dry_run_has_every_script(capsys):
+    assert main(["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run", "--sweep", "seed=1,2"]) == 0
+    shown = capsys.readouterr().out
+    assert "prepare.sbatch\n  #!/bin/bash" in shown
+    assert "#SBATCH --array=0-1\n" in shown
+    assert "nothing was written or submitted" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--on", "8xA100-80GB"], 4, "no `sbatch` is on this machine"),
+        (["--dry-run"], 2, "a job needs to know its hardware"),
+        (["--on", "1x8GB", "--dry-run", "--set", "precision=fp32"], 3, "nothing fits 1x8GB"),
+        (["--on", "8xA100-80GB", "--dry-run", "--set", "launch.slurm.time=2"], 2, "nothing would be trained"),
+        (["--on", "8xA100-80GB", "--dry-run", "--sweep", "seed"], 2, "cannot read --sweep 'seed'"),
+        (["--on", "8xA100-80GB", "--dry-run", "--output-dir", "a$b"], 2, "in the name of a log"),
+        (["--on", "4xA100-80GB", "--dry-run", "--set", "launch.slurm.gres=gpu:a100:8"], 2, "for 4 device(s)"),
+        (["--on", "4xA100-80GB", "--dry-run", "--set", "launch.slurm.gpus_per_node=2"], 2, "for 4 device(s)"),
+        (["--on", "2xcpu", "--dry-run", "--tiny", "--set", "launch.slurm.gpus_per_node=2"], 2, "is for CPUs"),
+        (["--on", "8xA100-80GB", "--dry-run", "--set", "launch.hostfile=h"], 2, "which Slurm chooses"),
+        (["--follow"], 2, "no job was submitted from"),
+        (["--cancel"], 2, "no job was submitted from"),
+        (["--follow", "--cancel"], 2, "not allowed with"),
+        (["--to", "cloud"], 2, "invalid choice"),
+    ],
+)
+def test_what_is_refused(options, code, said, capsys, tmp_path):
+    assert main(["submit", "r.yaml", *options]) == code
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
+
+
+def test_a_sweep_over_sizes_is_refused_and_one_that_fits_nowhere_told_with_its_values(capsys):
+    on = ["--on", "8xA100-80GB", "--dry-run"]
+    assert main(["submit", "r.yaml", "--dry-run", "--set", "hardware.device=A100-80GB",
+                 "--sweep", "hardware.num_nodes=1,2"]) == 2  # fmt: skip
+    assert "whose jobs are alike" in capsys.readouterr().err
+    assert main(["submit", "r.yaml", *on, "--sweep", "launch.slurm.partition=a,b"]) == 2
+    assert "sweep another key" in capsys.readouterr().err
+    assert main(["submit", "r.yaml", *on, "--sweep", "trainer.optim=adamw_torch,adam_torsh"]) == 2
+    assert "with trainer.optim=adam_torsh: " in capsys.readouterr().err
+
+
+def test_a_variable_of_the_recipe_must_be_set_when_it_is_submitted(tmp_path, capsys, monkeypatch):
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("launch: {", "launch: {env: {T: '${ENV:MY_TOKEN}'}, "))
+    on = ["--on", "8xA100-80GB", "--dry-run", "--json"]
+    assert main(["submit", "r.yaml", *on]) == 2
+    assert "MY_TOKEN is not set" in capsys.readouterr().out
+    monkeypatch.setenv("MY_TOKEN", "value-of-a-secret")
+    assert main(["submit", "r.yaml", *on]) == 0
+    shown = capsys.readouterr().out
+    assert "value-of-a-secret" not in shown
+    assert "${ENV:MY_TOKEN}" in json.loads(shown)["files"]["submitted.yaml"]

@@ -1,0 +1,103 @@
+"""Jobs that are stopped: preempted, near their time limit, cancelled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+
+import pytest
+from cluster.conftest import losses
+
+from launcher.cli import main
+
+pytestmark = pytest.mark.cluster
+STEPS = 12
+
+
+def wait_for_step(run_dir, step: int, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not ((run_dir / "metrics.jsonl").is_file() and max(losses(run_dir), default=0) >= step):
+        assert time.monotonic() < deadline, f"no step {step} within {timeout} s"
+        time.sleep(0.3)
+
+
+def submitted(run_dir) -> str:
+    return json.loads((run_dir / "submit.json").read_text())["jobs"]["run"]
+
+
+def hardware(nodes: int) -> str:
+    return (
+        f"hardware: {{num_nodes: {nodes}, devices_per_node: 1, device: cpu}}\n"
+        "launch: {slurm: {partition: low, time: 10, prepare: false}}\n"
+    )
+
+
+@pytest.mark.timeout(400)
+def test_preempted_on_two_nodes_it_goes_on_with_the_same_losses(cluster, recipe, tmp_path, monkeypatch):
+    """A checkpoint in the grace time, the requeue, the resume; beside a plain srun that nobody stops."""
+    path = recipe(hardware(2), steps=STEPS)
+    undisturbed, run_dir = tmp_path / "undisturbed", tmp_path / "run"
+    cluster.run("srun", "-N2", "effilaunch", "run", str(path), "--output-dir", str(undisturbed), timeout=240)
+    monkeypatch.setenv("STEP_S", "1")
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 0
+    number = submitted(run_dir)
+    wait_for_step(run_dir, 2)
+    cluster.run("sbatch", "--partition=high", "-N1", "-c2", "-t1", "-o/dev/null", "--wrap=sleep 1")
+    cluster.wait_state(number, "PENDING", timeout=60)
+    stopped = json.loads((run_dir / "stopped.json").read_text())
+    assert stopped["signal"] == "SIGTERM"
+    assert 2 <= stopped["step"] < STEPS
+    assert main(["submit", str(run_dir), "--follow"]) == 0
+    assert cluster.job(number)["Restarts"] == "1"
+    log = (run_dir / "logs" / f"slurm-{number}.out").read_text()
+    assert "requeued: the job was preempted" in log
+    assert f"goes on from {run_dir}/checkpoints/checkpoint-{stopped['step']}" in log
+    assert losses(run_dir) == losses(undisturbed)
+    assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.timeout(300)
+def test_the_warning_before_the_limit_saves_and_requeues_once_more_and_cancel_ends_it(
+    cluster, recipe, tmp_path, monkeypatch
+):
+    """SIGUSR1 to the step, as --signal sends it; sent here by scancel, which saves minutes of waiting."""
+    monkeypatch.setenv("STEP_S", "1")
+    run_dir = tmp_path / "run"
+    assert (
+        main(["submit", str(recipe(hardware(1), steps=200)), "--output-dir", str(run_dir), "--detach"]) == 0
+    )
+    number = submitted(run_dir)
+    wait_for_step(run_dir, 2)
+    cluster.run("scancel", "--signal=USR1", number)
+    cluster.wait_state(number, "PENDING", timeout=60)
+    row = json.loads((run_dir / "requeues.jsonl").read_text())
+    assert row["checkpoint"] >= 2
+    assert "the time limit comes near" in row["why"]
+    cluster.wait_state(number, "RUNNING", timeout=60)
+    wait_for_step(run_dir, row["checkpoint"] + 1)
+    assert main(["submit", str(run_dir), "--cancel"]) == 0
+    ended = cluster.wait_state(number, "CANCELLED", timeout=60)
+    assert ended["Restarts"] == "1"
+    time.sleep(7)  # longer than Slurm keeps a requeued job back here
+    assert cluster.job(number)["JobState"] == "CANCELLED"
+    assert main(["submit", str(run_dir), "--follow"]) == 130
+
+
+def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEP_S", "1")
+    run_dir = tmp_path / "run"
+    with subprocess.Popen(
+        ["effilaunch", "submit", str(recipe(hardware(1), steps=200)), "--output-dir", str(run_dir)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        while "runs on" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(2)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "it goes on" in said
+    assert f"effilaunch submit {run_dir} --follow" in said
+    number = submitted(run_dir)
+    assert cluster.job(number)["JobState"] == "RUNNING"
+    cluster.run("scancel", number)

@@ -1,0 +1,113 @@
+"""`submit`: checked before the queue, submitted, followed, cancelled; arrays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from launcher.cli import main
+
+pytestmark = pytest.mark.cluster
+ONE = "hardware: {num_nodes: 1, devices_per_node: 1, device: cpu}\n"
+JOB = "launch: {slurm: {partition: low, time: 10}}\n"
+ALONE = "launch: {slurm: {partition: low, time: 10, prepare: false}}\n"
+
+
+def test_prepare_and_train_run_what_was_submitted(cluster, recipe, tmp_path, monkeypatch, capfd):
+    """Behind its prepare job, with the recipe as it was: a later edit changes nothing."""
+    monkeypatch.setenv("MY_TOKEN", "value-of-a-secret")
+    path = recipe(ONE + "launch: {slurm: {partition: low, time: 10}, env: {MY_TOKEN: '${ENV:MY_TOKEN}'}}\n")
+    given = path.read_text()
+    run_dir = tmp_path / "a b%j" / "run"
+    assert main(["submit", str(path), "--to", "slurm", "--output-dir", str(run_dir), "--detach"]) == 0
+    path.write_text("model: {name_or_path: ./elsewhere}\n")
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 2  # broken now
+    capfd.readouterr()
+    assert main(["submit", str(run_dir), "--follow", "--json"]) == 0
+    shown = capfd.readouterr()
+    told = json.loads(shown.out)
+    assert told["result"]["steps"] == 6
+    assert "(prepare) is done" in shown.err
+    assert (run_dir / "recipe.yaml").read_text() == given
+    record = json.loads((run_dir / "submit.json").read_text())
+    assert cluster.job(record["jobs"]["run"])["JobState"] == "COMPLETED"
+    for file in run_dir.rglob("*"):
+        assert not file.is_file() or b"value-of-a-secret" not in file.read_bytes(), file
+    if shutil.which("shellcheck"):
+        scripts = [str(run_dir / name) for name in ("job.sbatch", "prepare.sbatch")]
+        checked = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout
+    # nothing is submitted into a folder that holds a run
+    path.write_text(given)
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 2
+    assert "is not empty" in capfd.readouterr().err
+    assert main(["submit", str(run_dir)]) == 2
+    assert "was submitted from" in capfd.readouterr().err
+
+
+REFUSED = [
+    ("launch.slurm.partition=nope", "no such partition (there are: low, high, short)"),
+    ("launch.slurm.time=2-00:00:00", "the partition low gives at most 60 minutes"),
+    ("launch.slurm={partition: short, time: 30}", "there is more in: low, high"),
+    ("launch.slurm.time=2", "so that nothing would be trained"),
+    ("hardware.num_nodes=3", "the plan is for 3 nodes, and the partition low has 2"),
+    ("hardware.devices_per_node=8", "8 CPUs of a node are asked for, and no node has more than 2"),
+    ("hardware={device: A100-80GB, devices_per_node: 8}", "the 8 device(s) that the plan needs"),
+    ("launch.slurm.mem=64G", "launch.slurm.mem: 64G of a node are asked for"),
+    ("launch.slurm.constraint=a100", "launch.slurm.constraint: is a100, which names a feature"),
+    ("launch.slurm.exclude=n9", "launch.slurm.exclude: is n9, which names a node"),
+    ("launch.slurm.reservation=r", "names no reservation of this Slurm"),
+    ("launch.slurm.options={mail-type: NEVER}", "is not a kind of mail"),
+    ("launch.slurm.options={bogus: 1}", "launch.slurm.options: unrecognized option '--bogus=1'"),
+    ("launch.slurm.prepare.cpus_per_task=9", "launch.slurm.prepare.cpus_per_task: 9 CPUs"),
+]
+
+
+@pytest.mark.parametrize(("override", "said"), REFUSED, ids=[override for override, _ in REFUSED])
+def test_what_slurm_would_not_take_is_refused_before_the_queue(recipe, override, said, capsys, tmp_path):
+    path = recipe(ONE + JOB)
+    run_dir = tmp_path / "run"
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--set", override]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert shown.count("error: ") == 1
+    assert not run_dir.exists()
+
+
+def test_a_dry_run_writes_and_submits_nothing(cluster, recipe, tmp_path, capsys):
+    before = cluster.run("squeue", "-h", "-o", "%i").stdout
+    path = recipe(ONE + JOB)
+    assert main(["submit", str(path), "--dry-run", "--json", "--output-dir", str(tmp_path / "run")]) == 0
+    files = json.loads(capsys.readouterr().out)["files"]
+    assert {"job.sbatch", "prepare.sbatch", "submitted.yaml", "plan.json", "recipe.yaml"} <= files.keys()
+    assert not (tmp_path / "run").exists()
+    assert cluster.run("squeue", "-h", "-o", "%i").stdout == before
+
+
+def test_a_job_whose_data_cannot_be_prepared_is_told_and_cancelled(cluster, recipe, base, tmp_path, capfd):
+    path = recipe(ONE + JOB)
+    text = path.read_text().replace("rows.jsonl", "broken.jsonl")
+    path.write_text(text)
+    (base / "broken.jsonl").write_text('{"nothing": "to learn"}\n')
+    assert main(["submit", str(path), "--output-dir", str(tmp_path / "run")]) == 2
+    shown = capfd.readouterr()
+    assert "the data could not be prepared: " in shown.err
+    assert "broken.jsonl" in shown.err
+    record = json.loads((tmp_path / "run" / "submit.json").read_text())
+    assert cluster.job(record["jobs"]["run"])["JobState"] == "CANCELLED"
+
+
+def test_all_problems_of_a_sweep_come_at_once(recipe, tmp_path, capsys):
+    path = recipe(ONE + ALONE)
+    sweep = ["--sweep", "trainer.optim=adamw_torch,adamw_torsh", "--sweep", "precision=fp32,fp23"]
+    assert main(["submit", str(path), *sweep, "--output-dir", str(tmp_path / "sweep")]) == 2
+    shown = capsys.readouterr().err
+    assert "adamw_torsh" in shown
+    assert "fp23" in shown
+    assert not (tmp_path / "sweep").exists()
+    sizes = ["--sweep", "hardware.num_nodes=1,2", "--output-dir", str(tmp_path / "sweep")]
+    assert main(["submit", str(path), *sizes]) == 2
+    assert "whose jobs are alike" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""SLURM_* as Debian's Slurm 22.05 sets them -> a place among the tasks, or what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launcher.errors import RecipeError
+from launcher.facts.host_lists import expand_counts, expand_hosts
+from launcher.facts.slurm import (
+    forgotten_srun,
+    place_in,
+    read_allocation,
+    runs_alone,
+    time_seconds,
+    wrong_tasks,
+)
+
+JOB = "SLURM_JOB_ID=1 SLURM_JOB_NODELIST=n[1-2] SLURM_NODELIST=n[1-2] SLURM_JOB_NUM_NODES=2"
+# Recorded: the script of `sbatch -N2 --ntasks-per-node=2`, a task of its srun, the shell of `salloc -N2`.
+BATCH = f"{JOB} SLURMD_NODENAME=n1 SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_TASKS_PER_NODE=2(x2)"
+SALLOC = f"{JOB} SLURM_TASKS_PER_NODE=1(x2)"
+STEP = (
+    f"{JOB} SLURMD_NODENAME=n2 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_TASKS_PER_NODE=2(x2) "
+    "SLURM_NODEID=1 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_TASKS_PER_NODE=2(x2)"
+)
+RUN = "effilaunch run r.yaml"
+
+
+def read(text: str, host: str = "login"):
+    return read_allocation(dict(word.split("=", 1) for word in text.split()), host)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("a,b", ["a", "b"]),
+        ("n[001-003,7],gpu-a[1-2]", ["n001", "n002", "n003", "n7", "gpu-a1", "gpu-a2"]),
+        ("n[9-11]", ["n9", "n10", "n11"]),
+        ("r[1-2]n[01-02]", ["r1n01", "r1n02", "r2n01", "r2n02"]),
+        ("n[1-2]-ib", ["n1-ib", "n2-ib"]),
+    ],
+)
+def test_host_lists(text, hosts):
+    assert list(expand_hosts(text)) == hosts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "n[1-", "n1]", "n[a-b]", "n[3-1]", "a,,b", "n[1-999999]", "n[[1]]", "a b"]
+)
+def test_what_is_no_host_list(text):
+    with pytest.raises(ValueError, match=r"\S"):
+        expand_hosts(text)
+
+
+def test_counts():
+    assert expand_counts("2(x3),1") == (2, 2, 2, 1)
+    for text in ("", "x", "2(x", "1,,2"):
+        with pytest.raises(ValueError, match="no list of counts"):
+            expand_counts(text)
+
+
+def test_a_task_of_a_step():
+    found = read(STEP)
+    assert forgotten_srun(found, RUN) is None
+    assert runs_alone(found) == ""
+    place = place_in(found, lambda host: f"address-of-{host}")
+    assert place.job == "slurm-1.0"
+    assert (place.member, place.members, place.num_nodes, place.node_rank) == (3, 4, 2, 1)
+    assert (place.tasks_per_node, place.local_task, place.head) == (2, 1, "address-of-n1")
+    assert list(place.ranks(2)) == [3]
+
+
+def test_ports_differ_by_job_and_step_and_are_no_outgoing_ones():
+    places = [
+        place_in(read(STEP.replace("JOB_ID=1", f"JOB_ID={job}").replace("STEP_ID=0", f"STEP_ID={step}")))
+        for job in (1, 2, 3, 999_999)
+        for step in (0, 1)
+    ]
+    ports = [place.port for place in places]
+    assert len(set(ports)) == len(ports)
+    assert all(port >= 20_000 and port + 15 < 32_768 for port in ports)
+    assert min(abs(a - b) for a in ports for b in ports if a != b) >= 16
+
+
+def test_no_job_no_allocation():
+    assert read("HOME=/root") is None
+    assert read("SLURM_JOB_ID=1") is None  # a shell that pam_slurm_adopt put into a job
+
+
+def test_a_batch_script_of_several_nodes_lacks_its_srun():
+    problem = forgotten_srun(read(BATCH), RUN)
+    assert problem.code == "slurm-no-srun"
+    assert problem.hint == f"write `srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {RUN}`"
+
+
+def test_a_batch_script_of_one_node_runs_with_a_note():
+    found = read(BATCH.replace("n[1-2]", "n1").replace("2(x2)", "2"))
+    assert forgotten_srun(found, RUN) is None
+    assert "job 1 has one node" in runs_alone(found)
+
+
+def test_the_shell_of_salloc():
+    assert forgotten_srun(read(SALLOC), RUN).code == "slurm-login-node"
+    # On the only node itself, as on a workstation, it may.
+    alone = SALLOC.replace("n[1-2]", "n1").replace("1(x2)", "1")
+    assert forgotten_srun(read(alone, "n1.cluster.org"), RUN) is None
+    assert forgotten_srun(read(alone, "login"), RUN).code == "slurm-login-node"
+
+
+@pytest.mark.parametrize("number", ["4294967290", "4294967291", "4294967292", "4294967293"])
+def test_the_steps_of_slurm_itself_are_none(number):
+    found = read(f"{BATCH} SLURM_STEP_ID={number} SLURM_STEP_NODELIST=n1 SLURM_STEP_TASKS_PER_NODE=1")
+    assert (found.step, found.hosts) == (None, ("n1", "n2"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "nodes", "devices", "right"),
+    [("1(x2)", 2, 8, True), ("8(x2)", 2, 8, True), ("2,1", 2, 8, False), ("4(x2)", 2, 8, False),
+     ("1(x2)", 1, 8, False), ("1(x2)", 4, 8, False), ("1(x2)", 2, 1, True)],
+)  # fmt: skip
+def test_tasks_are_one_a_node_or_one_a_device(tasks, nodes, devices, right):
+    found = read(STEP.replace("STEP_TASKS_PER_NODE=2(x2)", f"STEP_TASKS_PER_NODE={tasks}"))
+    problem = wrong_tasks(found, nodes, devices, RUN)
+    assert (problem is None) == right
+    if problem is not None:
+        assert f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {RUN}" in problem.hint
+
+
+@pytest.mark.parametrize(
+    "broken", ["SLURM_STEP_NODELIST=n[1-", "SLURM_PROCID=x", "SLURM_STEP_TASKS_PER_NODE=1"]
+)
+def test_variables_that_slurm_would_not_write(broken):
+    name = broken.partition("=")[0]
+    with pytest.raises(RecipeError, match="variables of Slurm cannot be read"):
+        read(re.sub(rf"{name}=\S+", broken, STEP))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("90:30", 5430), ("24:00:00", 86400), ("1-00:00:00", 86400), ("2-12", 216000),
+     ("1-01:30", 91800), ("infinite", None), ("abc", None)],
+)  # fmt: skip
+def test_times(text, seconds):
+    assert time_seconds(text) == seconds

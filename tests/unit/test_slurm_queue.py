@@ -1,0 +1,221 @@
+"""What Slurm answers, as data; how jobs are followed; how a run's end is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.commands.sweeping import combine, folder_name, swept_overrides
+from launcher.errors import (
+    DoesNotFit,
+    EffilaunchError,
+    Interrupted,
+    MachineError,
+    RecipeError,
+    RunFailed,
+)
+from launcher.execute import queued
+from launcher.execute.queued import follow, judge, said_errors
+from launcher.execute.submit import Run, Submitted, read_submitted
+from launcher.facts import queue
+from launcher.facts.queue import Answer, Job, read_jobs, read_partitions
+
+# As `scontrol -o show job` of 22.05 wrote them, shortened.
+LINES = {
+    "4": "JobId=4 JobName=r JobState=COMPLETED Reason=None Dependency=(null) Requeue=1 Restarts=1 "
+    "ExitCode=0:0 StartTime=2026-11-22T19:17:44 PreemptTime=None NodeList=n1 BatchHost=n1",
+    "5": "JobId=5 JobName=r JobState=PENDING Reason=PartitionTimeLimit Restarts=0 ExitCode=0:0 "
+    "StartTime=Unknown NodeList=(null)",
+    "21": "JobId=21 ArrayJobId=21 ArrayTaskId=1-3%2 JobName=r JobState=PENDING Reason=Dependency Restarts=0 "
+    "ExitCode=0:0\nJobId=22 ArrayJobId=21 ArrayTaskId=0 JobName=r JobState=FAILED Reason=NonZeroExitCode "
+    "Restarts=0 ExitCode=5:0 NodeList=n2",
+}
+SINFO = """\
+low|low*|1:00:00|2|2|4000|(null)|gpu:2
+big|big|infinite|3|64|256000|a100,ib|gpu:a100:8
+big|big|infinite|1|128+|512000|h100|gpu:h100:8
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch):
+    """Answers as Slurm's, from a table."""
+
+    def ask(*words, **_):
+        if words[0] == "sinfo":
+            return Answer(0, SINFO, "")
+        line = LINES.get(words[-1], "")
+        return Answer(0 if line else 1, line, "" if line else "Invalid job id specified")
+
+    monkeypatch.setattr(queue, "ask", ask)
+    monkeypatch.setattr(queue.shutil, "which", lambda name: None)
+
+
+def test_jobs(slurm):
+    found = read_jobs(["4", "5", "6", "21_0", "21_3"])
+    assert set(found) == {"4", "5", "21_0", "21_3"}
+    assert (found["4"].state, found["4"].code, found["4"].nodes, found["4"].restarts) == (
+        "COMPLETED",
+        0,
+        "n1",
+        1,
+    )
+    assert (found["5"].code, found["5"].reason, found["5"].preempted) == (None, "PartitionTimeLimit", "")
+    assert (found["21_0"].state, found["21_0"].code) == ("FAILED", 5)
+    assert (found["21_3"].state, found["21_3"].reason) == ("PENDING", "Dependency")
+
+
+def test_partitions(slurm):
+    low, big = read_partitions()
+    assert (low.name, low.is_default, low.limit_s, low.nodes, low.largest_cpus) == ("low", True, 3600, 2, 2)
+    assert (big.is_default, big.limit_s, big.nodes, big.largest_cpus) == (False, None, 4, 128)
+    assert big.gres == ("gpu:a100:8", "gpu:h100:8")
+    assert (big.features, big.largest_mib) == (("a100", "ib", "h100"), 512000)
+
+
+def submission(folder: Path, *, prepare: str | None = None, number: str = "4") -> Submitted:
+    (folder / "logs").mkdir()
+    run = Run(folder, number, folder / "logs" / f"slurm-{number}.out", {})
+    return Submitted(folder, "r.yaml", prepare, number, (run,))
+
+
+def test_following_tells_each_change_once(tmp_path, monkeypatch):
+    states = [
+        Job("4", "PENDING", "Priority"),
+        Job("4", "PENDING", "Priority"),
+        Job("4", "RUNNING", nodes="n[1-2]"),
+        Job("4", "PENDING", "BeginTime", restarts=1),
+        Job("4", "RUNNING", nodes="n1", restarts=1),
+        Job("4", "COMPLETED", code=0),
+    ]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.5}\n{"st')
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert said == [
+        "job 4 waits behind jobs of higher priority",
+        "  step 3: loss 1.5000",
+        "job 4 runs on n[1-2]",
+        "job 4 waits; Slurm starts a requeued job after two minutes; it was requeued 1 time(s)",
+        "job 4 runs on n1, after 1 requeue(s)",
+        "job 4 is done",
+    ]
+
+
+def test_a_state_that_a_requeued_job_passes_is_no_end(tmp_path, monkeypatch):
+    passing = [Job("4", "NODE_FAIL"), Job("4", "PREEMPTED"), Job("4", "RUNNING", nodes="n1")]
+    states = [*passing, *[Job("4", "PREEMPTED")] * 3]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    assert follow(submission(tmp_path), lambda line: None)["4"].state == "PREEMPTED"
+    assert states == []
+
+
+@pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied"])
+def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason):
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": Job("4", "PENDING", reason)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    with pytest.raises(MachineError, match=f"job 4 will not start: .*{reason}"):
+        follow(submission(tmp_path), lambda line: None)
+
+
+def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    given = submission(tmp_path)
+    jobs = follow(given, lambda line: None)
+    assert jobs == {"4": None}
+    with pytest.raises(RunFailed, match="does not know job 4 any more"):
+        judge(given, given.runs[0], jobs)
+    (tmp_path / "COMPLETED").touch()
+    (tmp_path / "result.json").write_text('{"steps": 6}')
+    assert judge(given, given.runs[0], jobs) == {"steps": 6}
+
+
+@pytest.mark.parametrize(
+    ("job", "log", "kind", "said"),
+    [
+        (Job("4", "FAILED", code=2), "error: r.yaml:3: x\nerror: r.yaml:3: x\n", RecipeError, "r.yaml:3: x"),
+        (Job("4", "FAILED", code=3), "error: too large\n", DoesNotFit, "too large"),
+        (Job("4", "FAILED", code=4), "error: no GPU\n", MachineError, "no GPU"),
+        (
+            Job("4", "FAILED", code=5),
+            "error: old\n==== start 2 of job 4\nerror: a rank\n",
+            RunFailed,
+            "a rank",
+        ),
+        (Job("4", "FAILED", code=1), "Traceback\n", RunFailed, "ended with exit code 1"),
+        (Job("4", "FAILED", code=130), "", Interrupted, "the run was stopped; it has no checkpoint"),
+        (Job("4", "CANCELLED", code=0, signal=15), "", Interrupted, "the job was cancelled"),
+        (Job("4", "TIMEOUT", code=0), "", RunFailed, "reached its time limit"),
+        (Job("4", "NODE_FAIL", code=0), "", RunFailed, "a node of the job failed"),
+        (Job("4", "PREEMPTED", code=0), "", RunFailed, "make room for another one"),
+        (Job("4", "OUT_OF_MEMORY", code=0), "", RunFailed, "launch.slurm.mem"),
+    ],
+)
+def test_ends_are_told_as_run_would(job, log, kind, said, tmp_path):
+    given = submission(tmp_path)
+    given.runs[0].log.write_text(log)
+    with pytest.raises(EffilaunchError) as caught:
+        judge(given, given.runs[0], {"4": job})
+    assert type(caught.value) is kind
+    assert [problem.message for problem in caught.value.problems] == [caught.value.problems[0].message]
+    assert said in caught.value.problems[0].message
+
+
+def test_a_failed_prepare_job_is_the_cause(tmp_path):
+    given = submission(tmp_path, prepare="3")
+    given.prepare_log.write_text("error: rows.jsonl:1: no field\n")
+    jobs = {"3": Job("3", "FAILED", code=2), "4": Job("4", "CANCELLED")}
+    with pytest.raises(RecipeError, match=r"the data could not be prepared: rows\.jsonl:1: no field"):
+        judge(given, given.runs[0], jobs)
+
+
+def test_errors_are_those_of_the_last_start(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("==== start 1\nerror: old\n==== start 2\n0: error: new\nerror: new\nno error: here\n")
+    assert said_errors(log) == ["new"]
+    assert said_errors(tmp_path / "absent") == []
+
+
+def test_what_was_submitted_is_read_again_and_a_stranger_refused(tmp_path):
+    given = submission(tmp_path)
+    (tmp_path / "submit.json").write_text(json.dumps(given.to_json()))
+    assert read_submitted(tmp_path) == given
+    with pytest.raises(RecipeError, match="no job was submitted"):
+        read_submitted(tmp_path / "elsewhere")
+    (tmp_path / "submit.json").write_text("{}")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        read_submitted(tmp_path)
+
+
+def test_a_sweep_is_the_product_with_the_types_of_yaml():
+    found = combine(["trainer.learning_rate=1e-4,2e-4", "precision=bf16,fp32", "data.packing=true,false"])
+    assert len(found) == 8
+    assert found[1] == {"trainer.learning_rate": 1e-4, "precision": "bf16", "data.packing": False}
+    assert swept_overrides(found[1]) == [
+        "trainer.learning_rate=0.0001", 'precision="bf16"', "data.packing=false",
+    ]  # fmt: skip
+    assert folder_name(1, found[1], 12) == "01-learning_rate=0.0001-precision=bf16-packing=false"
+    nested = combine(["model.quantization=nf4,{type: nf4, double_quant: false}"])
+    assert nested[1] == {"model.quantization": {"type": "nf4", "double_quant": False}}
+    assert "/" not in folder_name(0, {"model.name_or_path": "../x/y"}, 1)
+    assert combine([]) == [{}]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "seed", "seed=", "=1", "seed=1,,2", "seed=1,1", "seed=[1", "seed=1,null"]
+)
+def test_slips_of_a_sweep(text):
+    with pytest.raises(RecipeError):
+        combine([text])
+
+
+def test_a_key_is_swept_once_and_not_without_end():
+    with pytest.raises(RecipeError, match="swept twice"):
+        combine(["seed=1,2", "seed=3,4"])
+    with pytest.raises(RecipeError, match="at most 1000"):
+        combine([f"seed={','.join(map(str, range(50)))}", f"a={','.join(map(str, range(50)))}"])

@@ -1,0 +1,99 @@
+"""`launch.slurm`: its traps, its rules, and the snapshot that a job runs."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from launcher.errors import RecipeError
+from launcher.facts.hardware import parse_hardware
+from launcher.recipe.loading import load_recipe
+from launcher.recipe.snapshot import snapshot
+
+BASE = "model: {name_or_path: huggyllama/llama-7b}\ndata: {train: [{path: rows.jsonl}]}\n"
+
+
+def load(folder, slurm: str, more: str = ""):
+    path = folder / "r.yaml"
+    path.write_text(f"{BASE}{more}launch:\n  slurm: {slurm}\n")
+    return load_recipe(path)
+
+
+@pytest.mark.parametrize("time", ["24:00:00", "1-00:00:00", "1-12", "90:00", "00:30:00"])
+def test_times_stay_what_was_written(time, tmp_path):
+    assert load(tmp_path, f"{{time: {time}, mem: 64G}}").recipe.launch.slurm.time == time
+
+
+def test_plain_minutes_and_all_of_the_memory(tmp_path):
+    slurm = load(tmp_path, "{time: 90, mem: 0}").recipe.launch.slurm
+    assert (slurm.time, slurm.mem) == (90, 0)
+
+
+WRONG = [
+    ("{time: 1e3}", "launch.slurm.time"),
+    ("{time: tomorrow}", "launch.slurm.time"),
+    ("{mem: 64}", "launch.slurm.mem"),
+    ("{mem: 64GB}", "launch.slurm.mem"),
+    ("{mem: 1.5T}", "launch.slurm.mem"),
+    ("{partition: $QUEUE}", "launch.slurm.partition"),
+    ('{account: "a\\nb"}', "launch.slurm.account"),
+    ("{nodes: 2}", "launch.slurm.nodes"),
+    ("{gres: 'gpu:8', gpus_per_node: 8}", "launch.slurm.gres"),
+    ("{setup: ['#SBATCH --exclusive']}", "launch.slurm.setup[0]"),
+    ("{options: {nodes: 3}}", "launch.slurm.options.nodes"),
+    ("{options: {mem: 3G}}", "launch.slurm.options.mem"),
+    ("{options: {signal: 'B:USR1@90'}}", "launch.slurm.options.signal"),
+    ("{options: {mail_type: END}}", "launch.slurm.options.mail_type"),
+    ("{options: {--mail-type: END}}", "launch.slurm.options.--mail-type"),
+    ("{options: {p: low}}", "launch.slurm.options.p"),
+    ("{options: {exclusive: false}}", "launch.slurm.options.exclusive"),
+    ("{options: {comment: $USER}}", "launch.slurm.options.comment"),
+    ("{prepare: {time: soon}}", "launch.slurm.prepare.time"),
+    ("{prepare: {gpus_per_node: 1}}", "launch.slurm.prepare.gpus_per_node"),
+    ("{prepare: true}", "launch.slurm.prepare"),
+    ("{array_limit: 0}", "launch.slurm.array_limit"),
+]
+
+
+@pytest.mark.parametrize(("text", "path"), WRONG, ids=[text for text, _ in WRONG])
+def test_what_slurm_would_refuse_or_misread(text, path, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, text)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == (path, 4)
+
+
+def test_references_are_resolved_when_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_ACCOUNT", "ab123")
+    assert load(tmp_path, "{account: '${ENV:MY_ACCOUNT}'}").recipe.launch.slurm.account == "ab123"
+
+
+def test_a_snapshot_is_the_same_recipe_from_anywhere(tmp_path, monkeypatch):
+    """With parents and overrides, absolute paths, references that are resolved later, and YAML's traps."""
+    monkeypatch.setenv("MY_TOKEN", "value-of-a-secret")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    (tmp_path / "hooks.py").write_text("def format_row(row):\n    return row\n")
+    (tmp_path / "parent.yaml").write_text(
+        BASE + "adapter: {type: lora, r: 4, target_modules: [no, '1e-4']}\n"
+    )
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "extends: parent.yaml\npython: hooks.py\n"
+        "trainer: {learning_rate: 1e-4, max_steps: 5, run_name: '24:00:00', report_to: none}\n"
+        'model: {chat_template: "{{ messages }} \\u00e9 \\U0001f600 #:\'"}\n'
+        "launch: {env: {T: '${ENV:MY_TOKEN}', A: 'no', B: '0x10'}, slurm: {time: 1-00:00:00}}\n"
+    )
+    loaded = load_recipe(path, ["trainer.max_steps=7", "data.max_length=64"])
+    text = snapshot(loaded, parse_hardware("2x8xA100-80GB"))
+    assert "value-of-a-secret" not in text
+    elsewhere = tmp_path / "run" / "submitted.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(text)
+    path.write_text("broken")
+    (tmp_path / "parent.yaml").unlink()
+    monkeypatch.chdir(elsewhere.parent)
+    again = load_recipe(elsewhere)
+    assert again.recipe.hardware.device == "A100-80GB"
+    assert again.recipe.model_copy(update={"hardware": None}) == loaded.recipe
+    assert (again.recipe.trainer["max_steps"], again.recipe.trainer["learning_rate"]) == (7, 1e-4)
+    assert yaml.safe_load(text)["launch"]["env"]["B"] == "0x10"

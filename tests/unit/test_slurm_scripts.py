@@ -1,0 +1,217 @@
+"""The job scripts as whole texts, and what decides at their end."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from factories import facts, recipe
+
+from launcher.errors import RecipeError
+from launcher.execute.requeue import decide
+from launcher.facts.hardware import parse_hardware
+from launcher.facts.queue import Job, without_defaults
+from launcher.plan.planner import make_plan
+from launcher.render.slurm import (
+    Submission,
+    check_warning,
+    render_array,
+    render_job,
+    render_prepare_job,
+    warning_seconds,
+)
+
+BASE = """\
+model: {name_or_path: huggyllama/llama-7b}
+adapter: {type: lora, r: 8}
+data: {train: [{path: rows.jsonl}], max_length: 512}
+trainer: {max_steps: 10}
+launch:
+  slurm:
+"""
+GPUS = """\
+#!/bin/bash
+#SBATCH --job-name=tune
+#SBATCH --chdir=/home/me
+#SBATCH --partition=gpu
+#SBATCH --account=ab123
+#SBATCH --time=1-00:00:00
+#SBATCH --constraint=a100|h100
+#SBATCH --mem=64G
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=a100:8
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output="/data/my runs/50%%/logs/slurm-%j.out"
+#SBATCH --export=ALL
+#SBATCH --mail-type=END
+#SBATCH --exclusive
+#SBATCH --comment="a \\"quoted\\" word"
+# Written by `effilaunch submit`; `sbatch` with this file starts it again, where the run stands.
+set -eo pipefail
+run_dir='/data/my runs/50%'
+echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
+module load cuda/12.4
+code=0
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=60 --cpus-per-task=32 \\
+  /opt/venv/bin/python -m launcher.cli run "$run_dir/submitted.yaml" \\
+  --output-dir "$run_dir" --resume auto || code=$?
+if [ "$code" -eq 130 ]; then
+  # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.
+  /opt/venv/bin/python -m launcher.execute.requeue "$run_dir"
+fi
+exit "$code"
+"""
+PREPARES = """\
+#!/bin/bash
+#SBATCH --job-name=tune-prepare
+#SBATCH --chdir=/home/me
+#SBATCH --partition=cpu
+#SBATCH --account=ab123
+#SBATCH --time=1-00:00:00
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --cpus-per-task=8
+#SBATCH --open-mode=append
+#SBATCH --output="/data/my runs/50%%/logs/slurm-prepare-%j.out"
+#SBATCH --export=ALL
+# Written by `effilaunch submit`; `sbatch` with this file starts it again, where the run stands.
+set -eo pipefail
+run_dir='/data/my runs/50%'
+echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
+module load cuda/12.4
+/opt/venv/bin/python -m launcher.cli prepare "$run_dir/submitted.yaml"
+"""
+KEYS = """\
+    partition: gpu
+    account: ab123
+    time: 1-00:00:00
+    constraint: a100|h100
+    mem: 64G
+    cpus_per_task: 32
+    gpus_per_node: a100:8
+    setup: [module load cuda/12.4]
+    prepare: {partition: cpu, cpus_per_task: 8}
+    options: {mail-type: END, exclusive: true, comment: a "quoted" word}
+"""
+
+
+def job(folder: Path, keys: str, on: str = "2x8xA100-80GB", **changes) -> tuple[Submission, object]:
+    loaded = recipe(folder, BASE + (keys or "    {}\n"))
+    plan = make_plan(loaded, facts(on))
+    slurm = loaded.recipe.launch.slurm
+    given = {"name": "tune", "python": "/opt/venv/bin/python", "folder": "/home/me"} | changes
+    return Submission(hardware=parse_hardware(on), slurm=slurm, **given), plan
+
+
+def checked(script: str, tmp_path: Path) -> None:
+    """No variable in an option, and nothing that shellcheck would say."""
+    assert not [line for line in script.splitlines() if line.startswith("#SBATCH") and "$" in line]
+    if shutil.which("shellcheck") is not None:
+        (tmp_path / "job.sh").write_text(script)
+        done = subprocess.run(["shellcheck", str(tmp_path / "job.sh")], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_job_on_gpus_and_its_prepare_job(tmp_path):
+    asked, plan = job(tmp_path, KEYS)
+    run_dir = "/data/my runs/50%"
+    script, prepare = render_job(asked, plan, run_dir), render_prepare_job(asked, run_dir, [run_dir])
+    assert script == GPUS
+    assert prepare == PREPARES
+    checked(script, tmp_path)
+    checked(prepare, tmp_path)
+
+
+def test_an_array_finds_its_run_directory_by_its_index(tmp_path):
+    asked, plan = job(tmp_path, "    array_limit: 2\n", on="2xcpu", tiny=True)
+    run_dirs = ["/s/0-a", "/s/1-it's", "/s/2-$x"]
+    script = render_array(asked, plan, "/s", run_dirs)
+    checked(script, tmp_path)
+    assert "#SBATCH --array=0-2%2\n" in script
+    assert "#SBATCH --output=/s/logs/slurm-%A_%a.out\n" in script
+    assert "gpus" not in script
+    assert "#SBATCH --cpus-per-task=2\n" in script  # a process has a CPU at least
+    assert "--resume auto --tiny" in script
+    begin = script[script.index("run_dirs=(") : script.index("echo ")]
+    for index, run_dir in enumerate(run_dirs):
+        env = {"SLURM_ARRAY_TASK_ID": str(index)}
+        done = subprocess.run(
+            ["bash", "-c", begin + 'echo "$run_dir"'], env=env, capture_output=True, text=True
+        )
+        assert done.stdout == f"{run_dir}\n"
+    both = render_prepare_job(asked, "/s", run_dirs[:2])
+    checked(both, tmp_path)
+    assert "for run_dir in /s/0-a " in both
+
+
+def test_devices_by_their_number_or_as_a_resource_and_no_prepare_job(tmp_path):
+    plain, plan = job(tmp_path, "")
+    assert "#SBATCH --gpus-per-node=8\n" in render_job(plain, plan, "/r")
+    named, plan = job(tmp_path, "    gres: gpu:a100:8\n    prepare: false\n")
+    script = render_job(named, plan, "/r")
+    assert "#SBATCH --gres=gpu:a100:8\n" in script
+    assert "gpus-per-node" not in script
+    assert render_prepare_job(named, "/r", ["/r"]) is None
+
+
+def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
+    text = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "    time: 30\n"
+    plan = make_plan(recipe(tmp_path, text), facts("2x8xA100-80GB"))
+    stop = plan.value("runtime.stop_seconds")
+    assert stop > 60  # a whole 7B model with its states
+    assert warning_seconds(plan) == stop + 60
+    small, plan = job(tmp_path, "    time: 2\n")
+    problem = check_warning(small, plan)
+    assert (problem.path, problem.code) == ("launch.slurm.time", "slurm-time")
+    for enough in ("3", "0", "1-0"):
+        asked, plan = job(tmp_path, f"    time: '{enough}'\n")
+        assert check_warning(asked, plan) is None
+
+
+@pytest.mark.parametrize("name", ["/a\\b", '/a"b', "/a\nb", "/a$b"])
+def test_names_that_slurm_takes_for_no_log(name, tmp_path):
+    asked, plan = job(tmp_path, "")
+    with pytest.raises(RecipeError, match="does not take in the name of a log"):
+        render_job(asked, plan, name)
+
+
+def test_variables_do_not_win_over_the_script():
+    environ = {"SBATCH_PARTITION": "x", "SBATCH_TIMELIMIT": "1", "SBATCH_EXPORT": "NONE", "SBATCH_QOS": "q",
+               "SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_CONF": "/c", "HOME": "/h"}  # fmt: skip
+    script = "#SBATCH --partition=low\n#SBATCH --time=5\n#SBATCH --export=ALL\n"
+    assert without_defaults(environ, script) == {"SBATCH_QOS": "q", "SLURM_CONF": "/c", "HOME": "/h"}
+
+
+RUNNING = Job("7", "RUNNING", start="2026-01-01T10:00:00")
+PREEMPTED = Job("7", "RUNNING", start="2026-01-01T10:00:00", preempted="2026-01-01T11:00:00")
+LONG_AGO = Job("7", "RUNNING", start="2026-01-01T12:00:00", preempted="2026-01-01T11:00:00")
+USR1, TERM = {"signal": "SIGUSR1", "step": 9}, {"signal": "SIGTERM", "step": 9}
+
+
+@pytest.mark.parametrize(
+    ("known", "stopped", "checkpoint", "before", "again"),
+    [
+        (RUNNING, USR1, 9, 4, True),
+        (RUNNING, USR1, 4, 4, False),  # no progress since the last start
+        (RUNNING, USR1, 0, 0, False),
+        (RUNNING, TERM, 9, 4, False),  # somebody's `scancel --signal=TERM`
+        (RUNNING, None, 0, 0, False),
+        (PREEMPTED, TERM, 9, 4, True),
+        (PREEMPTED, None, 0, 0, True),  # before its first step
+        (LONG_AGO, TERM, 9, 4, False),  # preempted before it was requeued
+        (LONG_AGO, USR1, 9, 4, True),
+        (Job("7", "COMPLETING"), TERM, 9, 4, False),  # scancel
+        (Job("7", "CANCELLED"), USR1, 9, 4, False),
+        (None, USR1, 9, 4, False),
+    ],
+)
+def test_which_jobs_are_requeued(known, stopped, checkpoint, before, again):
+    decided, why = decide(known, stopped, checkpoint, before)
+    assert decided is again
+    assert why
