@@ -1,0 +1,33 @@
+"""`doctor --rehearse` inside a Slurm step: a task a node, whose launcher starts the ranks; a task a rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rehearsals import recipe as small_recipe
+from rehearsals import rows
+
+pytestmark = pytest.mark.cluster
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("step", "hardware", "launcher"),
+    [
+        pytest.param(("-N2", "-n2", "--ntasks-per-node=1"), "2x1xcpu", "accelerate", id="one-a-node"),
+        pytest.param(("-N1", "-n2"), "2xcpu", "srun", id="one-a-rank"),
+    ],
+)
+def test_a_rehearsal_by_srun(cluster, tmp_path, step, hardware, launcher):
+    out = tmp_path / "out"
+    words = ["effilaunch", "doctor", str(small_recipe(tmp_path)), "--rehearse", "--on", hardware]
+    done = cluster.run(
+        "srun", *step, *words, "--seconds", "2", "--output-dir", str(out), env={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout.count("the rehearsal of ") == 1, "one of the tasks leads, and tells"
+    found = rows({"checks": json.loads((out / "result.json").read_text())["verdicts"]})
+    assert found["rehearsal-start"]["found"].startswith(f"2 ranks by {launcher}, together after ")
+    assert found["rehearsal-all-reduce"]["status"] == found["rehearsal-save"]["status"] == "ok"
+    assert list((out / "checkpoints").iterdir()) == []
