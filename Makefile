@@ -41,7 +41,8 @@ test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (at mos
 	    command -v $$program >/dev/null || missing=1; done; \
 	  if [ -n "$$missing" ]; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
 	    apt-get -q install --yes --no-install-recommends \
-	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck; fi; fi
+	      slurm-wlm munge openssh-server pdsh iproute2 shellcheck \
+	      || echo "not installed: the tests that need them are skipped, with the reason"; fi; fi
 	$(BIN)/pytest -m cluster -rs tests/cluster tests/hosts
 
 check: $(STAMP) ## lint, format, types, import layers

@@ -39,12 +39,12 @@ README = ROOT / "README.md"
 RECIPE, DATA, TASKS, LADDER, MEMORY = (
     ROOT / "docs" / f"{name}.md" for name in ("recipe", "data", "tasks", "ladder", "memory")
 )
-CLUSTER = ROOT / "docs" / "cluster.md"
+CLUSTER, HOSTS, PARALLELISM = (ROOT / "docs" / f"{name}.md" for name in ("cluster", "hosts", "parallelism"))
 LINT, DOCTOR, DIAGNOSE, FIXES, FAILURES, ON_OOM, FAULTS = (
     ROOT / "docs" / f"{name}.md"
     for name in ("lint", "doctor", "diagnose", "fixes", "failures", "out-of-memory", "faults")
 )
-GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS, CLUSTER]
+GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS, CLUSTER, HOSTS, PARALLELISM]
 LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema", "lint")
 
 
@@ -119,7 +119,21 @@ def test_make_targets_exist(path):
 
 @pytest.mark.parametrize(
     "path",
-    [README, RECIPE, DATA, MEMORY, LADDER, LINT, DOCTOR, DIAGNOSE, ON_OOM, FAULTS, CLUSTER],
+    [
+        README,
+        RECIPE,
+        DATA,
+        MEMORY,
+        LADDER,
+        LINT,
+        DOCTOR,
+        DIAGNOSE,
+        ON_OOM,
+        FAULTS,
+        CLUSTER,
+        HOSTS,
+        PARALLELISM,
+    ],
     ids=lambda path: path.name,
 )
 def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
@@ -392,3 +406,16 @@ def test_rows_in_the_documents_have_their_format(tmp_path):
             assert detected.format == fmt
             if fmt != "preference":  # whose shape is trl's, which is slow to import
                 assert formats.canonical(row, detected).values
+
+
+def test_the_page_on_engines_names_what_is_taken_and_refused():
+    """Families and optimizers stand in the page as in the plan; its two recipes share as it says."""
+    from launcher.plan.fsdp import OPTIMIZERS
+    from launcher.plan.parallel import FAMILIES
+
+    text = PARALLELISM.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in OPTIMIZERS)
+    said = re.search(r"families other than ([\w\s,]+?), sliding", text)
+    assert said is not None
+    named = re.findall(r"[A-Z]\w+", said.group(1))
+    assert sorted(name.lower() for name in named) == sorted(FAMILIES)

@@ -19,7 +19,9 @@ from launcher.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "plans"
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+OWN = ROOT / "tests" / "golden" / "recipes"
+"""Recipes for plans that no shipped one has."""
+RECIPES = sorted([*(ROOT / "recipes").glob("*.yaml"), *OWN.glob("*.yaml")])
 UPDATE = "EFFILAUNCH_UPDATE_GOLDEN"
 HOW = f"{UPDATE}=1 .venv/bin/pytest tests/test_golden.py"
 MIB = 2**20

@@ -96,6 +96,9 @@ CHANGED: dict[str, str] = {
     "sharding.offload_param": "cpu",
     "sharding.nvme_path": "/tmp/nvme",
     "sharding.config": "zero2",
+    "sharding.tp_size": "2",
+    "sharding.sp_size": "2",
+    "sharding.cp_size": "2",
     "global_batch_size": "128",
     "trainer": "{max_steps: 10, weight_decay: 0.1}",
     "hardware.num_nodes": "2",
@@ -293,6 +296,8 @@ def planned(folder: Path, text: str, **facts_changes: Any) -> dict[str, Any]:
 
 # What a leaf needs beside it to make sense.
 CONTEXT: dict[str, dict[str, str]] = {
+    "sharding.tp_size": {"adapter": "null"},
+    "sharding.cp_size": {"data.eval": "null"},
     "sharding.nvme_path": {"sharding.offload_optimizer": "nvme", "sharding.nvme_path": "/tmp/other"},
     "task": {"adapter": "null"},
     "model.quantization.double_quant": {"model.quantization.type": "nf4"},

@@ -73,11 +73,14 @@ def estimate_command(
 def _row(
     spec: ModelSpec, name: str, job: MemoryJob, hardware: Hardware, calibration: Calibration
 ) -> dict[str, Any]:
+    largest = max_micro_batch(spec, job, hardware, calibration=calibration)
+    if job.sequence_parallel > 1 and largest is not None:
+        largest = min(1, largest)  # ranks that share a sample's tokens train one at a time
     return {
         "hardware": hardware.label,
         "strategy": name,
         "memory": estimate_memory(spec, job, hardware, calibration=calibration).to_json(),
-        "max_micro_batch": max_micro_batch(spec, job, hardware, calibration=calibration),
+        "max_micro_batch": largest,
     }
 
 

@@ -11,6 +11,7 @@ from launcher.failures.distributed import DISTRIBUTED
 from launcher.failures.failure import Failure, Place
 from launcher.failures.hub import HUB
 from launcher.failures.memory import MEMORY
+from launcher.failures.parallel import PARALLEL
 from launcher.failures.precision import PRECISION
 from launcher.failures.quantization import QUANTIZATION
 from launcher.failures.saving import SAVING
@@ -25,6 +26,7 @@ FAILURES: tuple[Failure, ...] = (
     *DEEPSPEED_BUILD,
     *DISTRIBUTED,
     *SLURM,
+    *PARALLEL,
     *DATA,
     *SAVING,
     *MEMORY,

@@ -17,6 +17,7 @@ from launcher.failures.distributed import DISTRIBUTED
 from launcher.failures.failure import Failure, Place
 from launcher.failures.hub import HUB
 from launcher.failures.memory import MEMORY
+from launcher.failures.parallel import PARALLEL
 from launcher.failures.precision import PRECISION
 from launcher.failures.quantization import QUANTIZATION
 from launcher.failures.saving import SAVING
@@ -31,6 +32,7 @@ CHAPTERS: Mapping[str, tuple[Failure, ...]] = {
     "DeepSpeed: compiled operators": DEEPSPEED_BUILD,
     "Launching": DISTRIBUTED,
     "Slurm": SLURM,
+    "Ranks that share a copy": PARALLEL,
     "Data": DATA,
     "Resuming and saving": SAVING,
     "Memory": MEMORY,

@@ -166,6 +166,7 @@ def _without_effect(document: Document, member: Member, level: int | None) -> It
         and member.key.removeprefix("stage3_") in STAGE3_ONLY
         and given is not False
         and given is not None
+        and not _gathers_parts(document, member.key)
     ):
         yield document.found(
             member.start,
@@ -176,6 +177,12 @@ def _without_effect(document: Document, member: Member, level: int | None) -> It
             severity="warning",
             edits=document.removal(where),
         )
+
+
+def _gathers_parts(document: Document, key: str) -> bool:
+    """Whether a key counts at other stages, too: accelerate asks for it to put AutoTP's parts together."""
+    size = value(document, "tensor_parallel.autotp_size")
+    return "weights_on_model_save" in key and isinstance(size, int) and size > 1
 
 
 def _nvme(document: Document, name: str, level: int | None) -> Iterator[Finding]:

@@ -73,7 +73,7 @@ def job_kind(spec: ModelSpec, job: MemoryJob) -> Kind:
     return Kind(
         model_type=spec.model_type,
         task=spec.task,
-        engine=job.engine,
+        engine=job.engine + _sharing(job),
         zero_stage=job.zero_stage,
         precision=job.precision,
         quantization=job.quantization,
@@ -83,6 +83,12 @@ def job_kind(spec: ModelSpec, job: MemoryJob) -> Kind:
         optim=job.optim,
         offload="+".join(moved) or "none",
     )
+
+
+def _sharing(job: MemoryJob) -> str:
+    """A word for ranks that share a copy: such runs say less of others."""
+    tensor, sequence = job.tensor_parallel > 1, job.sequence_parallel > 1
+    return ("+tensor" if tensor else "") + ("+sequence" if sequence else "")
 
 
 def device_context(
@@ -96,7 +102,7 @@ def device_context(
     """
     if hardware.is_cpu:
         return 0, None
-    several = job.data_parallel > 1
+    several = job.data_parallel * job.tensor_parallel * job.sequence_parallel > 1
     found = [
         run.context + max(0, (hardware.device_bytes or 0) - run.device_bytes)
         for run in (() if calibration is None else calibration.runs)

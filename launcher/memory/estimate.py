@@ -124,7 +124,7 @@ def estimate_memory(
     total = components.total
     device = hardware.device_bytes
     margin = int(MARGIN * device) if device is not None else 0
-    peaks = _other_peaks(part, own, hardware, context)
+    peaks = _other_peaks(part, own, hardware, context, job.sequence_length)
     method = "trace" if traced else "closed-form"
     prior = prior_range(job, hardware, total - context)
     span, range_word = memory_range(total - context, context, job_kind(spec, job), method, calibration, prior)
@@ -154,8 +154,13 @@ def estimate_memory(
     )
 
 
-def _other_peaks(spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: int) -> dict[str, int]:
-    """Bytes on one device beside training steps: saving, evaluating and loading."""
+def _other_peaks(
+    spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: int, length: int
+) -> dict[str, int]:
+    """Bytes on one device beside training steps: saving, evaluating and loading.
+
+    `length`: tokens of a sample. Ranks that share its tokens in training evaluate whole samples.
+    """
     states, buffers = sharded_states(spec, job), engine_buffers(spec, job)
     states = replace(
         states,
@@ -168,7 +173,7 @@ def _other_peaks(spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: i
         spec,
         flow_dtypes(job, hardware),
         batch=job.eval_batch * job.sequences_per_sample,
-        sequence=job.sequence_length,
+        sequence=length,
         attention=job.attention,
     )
     # ZeRO-3's partition of gradients is allocated for the whole run; elsewhere a step ends without them.

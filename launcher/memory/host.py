@@ -51,7 +51,7 @@ class HostMemory:
 def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int) -> HostMemory:
     """Host memory by its parts; `total`: the training peak of one device."""
     states = sharded_states(*on_rank(spec, job))
-    local = min(job.devices_per_node, job.data_parallel * job.tensor_parallel)
+    local = min(job.devices_per_node, job.data_parallel * job.tensor_parallel * job.sequence_parallel)
     return HostMemory(
         workers=local * PROCESS_BYTES,
         tensors=local * total if hardware.is_cpu else 0,

@@ -60,6 +60,8 @@ class MemoryJob:
     """A batch carries a mask of its padding."""
     tensor_parallel: int = 1
     """Devices that share one copy's matrices; `data_parallel` counts copies."""
+    sequence_parallel: int = 1
+    """Devices that share each sample's tokens (Ulysses, context parallelism); see `tensor_parallel`."""
     adapted: tuple[str, ...] | None = None
     """Paths of the modules that have an adapter (`ModelSpec.adapted_paths`); None: all linears."""
     extra_frozen: int = 0

@@ -32,7 +32,7 @@ def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:
 
     Each sample brings its label, each token its own; both are 64-bit numbers.
     """
-    samples = job.eval_batch * job.data_parallel
+    samples = job.eval_batch * job.data_parallel * job.sequence_parallel
     if spec.task == "dpo":
         return 0
     if spec.task in LM_TASKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
+from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
@@ -85,11 +86,11 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
     stages: Collection[int] = (job.zero_stage,)
     if job.engine == "deepspeed" and "sharding.zero_stage" not in fixed:
         # DeepSpeed cannot cut int8 matrices.
-        stages = range(3 if job.quantization == "int8" else 4)
+        stages = range(3 if job.quantization == "int8" or job.tensor_parallel > 1 else 4)
     moved = [(job.offload_optimizer, job.offload_param)]
-    if job.engine == "deepspeed" and not {"sharding.offload_optimizer", "sharding.offload_param"} & set(
-        fixed
-    ):
+    alone = job.tensor_parallel * job.sequence_parallel == 1  # ranks that share a copy offload nothing
+    named = {"sharding.offload_optimizer", "sharding.offload_param"} & set(fixed)
+    if job.engine == "deepspeed" and alone and not named:
         moved = [("none", "none"), ("cpu", "none"), ("cpu", "cpu")]
     recomputed = [job.checkpointing]
     if not {"trainer.activation_checkpointing", "trainer.gradient_checkpointing"} & set(fixed):
@@ -114,6 +115,10 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
 def strategy_name(job: MemoryJob) -> str:
     """Engine, offload and checkpointing of a job in a few words."""
     parts = [{"ddp": "DDP", "fsdp": "FSDP2"}.get(job.engine, f"ZeRO-{job.zero_stage}")]
+    if job.tensor_parallel > 1:
+        parts.append(f"{job.tensor_parallel} tensor-parallel")
+    if job.sequence_parallel > 1:
+        parts.append(f"{job.sequence_parallel} ranks a sample")
     place = {"cpu": "CPU", "nvme": "NVMe"}
     if job.offload_param != "none":
         parts.append(f"all on {place[job.offload_param]}")
@@ -125,23 +130,41 @@ def strategy_name(job: MemoryJob) -> str:
 
 
 def on_hardware(job: MemoryJob, hardware: Hardware, tensor_parallel: int) -> MemoryJob:
-    """The job on all devices of `hardware`; bfloat16 becomes float16 on devices that lack it."""
+    """The job on all devices of `hardware`; bfloat16 becomes float16 on devices that lack it.
+
+    tensor_parallel: ranks that share each layer, where the job does not say so itself. RecipeError
+    `bad-tensor-parallel` where it does, too, or where the devices do not divide among its ranks.
+    """
+    tensor = _tensor_ranks(job, tensor_parallel)
+    group = tensor * job.sequence_parallel
+    if hardware.num_devices % group:
+        message = f"{hardware.num_devices} devices of {hardware.label} do not divide into groups of {group}"
+        raise RecipeError(Problem("bad-tensor-parallel", message, hint=f"use a multiple of {group} devices"))
     # With a device_map one process spreads its layers over the devices.
-    copies = 1 if job.spread > 1 else hardware.num_devices // tensor_parallel
+    copies = 1 if job.spread > 1 else hardware.num_devices // group
     old = hardware.compute_capability is not None and hardware.compute_capability < (8, 0)
     return replace(
         job,
         data_parallel=copies,
         devices_per_node=hardware.devices_per_node,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=tensor,
         precision=job.precision.replace("bf16", "fp16") if old else job.precision,
         dtype=job.dtype.replace("bfloat16", "float16") if old else job.dtype,
         accumulation=job.accumulation if copies == job.data_parallel else None,
     )
 
 
+def _tensor_ranks(job: MemoryJob, asked: int) -> int:
+    if asked > 1 and job.tensor_parallel * job.sequence_parallel > 1 and asked != job.tensor_parallel:
+        message = "the recipe says itself which ranks share a copy (sharding)"
+        raise RecipeError(
+            Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint="leave it out")
+        )
+    return max(asked, job.tensor_parallel)
+
+
 def worth_a_row(job: MemoryJob) -> bool:
     """Whether the strategy differs from a simpler one: nothing is sharded over a single copy."""
     shards = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 0)
     moved = job.offload_optimizer != "none" or job.offload_param != "none"
-    return job.data_parallel > 1 or moved or not shards
+    return job.data_parallel * job.sequence_parallel > 1 or moved or not shards

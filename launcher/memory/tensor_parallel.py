@@ -1,8 +1,8 @@
-"""What one of the devices holds that share a model's matrices. Pure.
+"""What one of the devices holds that share a model's matrices, or the tokens of a sample. Pure.
 
-As transformers' plans (`base_model_tp_plan`) and DeepSpeed's AutoTP cut a layer: products that read the
-stream between layers by columns, those that return to it by rows, attention by whole heads. AutoTP also cuts
-the token embedding, which transformers copies to each rank; a head that is tied to it goes with it.
+As transformers' plans (`base_model_tp_plan`), which DeepSpeed's AutoTP follows, cut a layer: products that
+read the stream between layers by columns, those that return to it by rows, attention by whole heads. The head
+is cut by words, and the embedding stays whole, unless both are one table.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ def _divisors(number: int) -> str:
     return ", ".join(map(str, divisors(number)))
 
 
-def rank_spec(spec: ModelSpec, ranks: int, engine: str) -> ModelSpec:
-    """The model as one of `ranks` tensor-parallel ranks of `engine` holds it."""
+def rank_spec(spec: ModelSpec, ranks: int) -> ModelSpec:
+    """The model as one of `ranks` tensor-parallel ranks holds it."""
     layout = _rank_layout(spec, spec.layout, ranks)
-    cut_embedding = engine == "deepspeed"
-    head = spec.head
-    if not head.tied or cut_embedding:
-        head = replace(head, out_features=-(-head.out_features // ranks))
+    # A head of its own is cut and the embedding is not; a table that serves as both is cut.
+    cut_embedding = spec.head.tied
+    head = replace(spec.head, out_features=-(-spec.head.out_features // ranks))
     part = replace(
         spec,
         num_heads=spec.num_heads // ranks,
@@ -101,11 +100,25 @@ def _rank_linear(spec: ModelSpec, linear: Linear, ranks: int) -> Linear:
     return replace(linear, out_features=-(-out // ranks))
 
 
+def on_token_rank(job: MemoryJob) -> MemoryJob:
+    """The job as one of the ranks has it that share each sample's tokens.
+
+    ZeRO and FSDP2 spread the states over these ranks as over copies (DeepSpeed's sequence-data-parallel
+    group, accelerate's mesh dimension dp_shard_cp). Attention swaps tokens for heads: no more values.
+    """
+    ranks = job.sequence_parallel
+    if ranks == 1:
+        return job
+    length = -(-job.sequence_length // ranks)
+    return replace(job, sequence_length=length, data_parallel=job.data_parallel * ranks, sequence_parallel=1)
+
+
 def on_rank(spec: ModelSpec, job: MemoryJob) -> tuple[ModelSpec, MemoryJob]:
-    """Model and job as one tensor-parallel rank has them; as they are where no matrix is shared."""
+    """Model and job as one of the ranks of a copy has them; as they are where each rank is a copy."""
+    job = on_token_rank(job)
     if job.tensor_parallel == 1:
         return spec, job
-    part = rank_spec(spec, job.tensor_parallel, job.engine)
+    part = rank_spec(spec, job.tensor_parallel)
     if job.adapter:
         widths = [
             sum((linear.in_features + linear.out_features) * linear.count for linear in one.linears)

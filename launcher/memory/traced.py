@@ -57,6 +57,8 @@ def why_not(job: MemoryJob, task: str) -> str | None:
         return "Liger's kernels are compiled on the device"
     if job.tensor_parallel > 1:
         return "tensor parallelism splits the layers"
+    if job.sequence_parallel > 1:
+        return "each rank has a part of the tokens"
     if job.spread > 1:
         return "model.device_map spreads the layers over devices"
     return None

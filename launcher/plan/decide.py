@@ -56,7 +56,12 @@ def _wants_zero(recipe: Recipe) -> bool:
 def engine_is_open(recipe: Recipe, hardware: Hardware) -> bool:
     """Whether both engines could train this: several processes, and nothing that only one of them has."""
     several = processes_of(recipe, hardware) > 1
-    return recipe.sharding.engine == "auto" and several and not _wants_zero(recipe)
+    return recipe.sharding.engine == "auto" and several and not _wants_zero(recipe) and not shares(recipe)
+
+
+def shares(recipe: Recipe) -> bool:
+    """Whether ranks share the work of one copy (plan/parallel.py)."""
+    return any(getattr(recipe.sharding, name) > 1 for name in ("tp_size", "sp_size", "cp_size"))
 
 
 def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
@@ -71,6 +76,8 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         draft.put_recipe("sharding.engine", sharding.engine, "")
     elif wants_zero:
         draft.put("sharding.engine", "deepspeed", "only DeepSpeed has ZeRO stages, offload and profiles")
+    elif shares(recipe):
+        draft.put("sharding.engine", *_sharing_engine(recipe, hardware))
     else:  # several processes leave it open, and then a variant says it
         draft.put("sharding.engine", "ddp", "one process: nothing to shard")
     engine = draft.get("sharding.engine")
@@ -90,6 +97,15 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             f"{draft.get('precision')} and DeepSpeed: its 16-bit engines keep fp32 master weights",
             "use precision bf16 or fp16, or sharding.engine: ddp",
         )
+
+
+def _sharing_engine(recipe: Recipe, hardware: Hardware) -> tuple[str, str]:
+    """The engine where ranks share a copy, and why."""
+    if recipe.sharding.cp_size > 1:
+        return "fsdp", "context parallelism is accelerate's, with FSDP2"
+    if recipe.sharding.sp_size > 1:
+        return "deepspeed", "sequence parallelism is DeepSpeed's Ulysses"
+    return "deepspeed", "DeepSpeed's AutoTP also takes several copies, and shares their optimizer states"
 
 
 def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:

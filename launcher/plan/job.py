@@ -16,7 +16,7 @@ SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
 
 
-def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) -> MemoryJob:
+def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> MemoryJob:
     """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
     quantization = draft.get("model.quantization")
     has_adapter = draft.get("adapter.type") is not None
@@ -34,7 +34,9 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) 
         spread=_devices_of_map(draft.get("model.device_map"), hardware),
         document_mask=one_row or bool(draft.get("data.packing")),
         one_row=one_row,
-        data_parallel=processes,
+        data_parallel=copies,
+        tensor_parallel=draft.get("sharding.tp_size", 1),
+        sequence_parallel=draft.get("sharding.sp_size", 1) * draft.get("sharding.cp_size", 1),
         devices_per_node=hardware.devices_per_node,
         precision=draft.get("precision"),
         dtype=_loaded_dtype(draft, spec),
@@ -59,9 +61,16 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, processes: int) 
         overlap_comm=False,
         eval_batch=1,
         liger=bool(draft.get("trainer.use_liger_kernel")),
-        padded=spec.tokens_per_sample is None and not one_row and not draft.get("data.packing"),
+        padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+
+
+def _padded(draft: Draft, spec: ModelSpec) -> bool:
+    """Whether a batch carries a mask of its padding; ranks that share a sample's tokens do without."""
+    shares = draft.get("sharding.sp_size", 1) > 1 or draft.get("sharding.cp_size", 1) > 1
+    one_row = draft.get("data.padding_free") or draft.get("data.packing")
+    return spec.tokens_per_sample is None and not one_row and not shares
 
 
 def _token_rows(draft: Draft, spec: ModelSpec) -> int:

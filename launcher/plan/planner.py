@@ -100,7 +100,8 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
         return ()
     mends = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
     mends.append("a smaller data.max_length")
-    if draft.get("task") == "causal-lm":
+    shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
+    if draft.get("task") == "causal-lm" and not shared:
         mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
     return (
         f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "

@@ -21,6 +21,13 @@ OWNED = {
     "zero_optimization.offload_param.device": "sharding.offload_param",
 }
 # optimizer.params key -> TrainingArguments field that must say the same.
+ELSEWHERE = {
+    "tensor_parallel": "say sharding.tp_size: N, so that the batch, the memory and the save know of it",
+    "sequence_parallel_size": "say sharding.sp_size: N, so that the batch and the loss know of it",
+    "pipeline": "no engine here cuts a model by its layers: use sharding.tp_size, or zero_stage: 3",
+    "expert_parallel": "experts are not shared out here: use zero_stage: 3",
+}
+"""Blocks of a profile that would change who computes what, without the plan."""
 OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
 FROM_PROFILE = "from the base profile"
 """The reason of a setting that the profile says."""
@@ -60,6 +67,26 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
         value = flat.get(key)
         if value not in (None, "auto") and value != draft.get(OWNED[key]):
             problems.append(_conflict(draft, key, value, OWNED[key]))
+    problems += _blocks(profile)
+    extras = {key: value for key, value in flat.items() if key not in OWNED}
+    extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
+    if problems:
+        raise RecipeError(problems)
+    draft.put_recipe("deepspeed.profile", extras, FROM_PROFILE)
+
+
+def _blocks(profile: Mapping[str, Any]) -> list[Problem]:
+    """Blocks that would do something behind the plan."""
+    problems = [
+        Problem(
+            "profile-parallel",
+            f"`{block}` in the base profile changes what the ranks compute, which the plan decides",
+            path="sharding.config",
+            hint=hint,
+        )
+        for block, hint in ELSEWHERE.items()
+        if block in profile
+    ]
     if "scheduler" in profile:
         problems.append(
             Problem(
@@ -69,11 +96,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
                 hint="remove the block and set trainer.lr_scheduler_type and warmup_steps",
             )
         )
-    extras = {key: value for key, value in flat.items() if key not in OWNED}
-    extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
-    if problems:
-        raise RecipeError(problems)
-    draft.put_recipe("deepspeed.profile", extras, FROM_PROFILE)
+    return problems
 
 
 def profile_value(profile: Mapping[str, Any], dotted: str) -> Any:

@@ -55,6 +55,8 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
+    for name in ("tp_size", "sp_size", "cp_size"):
+        draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "each device has a copy's work")
     draft.put_recipe("sharding.nvme_path", recipe.sharding.nvme_path, "nothing is offloaded to a disk")
     for name, value in recipe.trainer.items():
         draft.put_recipe(f"trainer.{name}", value, "")

@@ -115,6 +115,8 @@ def _zero(old: Mapping[str, Any], new: Mapping[str, Any], ranks: int) -> tuple[l
 def _unconvertible(old: Mapping[str, Any], new: Mapping[str, Any], stages: tuple[int, int]) -> str:
     """Why a universal checkpoint cannot be made, or not be read; empty where it can."""
     optim = value_of(old, "trainer.optim")
+    if value_of(old, "sharding.tp_size") * value_of(old, "sharding.sp_size") > 1:
+        return "its ranks share a copy, and converting such files was not tried"
     if 0 in stages:
         return "ZeRO-0 shares nothing out, and DeepSpeed converts no files of it"
     if optim not in ADAM:

@@ -125,6 +125,16 @@ RULES: tuple[Rule, ...] = (
         "states",
         "each engine writes files of its own",
     ),
+    Rule(
+        ("trainer.accelerator_config",),
+        "equal",
+        "it decides which rows a rank gets, and how the gradients of a step are added up",
+    ),
+    Rule(
+        ("sharding.tp_size", "sharding.sp_size", "sharding.cp_size"),
+        "equal",
+        "each rank has written the states of its own part of the model",
+    ),
     Rule(("trainer.optim",), "states", "each optimizer has states of its own"),
     Rule(("fsdp.state_dict_type",), "equal", "the weights and states lie in files of another kind"),
     Rule(("fsdp.*",), "word", _NUMBERS),
@@ -160,6 +170,8 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 """The first rule that names a setting holds. The last one names all: what nobody thought of must be equal."""
 
+_BEFORE = {"sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1}
+"""What plans did that were written before there was such a setting."""
 _CONSTANT = ("constant", "constant_with_warmup")
 _VERSIONS = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
 """Whose versions are compared: what writes and reads a checkpoint, or computes the steps."""
@@ -191,9 +203,9 @@ def compare_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Dif
 
 
 def value_of(plan: Mapping[str, Any], setting: str) -> Any:
-    """The value of a setting of plan.json, None where it has none."""
+    """The value of a setting of plan.json; where it has none, that of older versions, or None."""
     found = plan["settings"].get(setting)
-    return None if found is None else found["value"]
+    return _BEFORE.get(setting) if found is None else found["value"]
 
 
 def _stretched(plan: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from launcher.plan.fixes.fix import Situation
 from launcher.plan.fsdp import decide_fsdp
 from launcher.plan.inputs import Facts
 from launcher.plan.nvme import decide_nvme
+from launcher.plan.parallel import decide_parallel
 from launcher.plan.plan import AppliedFix
 from launcher.plan.profile import record_profile
 from launcher.plan.record import record_recipe
@@ -150,6 +151,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide_fsdp(draft, recipe, facts.hardware)
     decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
     record_profile(draft, facts.profile)
+    decide_parallel(draft, recipe, facts.model, facts.hardware)
     processes = decide.processes_of(recipe, facts.hardware)
     decide_nvme(draft, facts.profile, facts.model, facts.hardware, processes)
     draft.put("tiny", facts.tiny, "asked for by --tiny" if facts.tiny else "not asked for")

@@ -15,6 +15,7 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.engine import sharded_states
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.states import MIXED
+from launcher.memory.tensor_parallel import on_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def predict_step(
     """
     figures, known = figures_of(hardware)
     work = step_work(spec, job, kept)
-    nodes = hardware.num_nodes if job.data_parallel > 1 else 1
+    alone = job.data_parallel * job.tensor_parallel * job.sequence_parallel == 1
+    nodes = 1 if alone else hardware.num_nodes
     low, likely, high = (
         _seconds(work, figures, job.precision, nodes, tf32, end) for end in ("best", "likely", "worst")
     )
@@ -147,6 +149,8 @@ def _seconds(work: Work, figures: Figures, precision: str, nodes: int, tf32: boo
 
 def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     """The work of one device; `kept` as in `predict_step`."""
+    shared, parts = _shared(spec, job), job.sequence_parallel
+    spec, job = on_rank(spec, job)
     micro_steps = job.accumulation or 1
     recomputed = 1 if job.checkpointing else 0
     passes = FORWARD_PASSES * (1 + recomputed) + BACKWARD_PASSES
@@ -164,20 +168,42 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     kernels = KERNELS_PER_LAYER * (2 if job.adapter else 1)
     gathers = GATHERS_PER_LAYER if _stage(job) == 3 else 0
     return Work(
-        flops=micro_steps * _flops(spec, job),
+        flops=micro_steps * _flops(spec, job, parts),
         traffic=samples * passes * kept + micro_steps * streamed + (0 if offloads else update),
-        sent=sent,
+        sent=sent + micro_steps * (2 + recomputed) * shared,
         hosted=hosted,
         host_traffic=update if offloads else 0,
         launches=micro_steps * layers * (kernels + gathers) * (3 + recomputed),
     )
 
 
-def _flops(spec: ModelSpec, job: MemoryJob) -> float:
-    """Operations of one micro-step: forward, backward, recomputation, the reference model of DPO."""
+def _shared(spec: ModelSpec, job: MemoryJob) -> float:
+    """Bytes that a device sends to those it shares a copy with, in one pass over the layers.
+
+    Tensor parallelism adds up what attention and feed-forward block return. Ulysses swaps tokens for heads
+    before attention and back behind it; context parallelism hands keys and values round.
+    """
+    rows, length = job.rows
+    width = 4 if job.precision == "fp32" else 2
+    layers, tensor, tokens = spec.num_layers, job.tensor_parallel, job.sequence_parallel
+    if tensor > 1:
+        return 2 * 2 * (tensor - 1) / tensor * rows * length * spec.hidden_size * width * layers
+    if tokens == 1:
+        return 0.0
+    own = rows * length / tokens * spec.head_dim * width * layers
+    if job.engine == "fsdp":
+        return (tokens - 1) * own * 2 * spec.num_kv_heads
+    return (tokens - 1) / tokens * own * 2 * (spec.num_heads + spec.num_kv_heads)
+
+
+def _flops(spec: ModelSpec, job: MemoryJob, parts: int) -> float:
+    """Operations of one micro-step: forward, backward, recomputation, the reference model of DPO.
+
+    `parts`: of a sample, of which this device has one; its positions attend to all of them.
+    """
     rows, length = job.rows
     tokens = rows * length
-    attended = job.sequence_length if job.attention == "flash_attention_2" else length
+    attended = parts * (job.sequence_length if job.attention == "flash_attention_2" else length)
     linears = 2.0 * tokens * (spec.linear_weights + _active_experts(spec))
     if job.quantization == "int8":
         linears *= INT8_SLOWDOWN

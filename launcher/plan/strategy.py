@@ -11,11 +11,12 @@ from typing import Any
 from launcher.memory.divisors import divisors
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
-from launcher.plan.decide import processes_of, refuse
+from launcher.plan.decide import refuse
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.job import base_job
 from launcher.plan.nvme import with_buffers
+from launcher.plan.parallel import copies_of
 from launcher.plan.plan import Batch
 from launcher.plan.speed import StepTime, predict_step
 from launcher.plan.variants import Variant
@@ -94,9 +95,9 @@ class Bench:
     def __init__(self, variant: Variant, draft: Draft, recipe: Recipe, facts: Facts) -> None:
         """RecipeError where the global batch cannot be divided."""
         self.variant, self.draft, self._facts = variant, draft, facts
-        processes = processes_of(recipe, facts.hardware)
-        self._job = with_buffers(base_job(draft, facts.model, facts.hardware, processes), draft)
-        self.batches = _batches(draft, recipe, processes)
+        copies = copies_of(recipe, facts.hardware)
+        self._job = with_buffers(base_job(draft, facts.model, facts.hardware, copies), draft)
+        self.batches = _batches(draft, recipe, copies)
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 
@@ -107,6 +108,8 @@ class Bench:
             return (0,)
         if asked != "auto":
             return (asked,)
+        if job.tensor_parallel > 1:
+            return (0, 1, 2)
         needs_three = job.offload_param != "none" or job.offload_optimizer == "nvme"
         lowest = 3 if needs_three else 1 if job.offload_optimizer != "none" else 0
         return tuple(range(lowest, 4))
@@ -210,25 +213,27 @@ class Bench:
         return self._kept
 
 
-def _batches(draft: Draft, recipe: Recipe, processes: int) -> list[Batch]:
+def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
     """The batches to try, largest micro-batch first, all with the same global size."""
     pinned: int | None = draft.get("trainer.per_device_train_batch_size")
+    if recipe.sharding.sp_size > 1 or recipe.sharding.cp_size > 1:
+        pinned = 1  # ranks share each sample's tokens
     accumulation: int | None = draft.get("trainer.gradient_accumulation_steps")
     if recipe.global_batch_size is None:
         if accumulation is not None:
             if pinned is not None:
-                return [Batch(pinned, accumulation, processes)]
-            return [Batch(m, accumulation, processes) for m in (8, 4, 2, 1)]
+                return [Batch(pinned, accumulation, copies)]
+            return [Batch(m, accumulation, copies) for m in (8, 4, 2, 1)]
         per_rank = pinned or UPSTREAM_MICRO_BATCH
     else:
-        per_rank, rest = divmod(recipe.global_batch_size, processes)
+        per_rank, rest = divmod(recipe.global_batch_size, copies)
         if rest:
-            near = [size * processes for size in (per_rank, per_rank + 1) if size]
+            near = [size * copies for size in (per_rank, per_rank + 1) if size]
             raise refuse(
                 draft,
                 "batch-not-divisible",
                 "global_batch_size",
-                f"{recipe.global_batch_size} samples do not divide among {processes} data-parallel ranks",
+                f"{recipe.global_batch_size} samples do not divide among {copies} data-parallel ranks",
                 f"use {' or '.join(map(str, near))}",
             )
     if pinned is not None:
@@ -240,5 +245,5 @@ def _batches(draft: Draft, recipe: Recipe, processes: int) -> list[Batch]:
                 f"micro-batch {pinned} does not divide the {per_rank} samples of each rank",
                 f"use a divisor of {per_rank}, or change global_batch_size",
             )
-        return [Batch(pinned, per_rank // pinned, processes)]
-    return [Batch(m, per_rank // m, processes) for m in reversed(divisors(per_rank))]
+        return [Batch(pinned, per_rank // pinned, copies)]
+    return [Batch(m, per_rank // m, copies) for m in reversed(divisors(per_rank))]

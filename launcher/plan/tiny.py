@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.facts.hardware import Hardware
+from launcher.plan.decide import shares
 from launcher.recipe.loading import LoadedRecipe, Origin
 
 STEPS = 4
@@ -100,8 +101,8 @@ def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
 
 
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
-    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention by SDPA, FSDP by auto, tf32 and
-    parameters on NVMe by nothing."""
+    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention by SDPA, FSDP by auto, tf32, context
+    parallelism and parameters on NVMe by nothing, groups of ranks by two."""
     recipe = loaded.recipe
     update: dict[str, Any] = {}
     if recipe.sharding.offload_param == "nvme":
@@ -109,6 +110,11 @@ def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
         update["sharding"] = recipe.sharding.model_copy(update={"offload_param": "none", **alone})
     if recipe.sharding.engine == "fsdp":
         update["sharding"] = recipe.sharding.model_copy(update={"engine": "auto"})
+    if shares(recipe):
+        # Two processes at most, cut by DeepSpeed: accelerate cuts nothing over CPU processes.
+        fewer = {"tp_size": min(2, recipe.sharding.tp_size), "sp_size": min(2, recipe.sharding.sp_size)}
+        engine = "deepspeed" if max(fewer.values()) > 1 else "auto"
+        update["sharding"] = recipe.sharding.model_copy(update={**fewer, "cp_size": 1, "engine": engine})
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
     if recipe.model.attn_implementation == "flash_attention_2":

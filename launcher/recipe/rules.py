@@ -1,7 +1,8 @@
-"""Rules between keys: who owns a setting, which keys exclude each other, what is not supported yet."""
+"""Rules between keys: who owns a setting, which keys exclude each other, what only other launchers have."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,14 @@ from launcher.errors import Problem
 from launcher.recipe.field_tables import TRAINER_OWNED
 from launcher.recipe.slurm_rules import check_slurm
 
+_LAYERS = (
+    "no engine here cuts a model by its layers: use sharding.tp_size, sharding.zero_stage: 3 or engine fsdp"
+)
+_ELSEWHERE = (
+    (r"pp_size|pp|pipeline\w*", _LAYERS),
+    (r"ep_size|expert_parallel\w*", "experts are not shared out here: use zero_stage: 3"),
+)
+"""Keys of `sharding` that other launchers have, as patterns, and what to use instead."""
 _RL = "trl trains it: GRPOTrainer and RLOOTrainer generate while they train, which a recipe cannot say"
 _VISION = "axolotl and LLaMA-Factory train models that read images and text"
 # task -> who trains it, for tasks that are not planned here
@@ -29,12 +38,22 @@ _REFUSED_TASKS = {
 
 
 def take_unsupported(data: dict[str, Any]) -> list[Problem]:
-    """The problem of a task that somebody else trains; takes it out of `data`."""
-    refusal = _refused_task(data.get("task"))
-    if refusal is None:
-        return []
-    del data["task"]
-    return [refusal]
+    """Problems of what no recipe can have here; takes it out of `data`."""
+    problems = []
+    if (refusal := _refused_task(data.get("task"))) is not None:
+        del data["task"]
+        problems.append(refusal)
+    sharding = data.get("sharding")
+    if not isinstance(sharding, dict):
+        return problems
+    for key in list(sharding):
+        hint = next((hint for pattern, hint in _ELSEWHERE if re.fullmatch(pattern, str(key))), None)
+        if hint is not None:
+            del sharding[key]
+            problems.append(
+                Problem("unsupported", "nothing here does that", path=f"sharding.{key}", hint=hint)
+            )
+    return problems
 
 
 def _refused_task(task: Any) -> Problem | None:

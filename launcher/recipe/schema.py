@@ -183,6 +183,12 @@ class ShardingSection(Section):
     """Folder on a local disk for what is offloaded to nvme; in place of the one that a base profile names."""
     config: str | None = None
     """Base DeepSpeed profile (a file, or the name of a shipped one such as zero2)."""
+    tp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
+    """Devices that share each layer's matrices (tensor parallelism), with every engine."""
+    sp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
+    """Devices that share each sample's tokens (Ulysses sequence parallelism), engine deepspeed."""
+    cp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
+    """Devices that share each sample's tokens (context parallelism of torch), engine fsdp."""
 
 
 class HardwareSection(Section):

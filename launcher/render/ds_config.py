@@ -25,6 +25,11 @@ def render_ds_config(plan: Plan) -> dict[str, Any] | None:
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
     }
+    tensor = plan.value("sharding.tp_size")
+    if tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": tensor}
+        # Without it accelerate does not put the parts together, and the Trainer saves no model at all.
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     precision = plan.value("precision")
     if precision == "bf16":
         config["bf16"] = {"enabled": True}

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.lint.finding import printable
 from launcher.plan.adapting import ways_out
+from launcher.plan.parallel import NAMES
 from launcher.plan.plan import Plan, Setting
 from launcher.render.bundle import Bundle
 from launcher.report.measured_text import measured_lines
@@ -45,6 +46,7 @@ def plan_text(bundle: Bundle) -> str:
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
         f"= {batch.global_size} samples, at most {plan.schedule.tokens_per_step:,} tokens a step",
+        *_layout(plan),
         f"  length    {_length(plan)}",
         f"  on oom    {_out_of_memory(plan)}",
         "",
@@ -63,6 +65,16 @@ def plan_text(bundle: Bundle) -> str:
     if plan.warnings:
         lines += ["", "warnings", *(line for warning in plan.warnings for line in wrapped(warning))]
     return "\n".join(lines) + "\n"
+
+
+def _layout(plan: Plan) -> list[str]:
+    """Which devices share a copy, where any do."""
+    sizes = {kind: plan.value(f"sharding.{key}") for key, kind in NAMES.items()}
+    shared = [f"{size} {kind}-parallel" for kind, size in sizes.items() if size > 1]
+    if not shared:
+        return []
+    copies = f"{plan.batch.data_parallel} data-parallel x {' x '.join(shared)}"
+    return [f"  layout    {plan.hardware.num_devices} devices: {copies}"]
 
 
 def fix_lines(plan: Plan) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from launcher.train.job import Job
+from launcher.train.sharing import parallelism_config
 
 
 def make_arguments(job: Job) -> TrainingArguments:
@@ -22,6 +23,9 @@ def make_arguments(job: Job) -> TrainingArguments:
         fields["deepspeed"] = str(job.ds_config)
     if job.engine == "fsdp":
         fields |= {"fsdp": True, "fsdp_config": job.section("fsdp")}
+    shared = parallelism_config(job)
+    if shared is not None:
+        fields["parallelism_config"] = shared
     kind: Any = TrainingArguments
     if task == "seq2seq-lm":
         kind = Seq2SeqTrainingArguments

@@ -20,6 +20,7 @@ from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
+from launcher.train.sharing import put_back
 from launcher.train.status import status
 from launcher.train.weight_names import check_missing, read_weights, weight_files
 
@@ -31,6 +32,11 @@ class PlannedTrainer(Stoppable):
     """Whether the training rows are an endless stream, of which each process reads a share of its own."""
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
+
+    shared_by = 1
+    """Ranks that train on the same rows."""
+    evaluated_by = 1
+    """Ranks that evaluate the same rows, each all of them."""
 
     _sampler: Any = None
     resumed: Path | None = None
@@ -102,6 +108,8 @@ class PlannedTrainer(Stoppable):
         """The Trainer's own save, written aside, and moved to its place when it is whole."""
         with status().within("save"):
             final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
+        if self.is_deepspeed_enabled:
+            put_back(self.deepspeed)
         if self.args.push_to_hub and not (self.stopping is not None and self.stopping.stopped):
             self.pusher.checkpoint(self, final)
 
@@ -192,6 +200,8 @@ class PlannedTrainer(Stoppable):
             self.meter.watch(item for item in batch.values() if isinstance(item, torch.Tensor))
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        if self.evaluated_by > 1:
+            self.gather_function = self._gather_once
         with contextlib.nullcontext() if self.meter is None else self.meter.phase("eval"):
             output = super().evaluation_loop(*args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
@@ -200,7 +210,26 @@ class PlannedTrainer(Stoppable):
             output.metrics[f"{prefix}_perplexity"] = perplexity(loss)
         return output
 
+    def _gather_once(self, found: Any) -> Any:
+        """Results [rows, ...] of all copies, without those of rows that fill the last batch of the copies up.
+
+        Upstream's would take each rank's for those of other rows, and leave out real ones at the end.
+        """
+        gathered = self.accelerator.gather(found)
+        by_rank = gathered.reshape(-1, *found.shape)
+        own = by_rank[:: self.evaluated_by].flatten(0, 1)
+        state = self.accelerator.gradient_state
+        return own[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else own
+
     def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Each token once: upstream adds up over all ranks, also over those that read the same rows."""
+        before = self.state.num_input_tokens_seen
+        self._count_tokens(inputs)
+        self.state.num_input_tokens_seen = (
+            before + (self.state.num_input_tokens_seen - before) // self.shared_by
+        )
+
+    def _count_tokens(self, inputs: Any) -> None:
         """Packed batches have no attention mask, and upstream would take every pad id for padding."""
         if "position_ids" not in inputs or "attention_mask" in inputs:
             super()._track_num_input_tokens(inputs)

@@ -37,6 +37,7 @@ from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
 from launcher.train.saving import best_step
 from launcher.train.sealing import SEEN_S
+from launcher.train.sharing import no_cpu, ranks_of_copy
 from launcher.train.together import of_all, of_rank_0
 from launcher.train.token_counts import takes_token_counts
 from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
@@ -98,16 +99,33 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         )
     else:
         generates = task == "seq2seq-lm" and bool(job.value("trainer.predict_with_generate"))
-        kind = PlannedSeq2SeqTrainer if task == "seq2seq-lm" else PlannedTrainer
-        trainer = kind(**common, preprocess_logits_for_metrics=keep_predictions(task, generates=generates))
+        kind = _trainer_class(job)
+        try:
+            trainer = kind(
+                **common, preprocess_logits_for_metrics=keep_predictions(task, generates=generates)
+            )
+        except ValueError as error:
+            raise (no_cpu(error) or error) from error
         if not takes_token_counts(model.get_base_model() if job.has_adapter else model):
             trainer.model_accepts_loss_kwargs = False
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
     trainer.streams = data.streaming
+    trainer.shared_by = ranks_of_copy(job)
+    trainer.evaluated_by = job.value("sharding.tp_size")
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
     return trainer
+
+
+def _trainer_class(job: Job) -> Any:
+    if job.value("task") == "seq2seq-lm":
+        return PlannedSeq2SeqTrainer
+    if job.value("sharding.sp_size") > 1:
+        from launcher.train.sequence import SequenceTrainer
+
+        return SequenceTrainer
+    return PlannedTrainer
 
 
 def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:

@@ -26,17 +26,30 @@ def weight_files(checkpoint: Path) -> list[Path]:
 
 
 def read_weights(model: Any, checkpoint: Path) -> tuple[list[str], list[str]]:
-    """Copy a checkpoint's weights and buffers into a model that is not cut for ranks.
+    """Copy a checkpoint's weights and buffers into a model; of a tensor that is cut for ranks, its part.
 
     Returns the names that the checkpoint lacks, and those that the model lacks.
     """
-    missing, unexpected = set(model.state_dict()), set[str]()
+    own = model.state_dict()
+    missing, unexpected = set(own), set[str]()
     with torch.no_grad():
         for piece in translated(model, stored(checkpoint)):
-            result = model.load_state_dict(piece, strict=False)
+            parts = {name: _part(value, own.get(name)) for name, value in piece.items()}
+            result = model.load_state_dict(parts, strict=False)
             missing -= piece.keys()
             unexpected.update(result.unexpected_keys)
     return sorted(missing), sorted(unexpected)
+
+
+def _part(whole: torch.Tensor, own: torch.Tensor | None) -> torch.Tensor:
+    """A tensor as transformers' tensor parallelism has cut the model's own; every rank reads the whole."""
+    placements = getattr(own, "placements", None)
+    if own is None or placements is None:
+        return whole
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(own, DTensor)
+    return distribute_tensor(whole.to(own.device), own.device_mesh, placements, src_data_rank=None)
 
 
 def stored(checkpoint: Path) -> dict[str, torch.Tensor]:

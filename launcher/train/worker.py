@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from launcher.errors import EffilaunchError, Problem, RunFailed
 from launcher.train import faults, stopping
-from launcher.train.job import Job, rank, read_job, world_size
+from launcher.train.job import Job, rank, read_job
 from launcher.train.outcome import rank_log, redirect_output, write_error
 from launcher.train.status import start_status, status
 
@@ -75,6 +75,7 @@ def train(job: Job) -> None:
     from launcher.train.outcome import save_outcome
     from launcher.train.pickles import save_members_by_value
     from launcher.train.processing import load_processing
+    from launcher.train.sharing import copies
     from launcher.train.training import fit, make_arguments, make_trainer
 
     started = time.monotonic()
@@ -88,7 +89,7 @@ def train(job: Job) -> None:
     processing = load_processing(job)
     data = build_data(job, processing)
     micro_batch = args.per_device_train_batch_size
-    check_steps(data, micro_batch, world_size(), drop_last=args.dataloader_drop_last)
+    check_steps(data, micro_batch, copies(job), drop_last=args.dataloader_drop_last)
     check_first_batch(job, processing, data, micro_batch)
     set_seed(args.seed)  # alike on every rank, so that random weights and adapters agree
     meter = Meter(on_cuda=args.device.type == "cuda")

@@ -87,8 +87,8 @@ def test_tensor_parallel_ranks_share_the_matrices(called: Any) -> None:
     assert code == 0
     key = ("8xA100-80GB", "full, ZeRO-0")
     whole, part = (rows(text)[key]["memory"]["components"]["weights"] for text in (alone, shared))
-    norms = 2 * 4096 * 65
-    assert part == (whole - norms) // 8 + norms
+    kept = 2 * 4096 * (65 + 32000)  # norms, and the embedding
+    assert part == (whole - kept) // 8 + kept
 
 
 def test_set_needs_a_recipe(called: Any) -> None:
@@ -124,3 +124,42 @@ def test_a_model_that_nobody_knows_and_a_hardware_that_cannot_be_read(called: An
         code, text = called(*argv, "--json")
         assert code == 2
         assert "rows" not in json.loads(text)
+
+
+SHARED = """\
+model: {name_or_path: meta-llama/Llama-3.1-8B}
+data: {train: [{path: rows.jsonl}], max_length: 4096}
+sharding: {SIZE: 2}
+global_batch_size: 16
+trainer: {max_steps: 10}
+"""
+
+
+@pytest.mark.parametrize("size", ["tp_size", "sp_size"])
+def test_a_recipe_s_ranks_that_share_a_copy_are_kept(size, tmp_path, capsys):
+    """Every row is of groups of two, and the plan's own job says the same as `plan`."""
+    path = tmp_path / "r.yaml"
+    path.write_text(SHARED.replace("SIZE", size))
+    assert main(["estimate", str(path), "--on", "8xH100-80GB", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    words = "2 tensor-parallel" if size == "tp_size" else "2 ranks a sample"
+    assert all(words in row["strategy"] for row in rows)
+    assert not any("CPU" in row["strategy"] for row in rows)
+    assert main(["plan", str(path), "--on", "8xH100-80GB", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    stage = plan["settings"]["sharding.zero_stage"]["value"]
+    again = plan["settings"]["trainer.activation_checkpointing"]["value"]
+    named = f"ZeRO-{stage}, {words}{', checkpointing' if again else ''}"
+    (own,) = [row for row in rows if row["strategy"] == named]
+    assert own["memory"]["total"] == plan["memory"]["total"]
+    if size == "sp_size":
+        assert {row["max_micro_batch"] for row in rows} <= {0, 1}
+
+
+def test_devices_that_a_recipe_s_ranks_cannot_divide_are_refused(tmp_path, capsys):
+    path = tmp_path / "r.yaml"
+    path.write_text(SHARED.replace("SIZE", "sp_size"))
+    assert main(["estimate", str(path), "--on", "8xH100-80GB", "--on", "3xH100-80GB"]) == 2
+    assert "do not divide into groups of 2" in capsys.readouterr().err
+    assert main(["estimate", str(path), "--on", "8xH100-80GB", "--tensor-parallel", "4"]) == 2
+    assert "the recipe says itself" in capsys.readouterr().err

@@ -74,6 +74,37 @@ OTHERS = (
 )
 # id -> messages as the installed libraries, or older ones, write them
 MESSAGES = {
+    "sequence-parallel-positions": [
+        "Ulysses SP requires `position_ids` in every dataloader batch so that each token retains its correct",
+        "Ulysses SP requires position_ids in every forward() call so that after all_gather causal masking",
+    ],
+    "sequence-not-divisible": ["batch's seqlen=31 isn't divisible by sp-size=2"],
+    "heads-not-divisible": [
+        "Attention head count 9 is not divisible by SP size 2",
+        "KV attention head count 3 is not divisible by SP size 2 or vice versa",
+    ],
+    "tensor-parallel-resume": [
+        "Resuming is not supported for models sharded at load time (`DistributedConfig`), so their optimizer"
+    ],
+    "tensor-parallel-plan": ["`tp_size=2` was requested, but `GPT2LMHeadModel` has no `tp_plan`. Pass"],
+    "tensor-parallel-copies": [
+        "Tensor/Context parallelism (tp/cp_size > 1) cannot be used with pure data parallelism"
+    ],
+    "parallelism-combined": [
+        "Context Parallelism (CP) and Sequence Parallelism (SP) are mutually exclusive. Got cp_size=2"
+    ],
+    "parallelism-processes": [
+        "ParallelismConfig total_size (2) does not match num_processes (1). Please adjust dp_replicate_size/",
+        "ParallelismConfig is only compatible DistributedType.FSDP (version 2) or DistributedType.Multi",
+    ],
+    "context-parallel-attention": [
+        "Context parallelism is supported only with SDPA attention, you are using eager.",
+        "NotImplementedError: Operator aten._scaled_dot_product_flash_attention_for_cpu.default does not "
+        "have a sharding strategy registered.",
+    ],
+    "tensor-parallel-data": [
+        "Data inconsistency within the TP group. Please check the Dataloader implementation to ensure"
+    ],
     "fp16-unscale": ["Attempting to unscale FP16 gradients."],
     "fp16-on-bf16-params": [
         "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"

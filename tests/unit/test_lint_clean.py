@@ -129,3 +129,12 @@ def test_the_table_has_what_the_rules_read():
     assert len(names(keys())) >= 45
     assert keys()["zero_optimization"]["strict"] is True
     assert keys()["activation_checkpointing"]["strict"] is False
+
+
+def test_autotp_reads_a_key_of_stage_3():
+    """accelerate puts its parts together only where the key is there; without AutoTP it does nothing."""
+    zero = {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True}
+    config = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": zero}
+    assert "ds-no-effect" in {found.code for found in lint_text(json.dumps(config), "x")}
+    cut = {**config, "tensor_parallel": {"autotp_size": 2}}
+    assert "ds-no-effect" not in {found.code for found in lint_text(json.dumps(cut), "x")}

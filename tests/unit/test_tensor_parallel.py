@@ -19,33 +19,30 @@ def llama(hidden: int, inner: int, layers: int, query: int, keys: int) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_key_value_heads_are_divided_then_copied(ranks: int) -> None:
-    part = rank_spec(LLAMA_1B, ranks, "ddp")
+    part = rank_spec(LLAMA_1B, ranks)
     keys = max(1, 8 // ranks) * 64
     assert part.linear_weights == llama(2048, 8192 // ranks, 16, 2048 // ranks, keys)
     assert (part.num_heads, part.num_kv_heads) == (32 // ranks, max(1, 8 // ranks))
 
 
 def test_a_single_key_value_head_is_held_by_every_rank() -> None:
-    part = rank_spec(STARCODER, 8, "ddp")
+    part = rank_spec(STARCODER, 8)
     fused = next(linear for linear in part.linears if linear.name == "c_attn")
     assert fused.out_features == 6144 // 8 + 2 * 128
 
 
-def test_embeddings_are_copied_by_transformers_and_cut_by_deepspeed() -> None:
+def test_a_head_is_cut_and_an_embedding_only_where_it_is_the_head() -> None:
     matrices, norms, table = llama(4096, 11008, 32, 4096, 4096), 65 * 4096, 32000 * 4096
-    assert rank_spec(LLAMA_7B, 4, "ddp").params == matrices // 4 + norms + table + table // 4
-    assert rank_spec(LLAMA_7B, 4, "deepspeed").params == matrices // 4 + norms + 2 * table // 4
-    # A tied head is the embedding.
+    assert rank_spec(LLAMA_7B, 4).params == matrices // 4 + norms + table + table // 4
     one_b = llama(2048, 8192, 16, 2048, 512) // 4 + 33 * 2048
-    assert rank_spec(LLAMA_1B, 4, "ddp").params == one_b + 128_256 * 2048
-    assert rank_spec(LLAMA_1B, 4, "deepspeed").params == one_b + 128_256 * 2048 // 4
+    assert rank_spec(LLAMA_1B, 4).params == one_b + 128_256 * 2048 // 4
 
 
 def test_experts_and_both_stacks_are_divided() -> None:
     mixtral = spec("mistralai/Mixtral-8x7B-v0.1")
-    assert rank_spec(mixtral, 4, "ddp").layout.experts == mixtral.layout.experts // 4
+    assert rank_spec(mixtral, 4).layout.experts == mixtral.layout.experts // 4
     mt0 = spec("bigscience/mt0-large")
-    part = rank_spec(mt0, 4, "ddp")
+    part = rank_spec(mt0, 4)
     assert part.linear_weights == mt0.linear_weights // 4
 
 

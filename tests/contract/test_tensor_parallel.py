@@ -1,0 +1,145 @@
+"""Ranks that share each layer's matrices learn what one process learns: DeepSpeed's AutoTP and transformers.
+
+Plain SGD without clipping, and four samples a step: nothing hides a gradient of the wrong size.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import (
+    LLAMA,
+    alone,
+    assert_goes_on,
+    assert_keeps_best,
+    assert_readable,
+    check_alike,
+    column,
+    make_ground,
+    planned,
+    result,
+    trained,
+)
+
+if not find_spec("deepspeed"):  # not imported here: that takes long
+    pytest.skip("DeepSpeed is not installed", allow_module_level=True)
+
+AUTO = {"engine": "deepspeed", "tp_size": 2}
+OWN = {"engine": "ddp", "tp_size": 2}
+"""transformers' own, which accelerate takes over CPU processes by cut_on_cpu.py alone."""
+WEIGHTS = {"save_only_model": True}
+AGAIN = {"activation_checkpointing": True}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory) -> Path:
+    return make_ground(tmp_path_factory.mktemp("ground"))
+
+
+def family(model_type: str, **more: Any) -> dict[str, Any]:
+    config = {**LLAMA, "model_type": model_type, "head_dim": 16, "sliding_window": None, **more}
+    return {"model": {"config": config, "tokenizer": "tokenizer"}}
+
+
+PACKED = {"data": {"train": [{"path": "rows.jsonl"}], "max_length": 32, "packing": True}}
+FLAT = {"data": {"train": [{"path": "rows.jsonl"}], "max_length": 32, "padding_free": True}}
+EAGER = {"name_or_path": "model", "tokenizer": "tokenizer", "attn_implementation": "eager"}
+FAMILIES = ("gemma", "mistral", "qwen2", "qwen3")
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "ZeRO-2": ({}, {**AUTO, "zero_stage": 2}, 2),
+    "ZeRO-1, recomputed": ({"trainer": AGAIN}, {**AUTO, "zero_stage": 1}, 2),
+    "ZeRO-0": ({}, {**AUTO, "zero_stage": 0}, 2),
+    "ZeRO-2, two copies": ({}, {**AUTO, "zero_stage": 2}, 4),
+    "tied": (family("llama", tie_word_embeddings=True), {**AUTO, "zero_stage": 1}, 2),
+    "transformers, tied": ({**family("llama", tie_word_embeddings=True), "trainer": WEIGHTS}, OWN, 2),
+    "ZeRO-1, packed": (PACKED, {**AUTO, "zero_stage": 1}, 2),
+    "ZeRO-1, padding-free": (FLAT, {**AUTO, "zero_stage": 1}, 2),
+    "ZeRO-1, eager": ({"model": EAGER}, {**AUTO, "zero_stage": 1}, 2),
+    "transformers, eager": ({"model": EAGER, "trainer": WEIGHTS}, OWN, 2),
+    "bf16": ({"precision": "bf16"}, {**AUTO, "zero_stage": 2}, 2),
+    **{name: (family(name), {**AUTO, "zero_stage": 2}, 2) for name in FAMILIES},
+    "transformers": ({"trainer": WEIGHTS}, OWN, 2),
+    "transformers, packed, recomputed": ({**PACKED, "trainer": {**WEIGHTS, **AGAIN}}, OWN, 2),
+    "transformers, bf16": ({"precision": "bf16", "trainer": WEIGHTS}, OWN, 2),
+    **{f"transformers, {name}": ({**family(name), "trainer": WEIGHTS}, OWN, 2) for name in FAMILIES},
+}
+SHORT = ("ZeRO-2", "ZeRO-2, two copies", "transformers")
+PARAMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
+    said, sharding, world = CASES[name]
+    one = alone(said, ground, tmp_path / "one", forks)
+    parts = trained(
+        {**said, "sharding": sharding}, ground, tmp_path / "parts", forks, world, prelude="cut_on_cpu"
+    )
+    check_alike(one, parts, half="bf16" in name, norms=sharding.get("zero_stage") != 0)
+    assert result(parts)["tokens"] == result(one)["tokens"]
+    plan = json.loads((parts / "plan.json").read_text())
+    assert (plan["batch"]["data_parallel"], plan["batch"]["global"]) == (world // 2, 4)
+    assert_readable(parts)
+    components = result(parts)["memory"]["components"]
+    # On a CPU the parts that transformers reads may be views of whole tensors.
+    for kind in ("gradients", "optimizer", *(("weights",) if "zero_stage" in sharding else ())):
+        assert components[kind]["measured"] == pytest.approx(components[kind]["predicted"], rel=0.01), kind
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow), None])
+def test_clipping_and_adam_see_the_same_gradients(stage, ground, tmp_path, forks):
+    said = {"trainer": {"optim": "adamw_torch", "max_grad_norm": 0.5, "learning_rate": 1e-2, **WEIGHTS}}
+    sharding = OWN if stage is None else {**AUTO, "zero_stage": stage}
+    one = alone(said, ground, tmp_path / "one", forks)
+    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks, prelude="cut_on_cpu")
+    assert column(parts, "loss") == pytest.approx(column(one, "loss"), rel=2e-5)
+
+
+@pytest.mark.parametrize("sharding", [{**AUTO, "zero_stage": 1}, OWN], ids=["AutoTP", "transformers"])
+def test_evaluations_count_each_row_once(sharding, ground, tmp_path, forks):
+    """Five rows in batches of two: the last one is not full."""
+    said = {
+        "data": {"train": [{"path": "rows.jsonl"}], "max_length": 32, "eval": [{"path": "five.jsonl"}]},
+        "trainer": {
+            "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2, **WEIGHTS,
+        },
+    }  # fmt: skip
+    one = alone(said, ground, tmp_path / "one", forks)
+    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks, prelude="cut_on_cpu")
+    assert column(parts, "eval_loss") == pytest.approx(column(one, "eval_loss"), rel=2e-6)
+
+
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(stage, ground, tmp_path, forks):
+    adam = {"optim": "adamw_torch", "learning_rate": 1e-2}
+    assert_goes_on({"sharding": {**AUTO, "zero_stage": stage}, "trainer": adam}, ground, tmp_path, forks)
+
+
+@pytest.mark.parametrize("sharding", [{**AUTO, "zero_stage": 1}, OWN], ids=["AutoTP", "transformers"])
+def test_the_best_checkpoint_is_what_stays(sharding, ground, tmp_path, forks):
+    more = WEIGHTS if sharding is OWN else {}
+    assert_keeps_best({"sharding": sharding, "trainer": more}, ground, tmp_path, forks, "cut_on_cpu")
+
+
+def test_a_cpu_without_the_patch_is_not_trained_by_ddp_in_silence(ground, tmp_path, forks):
+    out, env = planned({"sharding": OWN, "trainer": WEIGHTS}, ground, tmp_path / "run", forks)
+    ended = forks.run(out, 2, env)
+    assert 0 not in ended.codes
+    (problem,) = json.loads((out / "logs" / "error-rank-0.json").read_text())["problems"]
+    assert problem["code"] == "engine-mismatch"
+    assert "neither tensor nor context parallelism over CPU processes" in problem["message"]
+    assert not (out / "metrics.jsonl").exists()
+
+
+def test_accelerate_puts_no_parts_together_unless_it_is_told_to(ground, tmp_path, forks):
+    """Why ds_config.json says so: else the Trainer saves no model, and DeepSpeed's states in its place."""
+    out, env = planned({"sharding": {**AUTO, "zero_stage": 1}}, ground, tmp_path / "run", forks)
+    file = out / "ds_config.json"
+    config = json.loads(file.read_text())
+    assert config["zero_optimization"].pop("stage3_gather_16bit_weights_on_model_save") is True
+    file.write_text(json.dumps(config))
+    forks.run(out, 2, env)
+    assert not list((out / "model").glob("*.safetensors"))

@@ -1,0 +1,31 @@
+"""A prelude for ranks: sequence parallelism as transformers has it, with its own loss and its own loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launcher.train import sequence
+from launcher.train.trainers import PlannedTrainer
+
+
+class WithPositions:
+    """A collator that also says the positions, which upstream's adapter asks for."""
+
+    def __init__(self, plain: Any) -> None:
+        self.plain = plain
+
+    def __call__(self, samples: Any) -> Any:
+        import torch
+
+        batch = dict(self.plain(samples))
+        rows, width = batch["input_ids"].shape
+        batch["position_ids"] = torch.arange(width).expand(rows, width).contiguous()
+        return batch
+
+
+class UpstreamTrainer(PlannedTrainer):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "data_collator": WithPositions(kwargs["data_collator"])})
+
+
+sequence.SequenceTrainer = UpstreamTrainer  # type: ignore[assignment,misc]
