@@ -31,6 +31,8 @@ _FOLLOWS = re.compile(
     r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
     r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map|KeyboardInterrupt|SystemExit"
 )
+_OWN_NAME = re.compile(r"connectFullMesh failed with .{0,200}Connection refused, remote=\[127\.0\.1\.1\]")
+"""Refused by an address that no other machine has: the ranks have never met, so none of them is gone."""
 _TIMED_OUT = re.compile(
     r"[Ww]atchdog caught collective|collective operation timeout|Watchdog.*timeout|"
     r"To avoid data inconsistency|NCCL (?:operations|watchdog)|Some NCCL operations have failed"
@@ -91,6 +93,8 @@ def _shortened(text: str) -> str:
 def weight(error: Error) -> int:
     """0: a cause; more: the further down the list of consequences."""
     text = error.headline
+    if _OWN_NAME.search(text):
+        return 0
     if _HOST_KILLED.search(text) and error.kind == "line":
         return 0
     if forms.KILLED.search(text) and not _is_plain_exception(error):

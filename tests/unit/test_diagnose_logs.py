@@ -11,6 +11,7 @@ import pytest
 from launcher.diagnose.examine import Examination, diagnose
 from launcher.diagnose.reading import clean, raw_lines
 from launcher.errors import RecipeError
+from launcher.failures import FAILURES
 from launcher.failures.failure import Failure
 
 
@@ -406,6 +407,22 @@ def test_a_long_log_is_read_in_pieces():
 def test_indentation_survives_a_prefix():
     (line,) = clean(b'[rank1]:   File "a.py", line 1, in f', 4, "log")
     assert (line.text, line.rank, line.number) == ('  File "a.py", line 1, in f', 1, 4)
+
+
+def test_ranks_that_never_met_are_no_consequence_of_the_one_that_was_killed_then():
+    met = (
+        "RuntimeError: Gloo connectFullMesh failed with [/x/tcp/pair.cc:152] timed out connecting: SO_ERROR: "
+        "Connection refused, remote=[{address}]:39846$0"
+    )
+    killed = CHILD_FAILED.format(code=-9, why="Signal 9 (SIGKILL) received by PID 77")
+    ours = (*REGISTRY, *(failure for failure in FAILURES if failure.id == "socket-interface"))
+
+    def first(address: str) -> str:
+        log = prefixed("[rank1]: ", TRACEBACK.format(error=met.format(address=address))) + killed
+        return name_of(see(log, registry=ours))
+
+    assert first("127.0.1.1") == "socket-interface"
+    assert first("10.0.0.2") == "killed", "that rank had met the others, and is gone"
 
 
 def test_what_is_absent_or_empty_is_refused(tmp_path):
