@@ -32,12 +32,12 @@ def check_queue(
 ) -> tuple[list[Problem], list[str]]:
     """Problems of the jobs, each with its line of the recipe; and what Slurm says of their start.
 
-    scripts: (name, text); the name of the prepare job begins with it.
+    scripts: (name, text); the name of the prepare job begins with it. MachineError where Slurm is silent.
     """
     partitions = read_partitions()
     if not partitions:
         message = "the Slurm of this machine gives no answer: `sinfo` shows no partition"
-        raise MachineError(Problem("slurm-no-answer", message, hint="try again, or look with --dry-run"))
+        raise MachineError(Problem("slurm-no-answer", message, hint="try again; --dry-run shows the scripts"))
     problems: list[Problem] = []
     said: list[str] = []
     for name, script in scripts:

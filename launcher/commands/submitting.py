@@ -81,9 +81,7 @@ def submit_command(
         note(warning)
     scripts = _scripts(job, configurations, folder)
     _check_job(job, configurations)
-    heard = _ask_slurm(first.loaded, job, scripts) if has_slurm() else []
-    if not heard:
-        note("no Slurm is on this machine: its own checks of the job scripts were not made")
+    heard = _ask_slurm(first.loaded, job, scripts, dry_run=dry_run)
     files = _files(configurations, folder, scripts)
     data = {"folder": str(folder), "files": files}
     if dry_run:
@@ -258,8 +256,20 @@ def _check_job(job: Submission, configurations: Sequence[Configuration]) -> None
         raise RecipeError(problems)
 
 
-def _ask_slurm(loaded: LoadedRecipe, job: Submission, scripts: Mapping[str, str]) -> list[str]:
-    problems, heard = check_queue(loaded, job, list(scripts.items()))
+def _ask_slurm(
+    loaded: LoadedRecipe, job: Submission, scripts: Mapping[str, str], *, dry_run: bool
+) -> list[str]:
+    """What Slurm says of the scripts; a dry run does without one, and tells so."""
+    if dry_run and not has_slurm():
+        note("no Slurm is on this machine: its own checks of the job scripts were not made")
+        return []
+    try:
+        problems, heard = check_queue(loaded, job, list(scripts.items()))
+    except MachineError as error:
+        if not dry_run:
+            raise
+        note(f"{error.problems[0].message}: its own checks of the job scripts were not made")
+        return []
     if problems:
         raise RecipeError(problems)
     return heard

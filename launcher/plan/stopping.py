@@ -34,16 +34,15 @@ def settle_stop(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -
     draft.put("runtime.stop_seconds", seconds, counted)
     if seconds <= KILL_S or draft.get("launch.launcher") == "python":
         return
-    alone = facts.hardware.num_nodes == 1
-    if draft.get("launch.launcher") == "deepspeed" and recipe.launch.launcher == "auto" and alone:
+    if draft.get("launch.launcher") == "deepspeed" and recipe.launch.launcher == "auto":
         reason = f"the deepspeed launcher kills {KILL_S} s after a signal, a stop may take {seconds} s"
         draft.put("launch.launcher", "accelerate", reason)
     if draft.get("launch.launcher") == "deepspeed":
-        mend = "launch.launcher: auto takes one that waits" if alone else "save more often"
         draft.warn(
             f"a stop may take {seconds} s ({counted}), and the deepspeed launcher kills the workers "
             f"{KILL_S} s after a signal that reaches it: what was trained since the last checkpoint "
-            f"({_how_often(draft.settings)}) is lost then; {mend}"
+            f"({_how_often(draft.settings)}) is lost then; launch.launcher: "
+            "auto takes one that waits"
         )
         return
     if not draft.explicit(WAIT):

@@ -36,6 +36,19 @@ def test_a_dry_run_needs_neither_slurm_nor_data(tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
 
 
+def test_a_dry_run_does_without_a_slurm_that_is_silent(tmp_path, capsys):
+    for name in ("sbatch", "sinfo"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    assert main(["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run"]) == 0
+    assert "its own checks of the job scripts were not made" in capsys.readouterr().err
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent/rows.jsonl").write_text('{"text": "a b c"}\n')
+    assert main(["submit", "r.yaml", "--on", "8xA100-80GB"]) == 4
+    assert "gives no answer" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_the_text_of_a_dry_run_has_every_script(capsys):
     assert main(["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run", "--sweep", "seed=1,2"]) == 0
     shown = capsys.readouterr().out

@@ -114,11 +114,11 @@ def test_a_pinned_deepspeed_launcher_is_warned_of_with_what_is_lost_and_the_mend
     assert WAIT not in made.settings, "nobody reads it there"
 
 
-def test_over_several_machines_deepspeed_stays_and_is_warned_of(tmp_path):
+def test_over_several_machines_too_a_launcher_is_taken_that_waits(tmp_path):
     made = plan(tmp_path, "2x8xA100-80GB", FULL, **{**ZERO, "global_batch_size": 16})
-    assert made.value("launch.launcher") == "deepspeed"
-    (said,) = stop_warnings(made)
-    assert "save more often" in said
+    assert made.value("launch.launcher") == "accelerate"
+    assert made.value(WAIT) == str(made.value(STOP))
+    assert stop_warnings(made) == []
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
