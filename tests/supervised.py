@@ -76,7 +76,7 @@ for step in range(begin, STEPS):
     EACH
     time.sleep(0.05)
     if stopping.stop.number:
-        (run / f"stop-{try_number}-{step}").touch()
+        (run / f"stop-{try_number}-{step}").write_text(str(int(stopping.stop.number)))
     meet(step)
     status()._written = 0  # every step is told
     status().step_ended(step + 1)
@@ -88,7 +88,8 @@ for step in range(begin, STEPS):
     if (run / f"stop-{try_number}-{step}").exists():
         if rank == 0:
             save(step + 1)
-            name = stopping.cause(stopping.stop.number)
+            # As ranks agree: the signal may have reached another one alone.
+            name = stopping.cause(int((run / f"stop-{try_number}-{step}").read_text()))
             (run / "stopped.json").write_text(json.dumps(
                 {"signal": name, "step": step + 1, "checkpoint": f"checkpoint-{step + 1}"}))
         status().end(0)
