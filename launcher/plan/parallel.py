@@ -153,10 +153,24 @@ def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Recipe
     if sharding.tp_size > 1 and stage == 3:
         message = "tensor parallelism with ZeRO-3 was not tried: both cut the weights"
         yield no(message, "use zero_stage: 2 or below, or ZeRO-3 alone")
+    if sharding.tp_size > 1 and engine == "deepspeed" and stage == 0 and draft.get("precision") == "bf16":
+        message = (
+            "tensor parallelism in bf16 at ZeRO-0: DeepSpeed clips there by the gradient norm of the first "
+            "rank's parts alone"
+        )
+        path = _said_at(draft, "sharding.zero_stage")
+        yield refuse(draft, "parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
     for what in ("offload_optimizer", "offload_param"):
         if draft.get(f"sharding.{what}") not in ("none", None):
-            message = f"offload was not tried with {_first(recipe)}"
-            yield refuse(draft, "parallel-engine", f"sharding.{what}", message, f"drop {what}")
+            message = f"{what} was not tried with {_first(recipe)}"
+            path = _said_at(draft, f"sharding.{what}")
+            yield refuse(draft, "parallel-engine", path, message, f"drop {what}")
+
+
+def _said_at(draft: Draft, dotted: str) -> str:
+    """The recipe's key behind a setting that the base profile may have said."""
+    from_profile = draft.origin(dotted) is None and draft.origin("sharding.config") is not None
+    return "sharding.config" if from_profile else dotted
 
 
 def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[RecipeError]:

@@ -99,8 +99,22 @@ def test_auto_never_chooses_sizes_and_the_search_keeps_them(tmp_path):
     loaded = recipe(tmp_path, FULL, sharding__tp_size=4)
     found = search(loaded, facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"))
     assert {c.job.tensor_parallel for c in (*found.ranked, *found.misses)} == {4}
-    assert {c.zero_stage for c in (*found.ranked, *found.misses)} <= {0, 1, 2}
+    assert {c.zero_stage for c in (*found.ranked, *found.misses)} == {1, 2}, "no norm is right at stage 0"
     assert {c.batch.data_parallel for c in found.ranked} == {2}
+
+
+def test_fp32_may_be_cut_at_stage_0_whose_norm_is_right_there(tmp_path):
+    found = search(
+        recipe(tmp_path, FULL, precision="fp32", **TP), facts("8xH100-80GB", "meta-llama/Llama-3.1-8B")
+    )
+    assert {c.zero_stage for c in (*found.ranked, *found.misses)} == {0, 1, 2}
+    assert shared(tmp_path, "8xH200-141GB", precision="fp32", sharding__zero_stage=0, **TP)
+    profiled = replace(
+        facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"), profile={"zero_optimization": {"stage": 0}}
+    )
+    with pytest.raises(RecipeError, match="gradient norm") as caught:
+        make_plan(recipe(tmp_path, FULL, **TP, sharding__config="zero0"), profiled)
+    assert caught.value.problems[0].path == "sharding.config"
 
 
 def test_more_ranks_hold_less_each(tmp_path):
@@ -148,6 +162,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TP, **DDP}, "parallel-engine", "4 copies of 2 ranks"),
     ({"sharding__tp_size": 8, "sharding__engine": "ddp"}, "parallel-engine", "Trainer refuses checkpoints"),
     ({**TP, "sharding__zero_stage": 3}, "parallel-engine", "ZeRO-3"),
+    ({**TP, "sharding__zero_stage": 0, "precision": "bf16"}, "parallel-engine", "gradient norm"),
     ({**SP, "sharding__engine": "fsdp"}, "parallel-engine", "no sequence parallelism"),
     ({**SP, "sharding__engine": "ddp"}, "parallel-engine", "no sequence parallelism"),
     ({**CP, "sharding__engine": "deepspeed"}, "parallel-engine", "no context parallelism"),
