@@ -24,6 +24,10 @@ SIZES = ("tp_size", "sp_size", "cp_size")
 NAMES = {"tp_size": "tensor", "sp_size": "sequence", "cp_size": "context"}
 FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
 """Families whose parts were compared with the whole: their attention is causal and nothing else."""
+PROFILE_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+"""Lower case, as DeepSpeed compares them -> as it writes them. Others see a matrix as a whole."""
+_WINDOW = 4096
+"""What MistralConfig and the Qwen configurations take where `sliding_window` is absent."""
 _PAD = "data.pad_to_multiple_of"
 _SCALED = (
     "prescale_gradients", "gradient_predivide_factor", "zero_optimization.reduce_scatter",
@@ -86,7 +90,7 @@ def _conflicts(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Hardware
     yield from _shape(draft, recipe, hardware)
     yield from _engine(draft, recipe, hardware)
     yield from _model(draft, spec, key, size)
-    yield from _training(draft, recipe, spec, key)
+    yield from _training(draft, hardware, key)
     if name == "tp_size":
         yield from _tensor(draft, spec, size)
     else:
@@ -194,7 +198,7 @@ def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Recip
         yield refuse(draft, "parallel-heads", key, message, "use a divisor of them")
 
 
-def _training(draft: Draft, recipe: Recipe, spec: ModelSpec, key: str) -> Iterator[RecipeError]:
+def _training(draft: Draft, hardware: Hardware, key: str) -> Iterator[RecipeError]:
     """What holds for all three kinds."""
 
     def no(dotted: str, message: str, hint: str) -> RecipeError:
@@ -203,8 +207,15 @@ def _training(draft: Draft, recipe: Recipe, spec: ModelSpec, key: str) -> Iterat
     if draft.get("model.quantization") != "none":
         message = f"a quantised base cannot be shared by {key}: its packed weights have no parts"
         yield no("model.quantization", message, "drop model.quantization, or use ZeRO-2 without " + key)
-    if draft.get("precision") == "fp16":
+    if draft.get("precision") == "fp16" and draft.explicit("precision"):
         yield no("precision", f"fp16 was not tried with {key}", "use precision: bf16 or fp32")
+    if draft.get("precision") == "fp16":
+        message = f"{hardware.label} means fp16, which was not tried with {key}"
+        yield no(key, message, f"say precision: fp32, or drop {key}")
+    theirs = draft.get("deepspeed.profile", {}).get("optimizer.type")
+    if theirs is not None and str(theirs).lower() not in PROFILE_OPTIMIZERS:
+        message = f"optimizer {theirs} of the base profile was not tried with {key}"
+        yield no("sharding.config", message, f"use one of {', '.join(PROFILE_OPTIMIZERS.values())}")
     if (optim := draft.get("trainer.optim")) not in OPTIMIZERS:
         yield no("trainer.optim", f"{optim} was not tried with {key}", f"use one of {', '.join(OPTIMIZERS)}")
     if draft.get("data.streaming"):
@@ -213,6 +224,9 @@ def _training(draft: Draft, recipe: Recipe, spec: ModelSpec, key: str) -> Iterat
     for name in ("use_liger_kernel", "torch_compile", "label_smoothing_factor", "neftune_noise_alpha"):
         if draft.get(f"trainer.{name}"):
             yield no(f"trainer.{name}", f"was not tried with {key}", f"drop it, or {key}")
+    if draft.get("trainer.average_tokens_across_devices") is False:
+        message = f"the Trainer divides labels by the ranks of a copy that it has not gathered under {key}"
+        yield no("trainer.average_tokens_across_devices", message, "drop it: true is the default")
     if draft.get("on_oom") == "adapt":
         message = f"what is left to change when memory runs out was not tried with {key}"
         yield no("on_oom", message, "use on_oom: fail")
@@ -271,8 +285,7 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
     if attention not in kernels:
         message = f"{key} needs attention {' or '.join(kernels)}, not {attention}"
         yield no("model.attn_implementation", message, f"use {kernels[0]}")
-    windowed = spec.config.get("sliding_window") and spec.config.get("use_sliding_window", True)
-    if (windowed and _starts_windowed(spec)) or "sliding_attention" in (spec.config.get("layer_types") or ()):
+    if _windowed(spec) or "sliding_attention" in (spec.config.get("layer_types") or ()):
         message = f"{spec.name} attends within a window, which {key} does not keep: it would see everything"
         yield refuse(draft, "parallel-model", key, message, f"drop {key}; ZeRO-3 takes such models")
     if not key.endswith("sp_size") and draft.get("data.eval") is not None:
@@ -287,6 +300,7 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
         yield no("sharding.config", message, f"take it out of the profile, or drop {key}")
 
 
-def _starts_windowed(spec: ModelSpec) -> bool:
-    """Mistral has a window wherever the configuration names one; Qwen only where it is switched on."""
-    return spec.model_type == "mistral" or bool(spec.config.get("use_sliding_window"))
+def _windowed(spec: ModelSpec) -> bool:
+    """Mistral has a window unless its configuration says null; Qwen only where it is switched on."""
+    switched = spec.model_type == "mistral" or bool(spec.config.get("use_sliding_window"))
+    return switched and bool(spec.config.get("sliding_window", _WINDOW))
