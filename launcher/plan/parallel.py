@@ -15,6 +15,7 @@ from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.facts.tp_plans import has_tp_plan
+from launcher.memory.job import MemoryJob
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.plan.fsdp import OPTIMIZERS
@@ -77,6 +78,20 @@ def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Har
             "accelerate does not set up tensor parallelism over CPU processes: the run stops with "
             "engine-mismatch; use sharding.engine: deepspeed there"
         )
+
+
+def trains_in_parts(job: MemoryJob) -> bool:
+    """Whether a plan takes this job with its tensor-parallel ranks, as far as a job says it."""
+    if job.tensor_parallel == 1:
+        return True
+    moved = {job.offload_optimizer, job.offload_param} != {"none"}
+    if moved or job.adapter or job.quantization != "none" or job.optim not in OPTIMIZERS:
+        return False
+    if job.engine == "fsdp" or job.precision == "fp16":
+        return False
+    if job.engine == "ddp":
+        return job.data_parallel == 1
+    return job.zero_stage in ((1, 2) if job.precision == "bf16" else (0, 1, 2))
 
 
 def _first(recipe: Recipe) -> str:
