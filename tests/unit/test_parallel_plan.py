@@ -18,7 +18,7 @@ from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge
 from launcher.plan.resuming import compare_settings, rule_of
 from launcher.plan.search import search
-from launcher.plan.tiny import tiny_on_cpu
+from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
 from launcher.report.text import plan_text
 
@@ -402,6 +402,34 @@ def test_a_rehearsal_on_a_cpu_has_two_ranks(tmp_path):
         recipe(tmp_path, FULL, sharding__cp_size=4, sharding__engine="fsdp")
     ).recipe.sharding
     assert (context.cp_size, context.engine) == (1, "auto")
+
+
+TINY_SIZES = [
+    ("8xH100-80GB", {"sharding__tp_size": 8}, 8, 2),
+    ("3xH100-80GB", {"sharding__tp_size": 4}, 2, 2),
+    ("8xH100-80GB", {"sharding__tp_size": 8, **DDP}, 2, 2),
+    ("8xH100-80GB", {"sharding__sp_size": 4}, 8, 2),
+    ("8xH100-80GB", {"sharding__cp_size": 8, "sharding__engine": "fsdp"}, 8, 2),
+    ("H100-80GB", {"sharding__cp_size": 8, "sharding__engine": "fsdp"}, 1, 1),
+    ("H100-80GB", {"sharding__tp_size": 8}, 1, 1),
+    ("cpu", {"sharding__tp_size": 8}, 2, 2),
+    ("cpu", {"sharding__sp_size": 4}, 2, 2),
+    ("cpu", {"sharding__cp_size": 4, "sharding__engine": "fsdp"}, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("found", "said", "devices", "size"), TINY_SIZES)
+def test_a_tiny_run_keeps_the_sizes_that_its_devices_allow(found, said, devices, size, tmp_path):
+    loaded = recipe(tmp_path, FULL, **said)
+    known = facts(found, "meta-llama/Llama-3.1-8B")
+    hardware = tiny_hardware(None, known.hardware, loaded.recipe)
+    config = shipped_model_config("meta-llama/Llama-3.1-8B") or {}
+    loaded = tiny_recipe(loaded, config)
+    loaded = tiny_on_cpu(loaded) if hardware.is_cpu else tiny_on_gpus(loaded, hardware)
+    spec = read_model_spec("tiny", loaded.recipe.model.config, "--tiny", "causal-lm")
+    made = make_plan(loaded, replace(known, hardware=hardware, model=spec, tiny=True))
+    assert hardware.num_devices == devices
+    assert max(made.value(f"sharding.{name}") for name in SIZES) == size
 
 
 def test_every_family_that_is_taken_has_a_plan_in_transformers():
