@@ -57,10 +57,10 @@ def estimate_command(
             sized = on_hardware(job, hardware, tensor_parallel)
             if (len(jobs) == 1 or worth_a_row(sized)) and trains_in_parts(sized):
                 rows.append(_row(spec, name, sized, hardware, calibration))
-    if not rows:
-        message = f"nothing of this can be planned with {tensor_parallel} tensor-parallel ranks"
-        hint = "full fine-tuning in bf16 or fp32 with ZeRO-1 or 2 can: docs/parallelism.md"
-        raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
+        if not any(row["hardware"] == hardware.label for row in rows):
+            message = f"nothing of this can be planned with tensor-parallel ranks on {hardware.label}"
+            hint = "full fine-tuning in bf16 or fp32 with ZeRO-1 or 2 can: docs/parallelism.md"
+            raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
     model = {
         "name": spec.name,
         "params": spec.params,
