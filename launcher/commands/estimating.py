@@ -20,6 +20,7 @@ from launcher.memory.published import hf_page_bytes, zero_paper_bytes
 from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
 from launcher.memory.tensor_parallel import check_ranks
 from launcher.plan.draft import EXPLICIT
+from launcher.plan.parallel import trains_in_parts
 from launcher.plan.planner import make_plan
 from launcher.recipe.layers import shipped_names
 from launcher.recipe.loading import LoadedRecipe, load_recipe
@@ -54,8 +55,12 @@ def estimate_command(
         calibration = find_calibration(hardware)
         for name, job in jobs:
             sized = on_hardware(job, hardware, tensor_parallel)
-            if len(jobs) == 1 or worth_a_row(sized):
+            if (len(jobs) == 1 or worth_a_row(sized)) and trains_in_parts(sized):
                 rows.append(_row(spec, name, sized, hardware, calibration))
+        if not any(row["hardware"] == hardware.label for row in rows):
+            message = f"nothing of this can be planned with tensor-parallel ranks on {hardware.label}"
+            hint = "full fine-tuning in bf16 or fp32 with ZeRO-1 or 2 can: docs/parallelism.md"
+            raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
     model = {
         "name": spec.name,
         "params": spec.params,

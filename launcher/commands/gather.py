@@ -23,7 +23,7 @@ from launcher.lint.check import read_profile
 from launcher.lint.finding import Finding
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import missing_data
-from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_recipe
+from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe
@@ -220,9 +220,9 @@ def _rehearsal(
 ) -> tuple[LoadedRecipe, Hardware]:
     """The recipe as `--tiny` runs it, and where."""
     asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
-    hardware = tiny_hardware(asked, probe.probe_hardware())
+    hardware = tiny_hardware(asked, probe.probe_hardware(), loaded.recipe)
     loaded = tiny_recipe(loaded, config)
-    return (tiny_on_cpu(loaded) if hardware.is_cpu else loaded), hardware
+    return (tiny_on_cpu(loaded) if hardware.is_cpu else tiny_on_gpus(loaded, hardware)), hardware
 
 
 def _too_long(recipe: Recipe, spec: ModelSpec) -> list[str]:

@@ -205,6 +205,8 @@ def _all_reduce(rows: Sequence[Mapping[str, Any]], who: Who, planned: Planned) -
         return fail(found, message, "run it with half of the machines, then a quarter, until one is left")
     step = planned.gradient_bytes * largest["median_s"] / largest["bytes"]
     message = f"the gradients of a step ({amount(planned.gradient_bytes)}) take about {duration(step)}"
+    if not planned.gradient_bytes:
+        message = "the run has one copy of the model, which reduces no gradients"
     if who.several and largest["bus_bytes_per_s"] < ABSURD_BYTES_PER_S:
         return fail(
             found, f"{message}: slower than a line of 0.1 Gbit/s", "the line of links names the place"

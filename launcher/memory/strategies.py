@@ -164,7 +164,11 @@ def _tensor_ranks(job: MemoryJob, asked: int) -> int:
 
 
 def worth_a_row(job: MemoryJob) -> bool:
-    """Whether the strategy differs from a simpler one: nothing is sharded over a single copy."""
-    shards = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 0)
+    """Whether the strategy differs from a simpler one: nothing is sharded over a single copy.
+
+    The simplest stage of tensor-parallel ranks is 1, where DeepSpeed clips by the right norm.
+    """
+    simplest = 1 if job.tensor_parallel > 1 else 0
+    shards = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > simplest)
     moved = job.offload_optimizer != "none" or job.offload_param != "none"
     return job.data_parallel * job.sequence_parallel > 1 or moved or not shards

@@ -24,7 +24,6 @@ _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
 def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
     """RecipeError `bad-tensor-parallel` where `ranks` cannot share this model on these devices."""
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
-    fewer, more = min(kv_heads, ranks), max(kv_heads, ranks)
     if ranks < 1:
         message, hint = f"{ranks} tensor-parallel ranks: expected at least 1", None
     elif ranks > heads:
@@ -33,9 +32,9 @@ def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
     elif heads % ranks:
         message = f"the {heads} attention heads of {spec.name} do not divide among {ranks} ranks"
         hint = f"use {_divisors(heads)}"
-    elif kv_heads < heads and more % fewer:
+    elif kv_heads % ranks:
         message = f"the {kv_heads} key-value heads of {spec.name} do not divide among {ranks} ranks"
-        hint = "use a divisor of them, or a multiple (each is then copied)"
+        hint = f"use {_divisors(kv_heads)}"
     elif hardware.num_devices % ranks:
         message = f"{hardware.num_devices} devices of {hardware.label} do not divide into groups of {ranks}"
         hint = f"use {_divisors(hardware.num_devices)}"

@@ -15,6 +15,7 @@ from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.facts.tp_plans import has_tp_plan
+from launcher.memory.job import MemoryJob
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.plan.fsdp import OPTIMIZERS
@@ -24,6 +25,10 @@ SIZES = ("tp_size", "sp_size", "cp_size")
 NAMES = {"tp_size": "tensor", "sp_size": "sequence", "cp_size": "context"}
 FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
 """Families whose parts were compared with the whole: their attention is causal and nothing else."""
+PROFILE_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+"""Lower case, as DeepSpeed compares them -> as it writes them. Others see a matrix as a whole."""
+_WINDOW = 4096
+"""What MistralConfig and the Qwen configurations take where `sliding_window` is absent."""
 _PAD = "data.pad_to_multiple_of"
 _SCALED = (
     "prescale_gradients", "gradient_predivide_factor", "zero_optimization.reduce_scatter",
@@ -75,6 +80,20 @@ def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Har
         )
 
 
+def trains_in_parts(job: MemoryJob) -> bool:
+    """Whether a plan takes this job with its tensor-parallel ranks, as far as a job says it."""
+    if job.tensor_parallel == 1:
+        return True
+    moved = {job.offload_optimizer, job.offload_param} != {"none"}
+    if moved or job.adapter or job.quantization != "none" or job.optim not in OPTIMIZERS:
+        return False
+    if job.engine == "fsdp" or job.precision == "fp16":
+        return False
+    if job.engine == "ddp":
+        return job.data_parallel == 1
+    return job.zero_stage in ((1, 2) if job.precision == "bf16" else (0, 1, 2))
+
+
 def _first(recipe: Recipe) -> str:
     return next(name for name in SIZES if getattr(recipe.sharding, name) > 1)
 
@@ -86,7 +105,7 @@ def _conflicts(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Hardware
     yield from _shape(draft, recipe, hardware)
     yield from _engine(draft, recipe, hardware)
     yield from _model(draft, spec, key, size)
-    yield from _training(draft, recipe, spec, key)
+    yield from _training(draft, hardware, key)
     if name == "tp_size":
         yield from _tensor(draft, spec, size)
     else:
@@ -153,10 +172,24 @@ def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Recipe
     if sharding.tp_size > 1 and stage == 3:
         message = "tensor parallelism with ZeRO-3 was not tried: both cut the weights"
         yield no(message, "use zero_stage: 2 or below, or ZeRO-3 alone")
+    if sharding.tp_size > 1 and engine == "deepspeed" and stage == 0 and draft.get("precision") == "bf16":
+        message = (
+            "tensor parallelism in bf16 at ZeRO-0: DeepSpeed clips there by the gradient norm of the first "
+            "rank's parts alone"
+        )
+        path = _said_at(draft, "sharding.zero_stage")
+        yield refuse(draft, "parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
     for what in ("offload_optimizer", "offload_param"):
         if draft.get(f"sharding.{what}") not in ("none", None):
-            message = f"offload was not tried with {_first(recipe)}"
-            yield refuse(draft, "parallel-engine", f"sharding.{what}", message, f"drop {what}")
+            message = f"{what} was not tried with {_first(recipe)}"
+            path = _said_at(draft, f"sharding.{what}")
+            yield refuse(draft, "parallel-engine", path, message, f"drop {what}")
+
+
+def _said_at(draft: Draft, dotted: str) -> str:
+    """The recipe's key behind a setting that the base profile may have said."""
+    from_profile = draft.origin(dotted) is None and draft.origin("sharding.config") is not None
+    return "sharding.config" if from_profile else dotted
 
 
 def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[RecipeError]:
@@ -180,7 +213,7 @@ def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Recip
         yield refuse(draft, "parallel-heads", key, message, "use a divisor of them")
 
 
-def _training(draft: Draft, recipe: Recipe, spec: ModelSpec, key: str) -> Iterator[RecipeError]:
+def _training(draft: Draft, hardware: Hardware, key: str) -> Iterator[RecipeError]:
     """What holds for all three kinds."""
 
     def no(dotted: str, message: str, hint: str) -> RecipeError:
@@ -189,8 +222,15 @@ def _training(draft: Draft, recipe: Recipe, spec: ModelSpec, key: str) -> Iterat
     if draft.get("model.quantization") != "none":
         message = f"a quantised base cannot be shared by {key}: its packed weights have no parts"
         yield no("model.quantization", message, "drop model.quantization, or use ZeRO-2 without " + key)
-    if draft.get("precision") == "fp16":
+    if draft.get("precision") == "fp16" and draft.explicit("precision"):
         yield no("precision", f"fp16 was not tried with {key}", "use precision: bf16 or fp32")
+    if draft.get("precision") == "fp16":
+        message = f"{hardware.label} means fp16, which was not tried with {key}"
+        yield no(key, message, f"say precision: fp32, or drop {key}")
+    theirs = draft.get("deepspeed.profile", {}).get("optimizer.type")
+    if theirs is not None and str(theirs).lower() not in PROFILE_OPTIMIZERS:
+        message = f"optimizer {theirs} of the base profile was not tried with {key}"
+        yield no("sharding.config", message, f"use one of {', '.join(PROFILE_OPTIMIZERS.values())}")
     if (optim := draft.get("trainer.optim")) not in OPTIMIZERS:
         yield no("trainer.optim", f"{optim} was not tried with {key}", f"use one of {', '.join(OPTIMIZERS)}")
     if draft.get("data.streaming"):
@@ -199,6 +239,9 @@ def _training(draft: Draft, recipe: Recipe, spec: ModelSpec, key: str) -> Iterat
     for name in ("use_liger_kernel", "torch_compile", "label_smoothing_factor", "neftune_noise_alpha"):
         if draft.get(f"trainer.{name}"):
             yield no(f"trainer.{name}", f"was not tried with {key}", f"drop it, or {key}")
+    if draft.get("trainer.average_tokens_across_devices") is False:
+        message = f"the Trainer divides labels by the ranks of a copy that it has not gathered under {key}"
+        yield no("trainer.average_tokens_across_devices", message, "drop it: true is the default")
     if draft.get("on_oom") == "adapt":
         message = f"what is left to change when memory runs out was not tried with {key}"
         yield no("on_oom", message, "use on_oom: fail")
@@ -257,8 +300,7 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
     if attention not in kernels:
         message = f"{key} needs attention {' or '.join(kernels)}, not {attention}"
         yield no("model.attn_implementation", message, f"use {kernels[0]}")
-    windowed = spec.config.get("sliding_window") and spec.config.get("use_sliding_window", True)
-    if (windowed and _starts_windowed(spec)) or "sliding_attention" in (spec.config.get("layer_types") or ()):
+    if _windowed(spec) or "sliding_attention" in (spec.config.get("layer_types") or ()):
         message = f"{spec.name} attends within a window, which {key} does not keep: it would see everything"
         yield refuse(draft, "parallel-model", key, message, f"drop {key}; ZeRO-3 takes such models")
     if not key.endswith("sp_size") and draft.get("data.eval") is not None:
@@ -273,6 +315,7 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
         yield no("sharding.config", message, f"take it out of the profile, or drop {key}")
 
 
-def _starts_windowed(spec: ModelSpec) -> bool:
-    """Mistral has a window wherever the configuration names one; Qwen only where it is switched on."""
-    return spec.model_type == "mistral" or bool(spec.config.get("use_sliding_window"))
+def _windowed(spec: ModelSpec) -> bool:
+    """Mistral has a window unless its configuration says null; Qwen only where it is switched on."""
+    switched = spec.model_type == "mistral" or bool(spec.config.get("use_sliding_window"))
+    return switched and bool(spec.config.get("sliding_window", _WINDOW))

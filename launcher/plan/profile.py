@@ -67,7 +67,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
         value = flat.get(key)
         if value not in (None, "auto") and value != draft.get(OWNED[key]):
             problems.append(_conflict(draft, key, value, OWNED[key]))
-    problems += _blocks(profile)
+    problems += _blocks(draft, profile)
     extras = {key: value for key, value in flat.items() if key not in OWNED}
     extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
     if problems:
@@ -75,12 +75,15 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
     draft.put_recipe("deepspeed.profile", extras, FROM_PROFILE)
 
 
-def _blocks(profile: Mapping[str, Any]) -> list[Problem]:
+def _blocks(draft: Draft, profile: Mapping[str, Any]) -> list[Problem]:
     """Blocks that would do something behind the plan."""
+    file, line = draft.place("sharding.config")
     problems = [
         Problem(
             "profile-parallel",
             f"`{block}` in the base profile changes what the ranks compute, which the plan decides",
+            file=file,
+            line=line,
             path="sharding.config",
             hint=hint,
         )
@@ -92,6 +95,8 @@ def _blocks(profile: Mapping[str, Any]) -> list[Problem]:
             Problem(
                 "profile-scheduler",
                 "a scheduler block replaces trainer.lr_scheduler_type without a word",
+                file=file,
+                line=line,
                 path="sharding.config",
                 hint="remove the block and set trainer.lr_scheduler_type and warmup_steps",
             )

@@ -6,6 +6,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.rehearsal import Course
 from launcher.memory.saved import result_bytes
 from launcher.memory.states import state_widths
+from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 
 SECONDS = 20.0
@@ -72,7 +73,9 @@ def bucket_bytes(plan: Plan) -> int:
 
 
 def _gradient_bytes(plan: Plan) -> int:
-    return int(plan.trainable_params * _gradient_width(plan))
+    """Bytes of gradients that a rank reduces with its copies'; none where there is one copy."""
+    _, job = on_rank(plan.model, plan.job)
+    return 0 if job.data_parallel == 1 else int(job.trainable_params * _gradient_width(plan))
 
 
 def _gradient_width(plan: Plan) -> int:
@@ -92,10 +95,11 @@ def _shares(plan: Plan) -> tuple[int, int]:
     if alone is not None and alone.value:
         return weights, 0
     widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
-    states = int(job.trainable_params * widths.optimizer)
+    _, part = on_rank(plan.model, job)  # tensor-parallel ranks have states of their own matrices alone
+    states = int(part.trainable_params * widths.optimizer)
     if job.engine == "fsdp":  # SHARDED_STATE_DICT: model and states alike
         return (weights + states) // ranks, (weights + states) // ranks
     if job.engine == "deepspeed" and job.zero_stage > 0:
-        copies = 2 if job.zero_stage < 3 else 1
-        return copies * weights + states // ranks, states // ranks
+        times, each = 2 if job.zero_stage < 3 else 1, states // part.data_parallel
+        return times * weights + each, each
     return (2 if job.engine == "deepspeed" else 1) * weights + states, 0

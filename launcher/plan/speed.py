@@ -72,7 +72,9 @@ class Work:
     traffic: float
     """Bytes through the device's own memory."""
     sent: float
-    """Bytes to other devices."""
+    """Bytes to other devices, between copies."""
+    shared: float
+    """Bytes to the devices of the same copy."""
     hosted: float
     """Bytes over PCIe to and from the host."""
     host_traffic: float
@@ -115,15 +117,20 @@ def predict_step(
     """
     figures, known = figures_of(hardware)
     work = step_work(spec, job, kept)
-    alone = job.data_parallel * job.tensor_parallel * job.sequence_parallel == 1
-    nodes = 1 if alone else hardware.num_nodes
+    group = job.tensor_parallel * job.sequence_parallel
+    far = hardware.num_nodes > 1 and job.data_parallel * group > 1
+    spans = group > hardware.devices_per_node
     low, likely, high = (
-        _seconds(work, figures, job.precision, nodes, tf32, end) for end in ("best", "likely", "worst")
+        _seconds(work, figures, job.precision, far, spans, tf32, end) for end in ("best", "likely", "worst")
     )
     return StepTime(low, likely, high, known)
 
 
-def _seconds(work: Work, figures: Figures, precision: str, nodes: int, tf32: bool, end: str) -> float:
+def _seconds(
+    work: Work, figures: Figures, precision: str, far: bool, spans: bool, tf32: bool, end: str
+) -> float:
+    """`far`: copies talk over the network; `spans`: the ranks of one copy do, too."""
+
     def at(assumption: Assumption) -> float:
         value: float = getattr(assumption, end)
         return value
@@ -134,13 +141,13 @@ def _seconds(work: Work, figures: Figures, precision: str, nodes: int, tf32: boo
         peak = figures.tf32 * at(MATMUL_SHARE)
     else:
         peak = figures.single * at(SINGLE_SHARE)
-    link = figures.link * at(LINK_SHARE)
-    if nodes > 1:
-        link = min(link, at(NETWORK_BYTES))
+    inside = figures.link * at(LINK_SHARE)
+    network = min(inside, at(NETWORK_BYTES))
     return (
         work.flops / peak
         + work.traffic / (figures.memory * at(MEMORY_SHARE))
-        + at(EXPOSED_SHARE) * work.sent / link
+        + at(EXPOSED_SHARE) * work.sent / (network if far else inside)
+        + at(EXPOSED_SHARE) * work.shared / (network if spans else inside)
         + work.hosted / (figures.host * at(HOST_SHARE))
         + work.host_traffic / at(HOST_MEMORY_BYTES)
         + work.launches * at(LAUNCH_SECONDS)
@@ -170,7 +177,8 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     return Work(
         flops=micro_steps * _flops(spec, job, parts),
         traffic=samples * passes * kept + micro_steps * streamed + (0 if offloads else update),
-        sent=sent + micro_steps * (2 + recomputed) * shared,
+        sent=sent,
+        shared=micro_steps * (2 + recomputed) * shared,
         hosted=hosted,
         host_traffic=update if offloads else 0,
         launches=micro_steps * layers * (kernels + gathers) * (3 + recomputed),

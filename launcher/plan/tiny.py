@@ -9,8 +9,10 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.plan.decide import shares
 from launcher.recipe.loading import LoadedRecipe, Origin
+from launcher.recipe.schema import Recipe
 
 STEPS = 4
+_SIZES = ("tp_size", "sp_size", "cp_size")
 MAX_LENGTH = 128
 # Every spelling of width and depth that the supported configurations use.
 NARROW: Mapping[str, Any] = {
@@ -124,10 +126,31 @@ def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     return replace(loaded, recipe=recipe.model_copy(update=update)) if update else loaded
 
 
-def tiny_hardware(asked: Hardware | None, found: Hardware) -> Hardware:
-    """The devices found here; on a CPU up to two processes where the recipe asks for several."""
+def tiny_on_gpus(loaded: LoadedRecipe, found: Hardware) -> LoadedRecipe:
+    """Groups of ranks that the narrow model's heads divide among: two, or none on a single device."""
+    if not shares(loaded.recipe):
+        return loaded
+    sharding = loaded.recipe.sharding
+    most = 2 if found.num_devices > 1 else 1
+    update: dict[str, Any] = {name: min(most, getattr(sharding, name)) for name in _SIZES}
+    if most == 1 and sharding.engine == "fsdp":
+        update["engine"] = "auto"
+    recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=update)})
+    return replace(loaded, recipe=recipe)
+
+
+def tiny_hardware(asked: Hardware | None, found: Hardware, recipe: Recipe) -> Hardware:
+    """The devices found here, in pairs where ranks share a copy; on a CPU up to two processes where the
+    recipe asks for several, and two where it shares a copy that a CPU can share."""
+    sharding = recipe.sharding
     if not found.is_cpu:
         wanted = asked.devices_per_node if asked else found.devices_per_node
-        return replace(found, devices_per_node=min(wanted, found.devices_per_node))
+        devices = min(wanted, found.devices_per_node)
+        if shares(recipe) and devices > 1:
+            # Engine ddp cuts one copy among all devices.
+            devices = 2 if sharding.tp_size > 1 and sharding.engine == "ddp" else devices - devices % 2
+        return replace(found, devices_per_node=devices)
     processes = 1 if asked is None else min(2, asked.num_devices)
+    if max(sharding.tp_size, sharding.sp_size) > 1:
+        processes = 2
     return replace(found, devices_per_node=processes)

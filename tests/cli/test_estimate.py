@@ -85,10 +85,33 @@ def test_tensor_parallel_ranks_share_the_matrices(called: Any) -> None:
     _, alone = called("huggyllama/llama-7b", "--on", "8xA100-80GB", "--json")
     code, shared = called("huggyllama/llama-7b", "--on", "8xA100-80GB", "--tensor-parallel", "8", "--json")
     assert code == 0
-    key = ("8xA100-80GB", "full, ZeRO-0")
+    key = ("8xA100-80GB", "full, ZeRO-1")
     whole, part = (rows(text)[key]["memory"]["components"]["weights"] for text in (alone, shared))
     kept = 2 * 4096 * (65 + 32000)  # norms, and the embedding
     assert part == (whole - kept) // 8 + kept
+
+
+def test_tensor_parallel_rows_are_those_that_plan_takes(called: Any) -> None:
+    _, text = called("meta-llama/Llama-3.1-8B", "--on", "8xH100-80GB", "--tensor-parallel", "2", "--json")
+    assert {name for _, name in rows(text)} == {"full, ZeRO-1", "full, ZeRO-2"}
+    _, text = called("meta-llama/Llama-3.1-8B", "--on", "2xH100-80GB", "--tensor-parallel", "2", "--json")
+    names = {name for _, name in rows(text)}
+    assert names == {
+        "full, ZeRO-1",
+        "full, DDP",
+        "full, DDP, SGD",
+        "full pure 16-bit, DDP",
+        "full pure 16-bit, DDP, SGD",
+    }
+    code, text = called(
+        "meta-llama/Llama-3.1-8B", "--on", "16xH100-80GB", "--tensor-parallel", "16", "--json"
+    )
+    assert code == 2
+    assert "8 key-value heads" in text
+    on = ("--on", "8xH100-80GB", "--on", "8xV100-32GB")
+    code, text = called("meta-llama/Llama-3.1-8B", *on, "--tensor-parallel", "2", "--json")
+    assert code == 2
+    assert "nothing of this can be planned" in text
 
 
 def test_set_needs_a_recipe(called: Any) -> None:

@@ -18,7 +18,7 @@ from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge
 from launcher.plan.resuming import compare_settings, rule_of
 from launcher.plan.search import search
-from launcher.plan.tiny import tiny_on_cpu
+from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
 from launcher.report.text import plan_text
 
@@ -99,8 +99,22 @@ def test_auto_never_chooses_sizes_and_the_search_keeps_them(tmp_path):
     loaded = recipe(tmp_path, FULL, sharding__tp_size=4)
     found = search(loaded, facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"))
     assert {c.job.tensor_parallel for c in (*found.ranked, *found.misses)} == {4}
-    assert {c.zero_stage for c in (*found.ranked, *found.misses)} <= {0, 1, 2}
+    assert {c.zero_stage for c in (*found.ranked, *found.misses)} == {1, 2}, "no norm is right at stage 0"
     assert {c.batch.data_parallel for c in found.ranked} == {2}
+
+
+def test_fp32_may_be_cut_at_stage_0_whose_norm_is_right_there(tmp_path):
+    found = search(
+        recipe(tmp_path, FULL, precision="fp32", **TP), facts("8xH100-80GB", "meta-llama/Llama-3.1-8B")
+    )
+    assert {c.zero_stage for c in (*found.ranked, *found.misses)} == {0, 1, 2}
+    assert shared(tmp_path, "8xH200-141GB", precision="fp32", sharding__zero_stage=0, **TP)
+    profiled = replace(
+        facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"), profile={"zero_optimization": {"stage": 0}}
+    )
+    with pytest.raises(RecipeError, match="gradient norm") as caught:
+        make_plan(recipe(tmp_path, FULL, **TP, sharding__config="zero0"), profiled)
+    assert caught.value.problems[0].path == "sharding.config"
 
 
 def test_more_ranks_hold_less_each(tmp_path):
@@ -140,6 +154,7 @@ def test_time_counts_what_ranks_send_to_each_other(tmp_path):
 
 LORA = {"adapter__type": "lora"}
 TP, SP, CP = {"sharding__tp_size": 2}, {"sharding__sp_size": 2}, {"sharding__cp_size": 2}
+DISPATCH = "{dispatch_batches: true}"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TP, **SP}, "parallel-combination", "tp_size and sp_size"),
     ({**SP, **CP}, "parallel-combination", "sp_size and cp_size"),
@@ -148,6 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TP, **DDP}, "parallel-engine", "4 copies of 2 ranks"),
     ({"sharding__tp_size": 8, "sharding__engine": "ddp"}, "parallel-engine", "Trainer refuses checkpoints"),
     ({**TP, "sharding__zero_stage": 3}, "parallel-engine", "ZeRO-3"),
+    ({**TP, "sharding__zero_stage": 0, "precision": "bf16"}, "parallel-engine", "gradient norm"),
     ({**SP, "sharding__engine": "fsdp"}, "parallel-engine", "no sequence parallelism"),
     ({**SP, "sharding__engine": "ddp"}, "parallel-engine", "no sequence parallelism"),
     ({**CP, "sharding__engine": "deepspeed"}, "parallel-engine", "no context parallelism"),
@@ -173,6 +189,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**TP, "trainer__torch_compile": "true"}, "parallel-conflict", "torch_compile"),
     ({**TP, "on_oom": "adapt"}, "parallel-conflict", "memory runs out"),
     ({**CP, "data__eval__split": 0.1}, "parallel-conflict", "evaluations"),
+    *(
+        ({**size, "trainer__average_tokens_across_devices": "false"}, "parallel-conflict", "divides labels")
+        for size in (TP, SP, CP)
+    ),
+    *(
+        ({**size, "trainer__accelerator_config": DISPATCH}, "accelerator-config", "wrong rows")
+        for size in (TP, SP, CP)
+    ),
 ]  # fmt: skip
 
 
@@ -213,9 +237,13 @@ def test_other_tasks_and_families_are_refused(tmp_path):
     assert "was not tried" in refused(tmp_path, text=gpt2, **SP).message
 
 
+ABSENT = object()
+
+
 def with_config(folder, **changes: Any):
     """The plan of a Mistral whose configuration has these values, with two ranks to a sample or a layer."""
     config = {**(shipped_model_config("mistralai/Mistral-7B-v0.1") or {}), **changes}
+    config = {name: value for name, value in config.items() if value is not ABSENT}
     known = facts("8xH100-80GB", "mistralai/Mistral-7B-v0.1")
     spec = read_model_spec("mistralai/Mistral-7B-v0.1", config, "test", "causal-lm")
     return replace(known, model=spec)
@@ -225,6 +253,7 @@ def with_config(folder, **changes: Any):
     ("said", "changes", "code", "words"),
     [
         (SP, {"sliding_window": 4096}, "parallel-model", "within a window"),
+        (SP, {"sliding_window": ABSENT}, "parallel-model", "within a window"),
         (CP, {"layer_types": ["full_attention", "sliding_attention"]}, "parallel-model", "within a window"),
         (TP, {"attention_dropout": 0.1}, "parallel-conflict", "attention_dropout above 0"),
         (TP, {"num_key_value_heads": 1}, "parallel-heads", "1 key-value heads"),
@@ -240,6 +269,68 @@ def test_what_the_configuration_forbids(said, changes, code, words, tmp_path):
         make_plan(recipe(tmp_path, FULL, **said), known)
     (problem,) = caught.value.problems
     assert (problem.code, words in problem.message) == (code, True)
+
+
+def test_a_mistral_without_a_window_shares_tokens_and_the_shipped_one_has_its_window(tmp_path):
+    assert make_plan(recipe(tmp_path, FULL, **SP), with_config(tmp_path, sliding_window=None))
+    with pytest.raises(RecipeError, match="within a window"):
+        make_plan(recipe(tmp_path, FULL, **SP), with_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("{split_batches: true}", "not the plan's batch"),
+        ("'{\"split_batches\": true}'", "not the plan's batch"),
+        ("{even_batches: false}", "fewer batches"),
+        ("accelerator.json", "cannot see"),
+    ],
+)
+def test_batches_are_not_changed_behind_the_plan(said, words, tmp_path):
+    text = FULL.replace("max_steps: 10", f"max_steps: 10, accelerator_config: {said}")
+    problem = refused(tmp_path, text=text)
+    assert (problem.code, words in problem.message, problem.line) == ("accelerator-config", True, 4)
+    assert shared(tmp_path, "B200", text), "one process splits nothing"
+    kept = text.replace(said, "{use_seedable_sampler: false, dispatch_batches: false}")
+    assert shared(tmp_path, text=kept)
+
+
+@pytest.mark.parametrize("size", [TP, SP])
+def test_a_profile_s_optimizer_is_one_that_was_tried(size, tmp_path):
+    known = facts("8xH100-80GB", "meta-llama/Llama-3.1-8B")
+    asked = recipe(tmp_path, FULL, sharding__config="p.json", sharding__zero_stage=1, **size)
+    for name in ("Lamb", "Muon", "Lion"):
+        with pytest.raises(RecipeError, match=f"optimizer {name} of the base profile"):
+            make_plan(asked, replace(known, profile={"optimizer": {"type": name, "params": {}}}))
+    for name in ("AdamW", "adam", "SGD"):
+        assert make_plan(asked, replace(known, profile={"optimizer": {"type": name, "params": {}}}))
+
+
+@pytest.mark.parametrize(
+    ("profile", "sizes"),
+    [
+        ({"pipeline": {"stages": 2}}, ""),
+        ({"tensor_parallel": {"autotp_size": 2}}, ""),
+        ({"scheduler": {"type": "WarmupLR"}}, ""),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, ", tp_size: 2"),
+        ({"optimizer": {"type": "Lamb"}}, ", tp_size: 2"),
+    ],
+)
+def test_what_a_profile_says_is_refused_at_the_line_that_names_it(profile, sizes, tmp_path):
+    text = FULL + "sharding: {config: p.json" + sizes + "}\n"
+    with pytest.raises(RecipeError) as caught:
+        make_plan(
+            recipe(tmp_path, text), replace(facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"), profile=profile)
+        )
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.line) == ("sharding.config", 5)
+
+
+def test_fp16_that_the_device_means_is_refused_at_the_size(tmp_path):
+    problem = refused(tmp_path, "8xV100-32GB", FULL + "sharding: {tp_size: 2}\n")
+    assert (problem.path, problem.line) == ("sharding.tp_size", 5)
+    assert "8xV100-32GB means fp16" in problem.message
+    assert "precision: fp32" in (problem.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -311,6 +402,34 @@ def test_a_rehearsal_on_a_cpu_has_two_ranks(tmp_path):
         recipe(tmp_path, FULL, sharding__cp_size=4, sharding__engine="fsdp")
     ).recipe.sharding
     assert (context.cp_size, context.engine) == (1, "auto")
+
+
+TINY_SIZES = [
+    ("8xH100-80GB", {"sharding__tp_size": 8}, 8, 2),
+    ("3xH100-80GB", {"sharding__tp_size": 4}, 2, 2),
+    ("8xH100-80GB", {"sharding__tp_size": 8, **DDP}, 2, 2),
+    ("8xH100-80GB", {"sharding__sp_size": 4}, 8, 2),
+    ("8xH100-80GB", {"sharding__cp_size": 8, "sharding__engine": "fsdp"}, 8, 2),
+    ("H100-80GB", {"sharding__cp_size": 8, "sharding__engine": "fsdp"}, 1, 1),
+    ("H100-80GB", {"sharding__tp_size": 8}, 1, 1),
+    ("cpu", {"sharding__tp_size": 8}, 2, 2),
+    ("cpu", {"sharding__sp_size": 4}, 2, 2),
+    ("cpu", {"sharding__cp_size": 4, "sharding__engine": "fsdp"}, 1, 1),
+]
+
+
+@pytest.mark.parametrize(("found", "said", "devices", "size"), TINY_SIZES)
+def test_a_tiny_run_keeps_the_sizes_that_its_devices_allow(found, said, devices, size, tmp_path):
+    loaded = recipe(tmp_path, FULL, **said)
+    known = facts(found, "meta-llama/Llama-3.1-8B")
+    hardware = tiny_hardware(None, known.hardware, loaded.recipe)
+    config = shipped_model_config("meta-llama/Llama-3.1-8B") or {}
+    loaded = tiny_recipe(loaded, config)
+    loaded = tiny_on_cpu(loaded) if hardware.is_cpu else tiny_on_gpus(loaded, hardware)
+    spec = read_model_spec("tiny", loaded.recipe.model.config, "--tiny", "causal-lm")
+    made = make_plan(loaded, replace(known, hardware=hardware, model=spec, tiny=True))
+    assert hardware.num_devices == devices
+    assert max(made.value(f"sharding.{name}") for name in SIZES) == size
 
 
 def test_every_family_that_is_taken_has_a_plan_in_transformers():

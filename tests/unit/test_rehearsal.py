@@ -429,3 +429,36 @@ def test_the_interface_of_a_process_group(backend, environ, own, interface):
 def test_the_ends_of_links(layout, ends):
     ranks = [rank(number, node=node, host=f"h{node}") for number, node in enumerate(layout)]
     assert ends_of(ranks)[0] == ends
+
+
+PINNED = {"sharding__engine": "deepspeed", "trainer__per_device_train_batch_size": 1}
+
+
+class TestRanksThatShareACopy:
+    """A rank of a tensor-parallel group reduces and saves its own part alone."""
+
+    TEXT = (
+        "model: {name_or_path: meta-llama/Llama-3.1-8B}\n"
+        "data: {train: [{path: data/train.jsonl}], max_length: 512}\ntrainer: {max_steps: 10}\n"
+    )
+
+    def course(self, folder, on="8xB200", **said):
+        return make_course(plan(folder, on, self.TEXT, **PINNED, sharding__zero_stage=1, **said), 20.0)
+
+    def test_gradients_and_states_are_of_a_rank_s_own_matrices(self, tmp_path):
+        whole, part = self.course(tmp_path), self.course(tmp_path, sharding__tp_size=2)
+        assert part.gradient_bytes == pytest.approx(whole.gradient_bytes / 2, rel=0.07)
+        # As many bytes of all states on each rank, but for the embedding that is whole on both.
+        assert part.each_bytes == pytest.approx(whole.each_bytes, rel=0.07)
+
+    def test_one_copy_reduces_nothing(self, tmp_path):
+        assert self.course(tmp_path, sharding__tp_size=8).gradient_bytes == 0
+
+    def test_states_of_stage_0_are_a_part_too(self, tmp_path):
+        said = {**PINNED, "sharding__zero_stage": 0, "precision": "fp32"}
+        whole, part = (
+            make_course(plan(tmp_path, "8xB200", self.TEXT, **said, **more), 20.0).first_bytes
+            for more in ({}, {"sharding__tp_size": 2})
+        )
+        matrices = 8.03e9 - 128256 * 4096  # the embedding and its states are whole on both ranks
+        assert whole - part == pytest.approx(8 * matrices / 2, rel=0.01)

@@ -222,3 +222,18 @@ def test_times_are_ordered_like_the_published_ones() -> None:
         ratio = predicted[name] / predicted["true"]
         assert 0.5 < ratio / (minutes / published["true"]) < 2, name
     assert sorted(predicted, key=lambda n: predicted[n]) == sorted(published, key=lambda n: published[n])
+
+
+@pytest.mark.parametrize("size", [{"tensor_parallel": 8}, {"sequence_parallel": 8}])
+def test_what_ranks_of_a_copy_send_stays_inside_a_machine(size: dict[str, int]) -> None:
+    """Alone on a machine or beside others: only groups that span machines wait for the network."""
+    job = replace(FULL, zero_stage=0, data_parallel=1, **size)
+    assert work(job).shared > 0
+    inside, several, across = (
+        predict_step(LLAMA, job, parse_hardware(on), kept=KEPT).high
+        for on in ("8xH100-80GB", "2x8xH100-80GB", "2x4xH100-80GB")
+    )
+    between = work(job).sent  # token ranks reduce gradients as copies do
+    if not between:
+        assert several == inside
+    assert across - several > 0.9 * work(job).shared / 3e9 * (1 - 3e9 / 90e9)
