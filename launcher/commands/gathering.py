@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -202,8 +203,9 @@ def _goodbye(group: Group) -> Iterator[None]:
     except EffilaunchError as error:
         group.goodbye(error)
         raise
-    except KeyboardInterrupt:
-        group.goodbye(Interrupted(Problem("interrupted", "stopped by the user of the first machine")))
+    except KeyboardInterrupt as stop:
+        message = f"{stop or signal.SIGINT.name}: the first machine was stopped while no rank was running"
+        group.goodbye(Interrupted(Problem("interrupted", message)))
         raise
     except BaseException as error:
         message = f"a bug in effilaunch on the first machine: {type(error).__name__}: {error}"
