@@ -30,6 +30,8 @@ from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.outcome import Outcome, note
 
+LINGER_S = 60.0
+"""When a run ends before all have come: so long those are told that come by themselves."""
 DEFAULT_PORT = 29400
 """The head's control port, where --master-addr names none."""
 
@@ -183,6 +185,7 @@ def gathered(gathering: Gathering | None, asked: str, say: Callable[[str], None]
         return
     place, starting = gathering.place, Starting()
     group = Group(place, asked)
+    group.linger_s, group.say = 0.0 if gathering.hosts else LINGER_S, say
     if group.members.port != place.port and not gathering.hosts:
         say(f"port {place.port} is taken: listening on {group.members.port}")
     try:

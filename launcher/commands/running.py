@@ -77,11 +77,9 @@ def run_command(
     asked = digest_of_request(loaded, on=on, resume=resume)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)
-    if not (dry_run or tiny):
-        absent = data_problems(loaded)
-        if absent:
-            raise RecipeError(absent)
     with gathered(gathering, asked, say) as group:
+        if not (dry_run or tiny) and (absent := data_problems(loaded)):
+            raise RecipeError(absent)
         return _run(
             loaded, group, say, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
         )

@@ -17,7 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.errors import (
+    DoesNotFit,
+    EffilaunchError,
+    Interrupted,
+    MachineError,
+    Problem,
+    RecipeError,
+    RunFailed,
+)
 from launcher.execute.binding import Order, bind_order
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.channel import Channel, Closed, Message, Rhythm
@@ -243,7 +251,7 @@ def _leave(message: Message) -> int:
     if code == 0:
         return 0
     kinds: dict[int, type[EffilaunchError]] = {
-        kind.exit_code: kind for kind in (RecipeError, MachineError, RunFailed, Interrupted)
+        kind.exit_code: kind for kind in (RecipeError, DoesNotFit, MachineError, RunFailed, Interrupted)
     }
     raise kinds.get(code, EffilaunchError)(problems)
 

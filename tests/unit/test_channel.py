@@ -11,7 +11,8 @@ from dataclasses import replace
 import pytest
 from supervised import wait_for
 
-from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.commands.running import run_command
+from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.channel import Channel, Closed, Rhythm, listening
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
@@ -159,6 +160,59 @@ def test_a_member_comes_and_leaves_with_the_heads_word(place, group):
     error = other.ended()
     assert isinstance(error, RunFailed)
     assert error.problems == [Problem("rank-lost", "rank 3 was lost")]
+
+
+def test_members_that_come_late_get_the_goodbye_and_the_head_waits_for_no_more(place, group):
+    group.linger_s, said = 30.0, []
+    group.say = said.append
+    late = threading.Timer(1.0, lambda: others.append(Other(second(place))))
+    others: list[Other] = []
+    late.start()
+    began = time.monotonic()
+    group.goodbye(DoesNotFit(Problem("does-not-fit", "no plan fits")))
+    assert 1.0 <= time.monotonic() - began < 15
+    error = others[0].ended()
+    assert (type(error), error.problems[0].code) == (DoesNotFit, "does-not-fit")
+    assert said == [
+        "the run is over (does-not-fit): telling member 1, which did not come yet, for up to 30 s"
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Interrupted(Problem("interrupted", "SIGTERM")), MachineError(Problem("host-missing", "member 1"))],
+)
+def test_nobody_is_waited_for_behind_a_signal_or_when_they_did_not_come(group, error):
+    group.linger_s = 30.0
+    began = time.monotonic()
+    group.goodbye(error)
+    assert time.monotonic() - began < 5
+
+
+def test_data_that_the_head_misses_is_told_to_all(place, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
+        "global_batch_size: 8\ntrainer: {max_steps: 6}\n"
+    )
+
+    def run(rank: int) -> str:
+        try:
+            run_command(
+                str(recipe), [], on="2x1xcpu", dry_run=False, tiny=False, resume=None,
+                output_dir=str(tmp_path / "out"), as_json=True, node_rank=rank,
+                master_addr=f"{place.head}:{place.port}",
+            )  # fmt: skip
+        except RecipeError as error:
+            return error.problems[0].code
+        return "no error"
+
+    told: list[str] = []
+    other = threading.Timer(1.0, lambda: told.append(run(1)))
+    other.start()
+    assert run(0) == "data-missing"
+    other.join(15)
+    assert told == ["data-missing"]
 
 
 def test_a_member_finds_the_head_behind_a_port_of_another_job(place):

@@ -147,7 +147,7 @@ def test_a_hangup_that_nohup_ignores_is_left_ignored():
     assert signal.SIGHUP in stopping_signals()
 
 
-def ended(command) -> str:
+def told_of(command) -> str:
     """What is told of a command that a signal ends."""
     with pytest.raises(Interrupted) as told, ended_by_signals():
         command()
@@ -161,7 +161,7 @@ def test_a_command_is_ended_by_a_signal_wherever_it_is(number):
         time.sleep(30)
 
     began = time.monotonic()
-    assert ended(waits) == f"{number.name}: stopped while no rank was running"
+    assert told_of(waits) == f"{number.name}: stopped while no rank was running"
     assert time.monotonic() - began < 10
 
 
@@ -175,7 +175,7 @@ def test_an_echo_of_the_signal_does_not_cut_the_cleaning_up_short():
             os.kill(os.getpid(), signal.SIGTERM)
             cleaned.append(True)
 
-    assert "SIGUSR1" in ended(cleans)
+    assert "SIGUSR1" in told_of(cleans)
     assert cleaned == [True]
 
 
@@ -190,7 +190,7 @@ def test_a_stop_that_ranks_were_told_of_keeps_its_words():
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    assert ended(saves) == "SIGUSR1: stopped with checkpoint-3"
+    assert told_of(saves) == "SIGUSR1: stopped with checkpoint-3"
 
 
 def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path):
@@ -201,7 +201,7 @@ def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path):
     with (tmp_path / "weights.bin").open("wb") as stream:
         stream.truncate(60 << 30)  # a hole: minutes of hashing
     began = time.monotonic()
-    ended(hashes)
+    told_of(hashes)
     assert time.monotonic() - began < 10
 
 
