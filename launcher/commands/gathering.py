@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,9 +160,12 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def digest_of_request(loaded: LoadedRecipe, **asked: object) -> str:
-    """What all machines must have been given alike: the recipe's text and keys, and the options."""
-    given = {"text": loaded.text, "keys": sorted(loaded.origins), **asked}
+def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: object) -> str:
+    """What all machines must have been given alike: the recipe's text and keys, and the options.
+
+    overrides: `--set`, as given. Not --output-dir, which only the first machine needs.
+    """
+    given = {"text": loaded.text, "keys": sorted(loaded.origins), "set": list(overrides), **asked}
     text = json.dumps(given, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -74,7 +74,7 @@ def run_command(
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     gathering = find_gathering(loaded, on, node_rank, master_addr, alone=alone)
-    asked = digest_of_request(loaded, on=on, resume=resume)
+    asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)
     with gathered(gathering, asked, say) as group:

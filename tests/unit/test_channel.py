@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from supervised import wait_for
 
+from launcher.commands.gathering import digest_of_request
 from launcher.commands.running import run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.channel import Channel, Closed, Rhythm, listening
@@ -19,8 +20,13 @@ from launcher.execute.hello import own_hello
 from launcher.execute.member import serve
 from launcher.execute.shared import digest_of, look
 from launcher.facts.place import PORTS, Place
+from launcher.recipe.loading import load_recipe
 
 FAST = Rhythm(0.1, 0.6)
+RECIPE = (
+    "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
+    "global_batch_size: 8\ntrainer: {max_steps: 6}\n"
+)
 
 
 @pytest.fixture
@@ -173,9 +179,7 @@ def test_members_that_come_late_get_the_goodbye_and_the_head_waits_for_no_more(p
     assert 1.0 <= time.monotonic() - began < 15
     error = others[0].ended()
     assert (type(error), error.problems[0].code) == (DoesNotFit, "does-not-fit")
-    assert said == [
-        "the run is over (does-not-fit): telling member 1, which did not come yet, for up to 30 s"
-    ]
+    assert said == ["the run is over (does-not-fit): up to 30 s for member 1, not here yet, to be told"]
 
 
 @pytest.mark.parametrize(
@@ -191,10 +195,7 @@ def test_nobody_is_waited_for_behind_a_signal_or_when_they_did_not_come(group, e
 
 def test_data_that_the_head_misses_is_told_to_all(place, tmp_path):
     recipe = tmp_path / "r.yaml"
-    recipe.write_text(
-        "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
-        "global_batch_size: 8\ntrainer: {max_steps: 6}\n"
-    )
+    recipe.write_text(RECIPE)
 
     def run(rank: int) -> str:
         try:
@@ -235,6 +236,33 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.group.goodbye(None)
+
+
+def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
+    """With --master-addr a job has no name but its address."""
+    with (
+        Closing(Group(place, "another --set", FAST)) as theirs,
+        Closing(Group(place, "asked", FAST)) as ours,
+    ):
+        other = Other(second(place))
+        ours.await_all(10.0, print)
+        assert theirs.members.numbers() == []
+        again = Other(second(place)).ended()
+        assert again.problems[0].code == "command-differs", "of the first that refused"
+        ours.goodbye(None)
+        assert other.ended() == 0
+
+
+def test_what_was_asked_has_the_values_of_set(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE)
+
+    def digest(*overrides: str) -> str:
+        return digest_of_request(load_recipe(str(recipe), overrides), overrides, on=None, resume=None)
+
+    one, two = (f"trainer.learning_rate={rate}" for rate in ("1.0e-4", "2.0e-4"))
+    assert digest(one) == digest(one)
+    assert len({digest(one), digest(two), digest()}) == 3
 
 
 def test_who_was_asked_something_else_is_refused(place, group):
