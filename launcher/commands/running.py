@@ -195,7 +195,8 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
     if hardware.is_cpu:
         return ""
     visible = probe.visible_devices()
-    if len(visible) < hardware.devices_per_node:
+    # With a group its check has counted those of this machine, too: one task a device may see its own alone.
+    if group is None and len(visible) < hardware.devices_per_node:
         raise MachineError(
             Problem(
                 "device-missing",

@@ -9,18 +9,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from factories import plan
 from supervised import wait_for
 
+from launcher.commands import running
 from launcher.commands.gathering import digest_of_request
-from launcher.commands.running import run_command
+from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute import local
+from launcher.execute.binding import bind_order
 from launcher.execute.channel import Channel, Closed, Rhythm, listening
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
 from launcher.execute.member import serve
 from launcher.execute.shared import digest_of, look
+from launcher.execute.supervise import Limits
 from launcher.facts.place import PORTS, Place
 from launcher.recipe.loading import load_recipe
+from launcher.render.bundle import render
 
 FAST = Rhythm(0.1, 0.6)
 RECIPE = (
@@ -250,6 +256,37 @@ def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
         again = Other(second(place)).ended()
         assert again.problems[0].code == "command-differs", "of the first that refused"
         ours.goodbye(None)
+        assert other.ended() == 0
+
+
+@pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
+def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, monkeypatch, sees):
+    """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
+    monkeypatch.setattr(running.probe, "visible_devices", lambda: sees)
+    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    place = replace(place, num_nodes=1, tasks_per_node=2)
+    bundle = render(plan(tmp_path, "2xA100-80GB"))
+    with Closing(Group(place, "asked", FAST)) as group:
+        other = Other(replace(place, member=1, local_task=1))
+        group.await_all(10.0, print)
+        devices = check_machine(bundle.plan, group)
+        assert devices == ",".join(sees)
+        order = local._order(bundle, tmp_path, 4711, None, Limits(), group)
+        head = bind_order(order, place, devices.split(","))
+        assert (head.env["CUDA_VISIBLE_DEVICES"], head.env["LOCAL_RANK"]) == (devices, "0")
+        group.goodbye(None)
+        assert other.ended() == 0
+
+
+def test_a_gpu_too_few_is_told_with_its_machine(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(running.probe, "visible_devices", lambda: ["0"])
+    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    with Closing(Group(place, "asked", FAST)) as group:
+        other = Other(second(place))
+        group.await_all(10.0, print)
+        with pytest.raises(MachineError, match="shows 1 GPUs"):
+            check_machine(plan(tmp_path, "2x2xA100-80GB"), group)
+        group.goodbye(None)
         assert other.ended() == 0
 
 
