@@ -251,13 +251,28 @@ def _submit(args: argparse.Namespace) -> Outcome:
 
 
 def _dispatch_run(args: argparse.Namespace) -> Outcome:
-    from launcher.commands.running import run_command
+    from launcher.execute.signals import ended_by_signals
 
-    return run_command(
-        args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
-        resume=args.resume, output_dir=args.output_dir, as_json=args.json,
-        node_rank=args.node_rank, master_addr=args.master_addr,
-    )  # fmt: skip
+    with ended_by_signals():
+        from launcher.commands.running import run_command
+
+        return run_command(
+            args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
+            resume=args.resume, output_dir=args.output_dir, as_json=args.json,
+            node_rank=args.node_rank, master_addr=args.master_addr,
+        )  # fmt: skip
+
+
+def _dispatch_rehearsal(args: argparse.Namespace) -> Outcome:
+    from launcher.execute.signals import ended_by_signals
+
+    with ended_by_signals():
+        from launcher.commands.rehearsing import rehearse_command
+
+        return rehearse_command(
+            args.recipe, args.overrides, on=args.on, seconds=args.seconds, output_dir=args.output_dir,
+            as_json=args.json, node_rank=args.node_rank, master_addr=args.master_addr,
+        )  # fmt: skip
 
 
 def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
@@ -273,12 +288,7 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
             check_usage(args)
             if not args.rehearse:
                 return doctor_command(args.recipe, args.on, args.bundle, args.overrides)
-            from launcher.commands.rehearsing import rehearse_command
-
-            return rehearse_command(
-                args.recipe, args.overrides, on=args.on, seconds=args.seconds, output_dir=args.output_dir,
-                as_json=args.json, node_rank=args.node_rank, master_addr=args.master_addr,
-            )  # fmt: skip
+            return _dispatch_rehearsal(args)
         case "diagnose":
             from launcher.commands.diagnosing import diagnose_command
 

@@ -57,6 +57,16 @@ def _allocated(found: Hardware) -> Hardware:
     return with_host_memory(everywhere, probe.host_memory_bytes())
 
 
+def usable_cores() -> int:
+    """Cores of this machine that a run may use; where it is one task a device, those of all of them."""
+    own, allocation = len(os.sched_getaffinity(0)), read_allocation(os.environ)
+    if allocation is None or allocation.step is None or allocation.tasks_per_node[0] == 1:
+        return own
+    of_job = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    most = int(of_job) if of_job.isdigit() else os.cpu_count() or own
+    return max(own, min(own * allocation.tasks_per_node[0], most))  # each may be bound to cores of its own
+
+
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """The machines of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
     try:
@@ -276,7 +286,7 @@ def gather(
         model=spec,
         versions=versions,
         profile=load_profile(loaded.recipe),
-        cpu_cores=os.cpu_count() or 1,
+        cpu_cores=usable_cores(),
         python=sys.executable,
         hooks=hooks,
         warnings=tuple(warnings),

@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,8 @@ from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.outcome import Outcome, note
 
+LINGER_S = 60.0
+"""When a run ends before all have come: so long those are told that come by themselves."""
 DEFAULT_PORT = 29400
 """The head's control port, where --master-addr names none."""
 
@@ -157,9 +160,12 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def digest_of_request(loaded: LoadedRecipe, **asked: object) -> str:
-    """What all machines must have been given alike: the recipe's text and keys, and the options."""
-    given = {"text": loaded.text, "keys": sorted(loaded.origins), **asked}
+def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: object) -> str:
+    """What all machines must have been given alike: the recipe's text and keys, and the options.
+
+    overrides: `--set`, as given. Not --output-dir, which only the first machine needs.
+    """
+    given = {"text": loaded.text, "keys": sorted(loaded.origins), "set": list(overrides), **asked}
     text = json.dumps(given, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -182,6 +188,7 @@ def gathered(gathering: Gathering | None, asked: str, say: Callable[[str], None]
         return
     place, starting = gathering.place, Starting()
     group = Group(place, asked)
+    group.linger_s, group.say = 0.0 if gathering.hosts else LINGER_S, say
     if group.members.port != place.port and not gathering.hosts:
         say(f"port {place.port} is taken: listening on {group.members.port}")
     try:
@@ -202,8 +209,9 @@ def _goodbye(group: Group) -> Iterator[None]:
     except EffilaunchError as error:
         group.goodbye(error)
         raise
-    except KeyboardInterrupt:
-        group.goodbye(Interrupted(Problem("interrupted", "stopped by the user of the first machine")))
+    except KeyboardInterrupt as stop:
+        message = f"{stop or signal.SIGINT.name}: the first machine was stopped while no rank was running"
+        group.goodbye(Interrupted(Problem("interrupted", message)))
         raise
     except BaseException as error:
         message = f"a bug in effilaunch on the first machine: {type(error).__name__}: {error}"

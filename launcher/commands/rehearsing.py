@@ -61,7 +61,7 @@ def rehearse_command(
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     gathering = find_gathering(loaded, on, node_rank, master_addr)
-    asked = digest_of_request(loaded, on=on, rehearse=True, seconds=seconds)
+    asked = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)
     with gathered(gathering, asked, say) as group:

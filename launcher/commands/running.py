@@ -74,14 +74,12 @@ def run_command(
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     gathering = find_gathering(loaded, on, node_rank, master_addr, alone=alone)
-    asked = digest_of_request(loaded, on=on, resume=resume)
+    asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)
-    if not (dry_run or tiny):
-        absent = data_problems(loaded)
-        if absent:
-            raise RecipeError(absent)
     with gathered(gathering, asked, say) as group:
+        if not (dry_run or tiny) and (absent := data_problems(loaded)):
+            raise RecipeError(absent)
         return _run(
             loaded, group, say, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
         )
@@ -197,7 +195,8 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
     if hardware.is_cpu:
         return ""
     visible = probe.visible_devices()
-    if len(visible) < hardware.devices_per_node:
+    # With a group its check has counted those of this machine, too: one task a device may see its own alone.
+    if group is None and len(visible) < hardware.devices_per_node:
         raise MachineError(
             Problem(
                 "device-missing",

@@ -14,7 +14,7 @@ from typing import Any
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
 from launcher.execute.binding import Order
 from launcher.execute.channel import Message, Rhythm
-from launcher.execute.members import POLL_S, Member, Members
+from launcher.execute.members import HOST_MISSING, POLL_S, Member, Members, listed
 from launcher.execute.peers import Part, Said
 from launcher.facts.place import Place
 
@@ -32,6 +32,10 @@ class Group:
     def __init__(self, place: Place, asked: str, rhythm: Rhythm | None = None) -> None:
         """asked: a digest of what the command was given, which must be the same on all machines."""
         self.place = place
+        self.linger_s = 0.0
+        """So long members that come late get the goodbye; those that nobody starts look for this one."""
+        self.say: Callable[[str], None] = lambda line: None
+        self._ended = False
         self._stop: tuple[signal.Signals, int] | None = None
         self._in_try = False
         self._told: Said = Said()
@@ -232,11 +236,24 @@ class Group:
     # --- the end ---
 
     def goodbye(self, error: EffilaunchError | None) -> None:
-        """Let all members leave as the head does, and listen no more."""
+        """Let all members leave as the head does, and listen no more. What is said first counts.
+
+        Where some have not come yet they are listened for: not behind a signal, which was meant for all, nor
+        when they were waited for in vain.
+        """
+        if self._ended:
+            return
+        self._ended = True
         problems = [] if error is None else [problem.to_json() for problem in error.problems]
         code = 0 if error is None else error.exit_code
-        self.members.send({"kind": "goodbye", "code": code, "problems": problems})
-        self.members.close()
+        in_vain = isinstance(error, Interrupted) or any(p["code"] == HOST_MISSING for p in problems)
+        goodbye = {"kind": "goodbye", "code": code, "problems": problems}
+        linger_s = 0.0 if in_vain else self.linger_s
+        if linger_s and (missing := self.members.missing()):
+            why = problems[0]["code"] if problems else "nothing is left to do"
+            who = listed("member", missing)
+            self.say(f"the run is over ({why}): up to {linger_s:.0f} s for {who}, not here yet, to be told")
+        self.members.end(goodbye, linger_s)
 
     def _running(self) -> list[Member]:
         return [m for m in self.members.present() if self._in_try and m.part.code is None]

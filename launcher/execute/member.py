@@ -17,7 +17,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.errors import (
+    DoesNotFit,
+    EffilaunchError,
+    Interrupted,
+    MachineError,
+    Problem,
+    RecipeError,
+    RunFailed,
+)
 from launcher.execute.binding import Order, bind_order
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.channel import Channel, Closed, Message, Rhythm
@@ -169,6 +177,7 @@ def _joined(
     deadline = time.monotonic() + come_s
     why = ""
     while True:
+        refused = None
         for port in range(place.port, place.port + PORTS):
             try:
                 channel = Channel(socket.create_connection((place.head, port), _CONNECT_S), rhythm)
@@ -187,9 +196,11 @@ def _joined(
             if answer["kind"] == "welcome":
                 return channel, str(answer["host"]), hello
             channel.close()
-            if answer.get("code") != "another-job":
-                raise RecipeError(Problem(str(answer.get("code")), str(answer.get("message"))))
+            if answer.get("code") != "another-job":  # or another run on these machines: ours is behind it
+                refused = refused or Problem(str(answer.get("code")), str(answer.get("message")))
             why = f"{place.head}:{port}: {answer.get('message')}"
+        if refused is not None:
+            raise RecipeError(refused)
         _pause_or_leave(stops, _RETRY_S)
         if time.monotonic() > deadline:
             message = f"the first machine was not found within {come_s:.0f} s: {why}"
@@ -243,7 +254,7 @@ def _leave(message: Message) -> int:
     if code == 0:
         return 0
     kinds: dict[int, type[EffilaunchError]] = {
-        kind.exit_code: kind for kind in (RecipeError, MachineError, RunFailed, Interrupted)
+        kind.exit_code: kind for kind in (RecipeError, DoesNotFit, MachineError, RunFailed, Interrupted)
     }
     raise kinds.get(code, EffilaunchError)(problems)
 

@@ -16,6 +16,8 @@ from launcher.execute.peers import Part
 from launcher.facts.hardware import Hardware
 from launcher.facts.place import PORTS, Place
 
+HOST_MISSING = "host-missing"
+"""Code of the problem of members that did not come."""
 HELLO_S = 10.0
 """So long a connection has to say who it is."""
 _TOLD_S = 30.0
@@ -49,6 +51,8 @@ class Members:
         """Notified whenever something was heard or somebody was lost; guards what the threads change."""
         self._hear, self._rhythm = hear, rhythm
         self._known: dict[int, Member] = {}
+        self._last_word: Message | None = None
+        """What a member is told that comes when the job has ended."""
         self._listener = _listening(place)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="members", daemon=True).start()
@@ -76,6 +80,9 @@ class Members:
                 channel.send({"kind": "welcome", "host": self.own.host})
                 channel.start(lambda message: self._hear(member, message), lambda why: self.lose(member, why))
                 self.changed.notify_all()
+                last_word = self._last_word
+            if last_word is not None:
+                self.send_to(member, last_word)
         except (Closed, KeyError, TypeError, ValueError, OSError):  # a port scanner, or a member that left
             (sock if channel is None else channel).close()
 
@@ -111,25 +118,26 @@ class Members:
         check: called while it waits; what it raises ends the waiting.
         """
         deadline, told = time.monotonic() + limit_s, time.monotonic()
-        while missing := self._missing():
+        while missing := self.missing():
             check()
             now = time.monotonic()
             if now >= deadline:
                 raise MachineError(self._did_not_come(missing, limit_s))
             if now - told >= _TOLD_S:
                 told = now
-                say(f"waiting for {_listed('member', missing)} of {self.place.members} on port {self.port}")
+                say(f"waiting for {listed('member', missing)} of {self.place.members} on port {self.port}")
             with self.changed:
                 self.changed.wait(POLL_S)
 
-    def _missing(self) -> list[int]:
+    def missing(self) -> list[int]:
+        """Members that have not come yet."""
         with self.changed:
             return [number for number in range(1, self.place.members) if number not in self._known]
 
     def _did_not_come(self, missing: list[int], limit_s: float) -> Problem:
         return Problem(
-            "host-missing",
-            f"{_listed('member', missing)} of {self.place.members} did not come within {limit_s:.0f} s "
+            HOST_MISSING,
+            f"{listed('member', missing)} of {self.place.members} did not come within {limit_s:.0f} s "
             f"(this machine, {self.own.host}, listens on port {self.port})",
             hint="start the same command on every machine; a firewall must let them reach this port and the "
             "ports of the training (any above 1024)",
@@ -186,6 +194,19 @@ class Members:
         except Closed as error:
             self.lose(member, str(error))
 
+    def end(self, message: Message, linger_s: float) -> None:
+        """Let all leave with their last word, those too that come within so long, and listen no more."""
+        with self.changed:
+            self._last_word = message
+            there = self.present()
+        for member in there:
+            self.send_to(member, message)
+        deadline = time.monotonic() + linger_s
+        while self.missing() and time.monotonic() < deadline:
+            with self.changed:
+                self.changed.wait(POLL_S)
+        self.close()
+
     def address_for(self, member: Member | None = None) -> str:
         """The head's address as a member reaches it; None: as the head calls itself.
 
@@ -229,6 +250,6 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _listed(what: str, numbers: Iterable[int]) -> str:
+def listed(what: str, numbers: Iterable[int]) -> str:
     found = list(numbers)
     return f"{what}{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Self
+
+from launcher.errors import Interrupted, Problem
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 ECHO_S = 1.0
@@ -40,6 +43,9 @@ class Stops:
     ) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)  # type: ignore[arg-type]  # what signal.signal returned
+        for outer in {id(h): h for h in map(_noting, self._old.values()) if h is not None}.values():
+            if outer.first is None:  # its echo, or the end behind a warning, is no new signal there
+                outer.first, outer._first_at = self.first, self._first_at
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -53,6 +59,48 @@ class Stops:
         terminal, it is the scheduler's or the session's end, which leaves some time to save."""
         asked = (signal.SIGTERM, signal.SIGINT)
         return number == signal.SIGINT or (number == signal.SIGTERM and self.first in asked)
+
+
+def _noting(handler: object) -> Stops | None:
+    """The Stops whose handler this is."""
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, Stops) else None
+
+
+class Asked(KeyboardInterrupt):
+    """A signal that asks to stop, raised like Ctrl-C: through whatever waits, reads or computes."""
+
+
+class _Raising(Stops):
+    """Raises Asked where the main thread is, for the first signal and for an impatient one behind it."""
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        before = self.first, self.at_once
+        super()._note(number, frame)
+        if (self.first, self.at_once) != before:
+            raise Asked(signal.Signals(number).name)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """While this is entered, a signal that asks to stop ends it with Interrupted (130). For the main thread.
+
+    It is for a whole command: a Stops within it takes the signals over for as long as that is entered.
+    """
+    with _Raising() as stops:
+        try:
+            yield
+        except Asked as asked:
+            if isinstance(asked.__context__, Interrupted):  # the command was on its way out, with its words
+                raise asked.__context__ from None
+            raise Interrupted(stopped_between(stops)) from asked
+
+
+def stopped_between(stops: Stops) -> Problem:
+    """What ended a command while it had nothing running that could save."""
+    name = "a signal" if stops.first is None else stops.first.name
+    hint = "start it again; a run that has begun goes on with --resume auto"
+    return Problem("interrupted", f"{name}: stopped while no rank was running", hint=hint)
 
 
 def pause(seconds: float, check: Callable[[], None] = lambda: None) -> signal.Signals | None:

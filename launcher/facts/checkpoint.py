@@ -12,6 +12,7 @@ import json
 import os
 import re
 import stat
+import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ ORIGIN = "origin.json"
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _READERS = 4
+_PIECE = 1 << 20
+"""Bytes that are read of a file at once."""
 """Files that are hashed at one time; more do not make a disk faster."""
 
 
@@ -159,8 +162,16 @@ def sha256_of(folder: Path, names: Iterable[str]) -> dict[str, str | OSError]:
     """Name -> SHA-256 of the files below `folder`, or why it could not be read; several files at a time."""
     wanted = sorted(set(names), key=lambda name: -(_size(folder / name) or 0))  # the longest begins first
     workers = max(1, min(_READERS, os.cpu_count() or 1, len(wanted)))
+    given_up = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(wanted, pool.map(lambda name: _sha256(folder / name), wanted), strict=True))
+        found = pool.map(lambda name: _sha256(folder / name, given_up), wanted)
+        try:
+            return dict(zip(wanted, found, strict=True))
+        except (
+            BaseException
+        ):  # such as a signal: the pool waits for its threads, however long their files are
+            given_up.set()
+            raise
 
 
 def _size(path: Path) -> int | None:
@@ -181,10 +192,14 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _sha256(path: Path) -> str | OSError:
+def _sha256(path: Path, given_up: threading.Event) -> str | OSError:
+    """given_up: set when nobody waits for the answer any more."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        with path.open("rb", buffering=0) as stream:
+            while not given_up.is_set() and (size := stream.readinto(buffer)):
+                digest.update(buffer[:size])
+        return digest.hexdigest()
     except OSError as error:
         return error
 

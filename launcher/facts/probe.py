@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.gguf import read_gguf_config
 from launcher.facts.hardware import DEVICES, MIB, Hardware, with_host_memory
 from launcher.facts.shipped import facts_file
@@ -128,6 +128,10 @@ def visible_devices() -> list[str]:
     return [device.index for device in _visible(_query_gpus(), os.environ)]
 
 
+_NO_GPU = ("", "-1", "NoDevFiles")
+"""First entries of CUDA_VISIBLE_DEVICES that mean none; the last one is Slurm's."""
+
+
 class _Gpu:
     """One line of nvidia-smi's answer."""
 
@@ -170,7 +174,10 @@ def _query_gpus() -> list[_Gpu]:
 
 
 def _visible(devices: list[_Gpu], environ: Mapping[str, str]) -> list[_Gpu]:
-    """The devices that `CUDA_VISIBLE_DEVICES` names; as in CUDA, an unknown entry ends the list."""
+    """The devices that `CUDA_VISIBLE_DEVICES` names; as in CUDA, an unknown entry ends the list.
+
+    MachineError where it asks for devices and none of these is meant: a run would train on the CPU.
+    """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return devices
@@ -180,7 +187,17 @@ def _visible(devices: list[_Gpu], environ: Mapping[str, str]) -> list[_Gpu]:
         if not match or match[0] in chosen:
             break
         chosen.append(match[0])
+    if devices and not chosen and wanted.split(",")[0].strip() not in _NO_GPU:
+        raise MachineError(_names_none(wanted))
     return chosen
+
+
+def _names_none(wanted: str) -> Problem:
+    message = f"CUDA_VISIBLE_DEVICES={wanted} names no GPU that nvidia-smi shows"
+    if "MIG-" in wanted:
+        message += ": a slice of a GPU (MIG) is not planned for"
+    hint = "name whole GPUs by number or UUID (nvidia-smi -L); an empty value means a run on the CPU"
+    return Problem("device-missing", message, hint=hint)
 
 
 @functools.cache

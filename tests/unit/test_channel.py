@@ -9,17 +9,30 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from factories import plan
 from supervised import wait_for
 
-from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.commands import running
+from launcher.commands.gathering import digest_of_request
+from launcher.commands.running import check_machine, run_command
+from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute import local
+from launcher.execute.binding import bind_order
 from launcher.execute.channel import Channel, Closed, Rhythm, listening
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
 from launcher.execute.member import serve
 from launcher.execute.shared import digest_of, look
+from launcher.execute.supervise import Limits
 from launcher.facts.place import PORTS, Place
+from launcher.recipe.loading import load_recipe
+from launcher.render.bundle import render
 
 FAST = Rhythm(0.1, 0.6)
+RECIPE = (
+    "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
+    "global_batch_size: 8\ntrainer: {max_steps: 6}\n"
+)
 
 
 @pytest.fixture
@@ -161,6 +174,54 @@ def test_a_member_comes_and_leaves_with_the_heads_word(place, group):
     assert error.problems == [Problem("rank-lost", "rank 3 was lost")]
 
 
+def test_members_that_come_late_get_the_goodbye_and_the_head_waits_for_no_more(place, group):
+    group.linger_s, said = 30.0, []
+    group.say = said.append
+    late = threading.Timer(1.0, lambda: others.append(Other(second(place))))
+    others: list[Other] = []
+    late.start()
+    began = time.monotonic()
+    group.goodbye(DoesNotFit(Problem("does-not-fit", "no plan fits")))
+    assert 1.0 <= time.monotonic() - began < 15
+    error = others[0].ended()
+    assert (type(error), error.problems[0].code) == (DoesNotFit, "does-not-fit")
+    assert said == ["the run is over (does-not-fit): up to 30 s for member 1, not here yet, to be told"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Interrupted(Problem("interrupted", "SIGTERM")), MachineError(Problem("host-missing", "member 1"))],
+)
+def test_nobody_is_waited_for_behind_a_signal_or_when_they_did_not_come(group, error):
+    group.linger_s = 30.0
+    began = time.monotonic()
+    group.goodbye(error)
+    assert time.monotonic() - began < 5
+
+
+def test_data_that_the_head_misses_is_told_to_all(place, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE)
+
+    def run(rank: int) -> str:
+        try:
+            run_command(
+                str(recipe), [], on="2x1xcpu", dry_run=False, tiny=False, resume=None,
+                output_dir=str(tmp_path / "out"), as_json=True, node_rank=rank,
+                master_addr=f"{place.head}:{place.port}",
+            )  # fmt: skip
+        except RecipeError as error:
+            return error.problems[0].code
+        return "no error"
+
+    told: list[str] = []
+    other = threading.Timer(1.0, lambda: told.append(run(1)))
+    other.start()
+    assert run(0) == "data-missing"
+    other.join(15)
+    assert told == ["data-missing"]
+
+
 def test_a_member_finds_the_head_behind_a_port_of_another_job(place):
     with (
         Closing(Group(replace(place, job="theirs"), "asked", FAST)),
@@ -181,6 +242,64 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.group.goodbye(None)
+
+
+def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
+    """With --master-addr a job has no name but its address."""
+    with (
+        Closing(Group(place, "another --set", FAST)) as theirs,
+        Closing(Group(place, "asked", FAST)) as ours,
+    ):
+        other = Other(second(place))
+        ours.await_all(10.0, print)
+        assert theirs.members.numbers() == []
+        again = Other(second(place)).ended()
+        assert again.problems[0].code == "command-differs", "of the first that refused"
+        ours.goodbye(None)
+        assert other.ended() == 0
+
+
+@pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
+def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, monkeypatch, sees):
+    """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
+    monkeypatch.setattr(running.probe, "visible_devices", lambda: sees)
+    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    place = replace(place, num_nodes=1, tasks_per_node=2)
+    bundle = render(plan(tmp_path, "2xA100-80GB"))
+    with Closing(Group(place, "asked", FAST)) as group:
+        other = Other(replace(place, member=1, local_task=1))
+        group.await_all(10.0, print)
+        devices = check_machine(bundle.plan, group)
+        assert devices == ",".join(sees)
+        order = local._order(bundle, tmp_path, 4711, None, Limits(), group)
+        head = bind_order(order, place, devices.split(","))
+        assert (head.env["CUDA_VISIBLE_DEVICES"], head.env["LOCAL_RANK"]) == (devices, "0")
+        group.goodbye(None)
+        assert other.ended() == 0
+
+
+def test_a_gpu_too_few_is_told_with_its_machine(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(running.probe, "visible_devices", lambda: ["0"])
+    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    with Closing(Group(place, "asked", FAST)) as group:
+        other = Other(second(place))
+        group.await_all(10.0, print)
+        with pytest.raises(MachineError, match="shows 1 GPUs"):
+            check_machine(plan(tmp_path, "2x2xA100-80GB"), group)
+        group.goodbye(None)
+        assert other.ended() == 0
+
+
+def test_what_was_asked_has_the_values_of_set(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE)
+
+    def digest(*overrides: str) -> str:
+        return digest_of_request(load_recipe(str(recipe), overrides), overrides, on=None, resume=None)
+
+    one, two = (f"trainer.learning_rate={rate}" for rate in ("1.0e-4", "2.0e-4"))
+    assert digest(one) == digest(one)
+    assert len({digest(one), digest(two), digest()}) == 3
 
 
 def test_who_was_asked_something_else_is_refused(place, group):

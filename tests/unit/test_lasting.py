@@ -7,13 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from launcher.cli import main
+from launcher.errors import Interrupted, Problem
 from launcher.execute import signals
 from launcher.execute.log_file import LogFile, unwritable_by
-from launcher.execute.signals import Stops, stopping_signals
+from launcher.execute.signals import Stops, ended_by_signals, stopping_signals
+from launcher.facts.checkpoint import sha256_of
 
 
 def test_a_log_without_room_goes_on_where_there_is_room_again(tmp_path, monkeypatch):
@@ -56,6 +60,8 @@ def test_a_folder_is_tried_without_leaving_anything(tmp_path):
 
 ENDS = """
 import sys
+import threading
+import time
 from launcher.errors import Interrupted, Problem
 from launcher.report.outcome import Outcome, echo, emit, emit_error, note
 sys.stdin.readline()  # the reader is gone by then
@@ -139,3 +145,82 @@ def test_a_hangup_that_nohup_ignores_is_left_ignored():
     finally:
         signal.signal(signal.SIGHUP, before)
     assert signal.SIGHUP in stopping_signals()
+
+
+def told_of(command) -> str:
+    """What is told of a command that a signal ends."""
+    with pytest.raises(Interrupted) as told, ended_by_signals():
+        command()
+    return told.value.problems[0].message
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_command_is_ended_by_a_signal_wherever_it_is(number):
+    def waits() -> None:
+        threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
+        time.sleep(30)
+
+    began = time.monotonic()
+    assert told_of(waits) == f"{number.name}: stopped while no rank was running"
+    assert time.monotonic() - began < 10
+
+
+def test_an_echo_of_the_signal_does_not_cut_the_cleaning_up_short():
+    cleaned = []
+
+    def cleans() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(True)
+
+    assert "SIGUSR1" in told_of(cleans)
+    assert cleaned == [True]
+
+
+def test_a_stop_that_ranks_were_told_of_keeps_its_words():
+    """The scheduler's SIGTERM behind its warning comes when the ranks have saved."""
+
+    def saves() -> None:
+        with Stops():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            raise Interrupted(Problem("interrupted", "SIGUSR1: stopped with checkpoint-3"))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert told_of(saves) == "SIGUSR1: stopped with checkpoint-3"
+
+
+def test_a_signal_ends_the_hashing_of_a_long_file(tmp_path):
+    def hashes() -> None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        sha256_of(tmp_path, ["weights.bin"])
+
+    with (tmp_path / "weights.bin").open("wb") as stream:
+        stream.truncate(60 << 30)  # a hole: minutes of hashing
+    began = time.monotonic()
+    told_of(hashes)
+    assert time.monotonic() - began < 10
+
+
+def test_run_leaves_with_130_when_it_is_stopped_before_anything_runs(tmp_path):
+    """The head waits for its members, and never had handlers of its own for that."""
+    script = (
+        "import os, signal, sys, time\n"
+        "from launcher import cli\n"
+        "from launcher.commands import running\n"
+        "def planning(*args, **kwargs):\n"
+        "    os.kill(os.getpid(), int(sys.argv[1]))\n"
+        "    time.sleep(30)\n"
+        "running.load_recipe = planning\n"
+        "sys.exit(cli.main(['run', 'r.yaml']))\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        ended = subprocess.run(
+            [sys.executable, "-c", script, str(int(number))], cwd=tmp_path, capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 130, ended.stderr
+        assert f"{number.name}: stopped while no rank was running" in ended.stderr

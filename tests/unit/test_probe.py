@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RecipeError
+from launcher.errors import MachineError, RecipeError
 from launcher.facts.hardware import MIB
 from launcher.facts.probe import (
     find_model_config,
@@ -84,7 +84,8 @@ def test_unlike_gpus_are_planned_as_the_weakest(smi: Smi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"), [("0", 1), ("1,0", 2), ("", 0), ("-1", 0), ("GPU-0001", 1), ("0,7,1", 1)]
+    ("visible", "count"),
+    [("0", 1), ("1,0", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0), ("GPU-0001", 1), ("0,7,1", 1)],
 )
 def test_visible_devices(smi: Smi, env: pytest.MonkeyPatch, visible: str, count: int) -> None:
     smi(gpu(0, "Tesla T4", 15360, "7.5"), gpu(1, "Tesla T4", 15360, "7.5"))
@@ -92,6 +93,17 @@ def test_visible_devices(smi: Smi, env: pytest.MonkeyPatch, visible: str, count:
     hardware = probe_hardware()
     assert hardware.is_cpu == (count == 0)
     assert hardware.devices_per_node == max(count, 1)
+
+
+@pytest.mark.parametrize("visible", ["MIG-4f0c", "7", "GPU-9999,0"])
+def test_devices_that_are_not_there_are_no_cpu(smi: Smi, env: pytest.MonkeyPatch, visible: str) -> None:
+    smi(gpu(0, "Tesla T4", 15360, "7.5"))
+    env.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(MachineError, match=f"CUDA_VISIBLE_DEVICES={visible} names no GPU") as caught:
+        probe_hardware()
+    assert ("MIG" in caught.value.problems[0].message) == visible.startswith("MIG")
+    smi("no driver", status=9)
+    assert probe_hardware().is_cpu, "nothing to choose from"
 
 
 def test_a_driver_that_fails_means_cpu(smi: Smi) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
+from launcher.commands.gather import usable_cores
 from launcher.errors import RecipeError
 from launcher.facts.host_lists import expand_counts, expand_hosts
 from launcher.facts.slurm import (
@@ -145,3 +147,18 @@ def test_variables_that_slurm_would_not_write(broken):
 )  # fmt: skip
 def test_times(text, seconds):
     assert time_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("slurm", "on_node", "cores"),
+    [("", "", 3), (STEP, "6", 6), (STEP, "3", 3), (STEP.replace("2(x2)", "1(x2)"), "6", 3)],
+)
+def test_the_cores_that_a_run_may_use(monkeypatch, slurm, on_node, cores):
+    """Two tasks a node, each bound to three cores of its own, or sharing three; one that has three."""
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for word in slurm.split():
+        monkeypatch.setenv(*word.split("=", 1))
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", on_node)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 7})
+    assert usable_cores() == cores
