@@ -73,7 +73,9 @@ def test_a_folder_that_this_user_may_not_look_into_is_passed_over(tmp_path, monk
 def test_a_file_that_cannot_be_read_is_a_defect_and_no_crash(tmp_path, monkeypatch):
     made = checkpoint(tmp_path, 7)
     real, broken = facts._sha256, OSError(5, "Input/output error")
-    monkeypatch.setattr(facts, "_sha256", lambda path: broken if path.suffix == ".pt" else real(path))
+    monkeypatch.setattr(
+        facts, "_sha256", lambda path, *more: broken if path.suffix == ".pt" else real(path, *more)
+    )
     assert defect(made, hashes=True) == ("global_step/optim.pt cannot be read: [Errno 5] Input/output error")
 
 
