@@ -61,7 +61,7 @@ def last_requeue(run_dir: Path) -> int:
 
 def requeue(run_dir: Path, number: str) -> str:
     """Requeue the job where it should go on; what happened, in words."""
-    job = read_jobs([number]).get(number) or _of_an_array(number)
+    job = read_jobs([number]).get(number)
     newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
     again, why = decide(job, read_stopped(run_dir), newest, last_requeue(run_dir))
     if not again:
@@ -74,10 +74,13 @@ def requeue(run_dir: Path, number: str) -> str:
     return "" if answer.code == 0 else f"not requeued: {answer.said}"
 
 
-def _of_an_array(number: str) -> Job | None:
-    """A task of an array, which its own number finds, too."""
-    tasks = read_jobs([f"{os.environ.get('SLURM_ARRAY_JOB_ID')}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"])
-    return next(iter(tasks.values()), None)
+def own_number(environ: Mapping[str, str]) -> str:
+    """The job's number; 12_3 for a task of an array.
+
+    One task of every array has the array's own number as SLURM_JOB_ID, which names all tasks to Slurm.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def _say(text: str) -> None:
@@ -87,9 +90,8 @@ def _say(text: str) -> None:
 
 def main(argv: list[str]) -> None:
     """RUN_DIR; the job's number is in the environment."""
-    number = os.environ.get("SLURM_JOB_ID", "")
     try:
-        said = requeue(Path(argv[0]), number)
+        said = requeue(Path(argv[0]), own_number(os.environ))
     except OSError as error:
         said = f"not requeued: {error}"
     if said:
