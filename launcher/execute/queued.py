@@ -94,10 +94,17 @@ def follow(
     """
     seen = {number: _Seen() for number in submitted.jobs}
     ended: dict[str, Job | None] = {}
-    wait, told = poll_s, ""
+    wait, told, is_silent = poll_s, "", False
     while len(ended) < len(seen):
-        found = read_jobs([number for number in seen if number not in ended])
-        spoke = False
+        try:
+            found = read_jobs([number for number in seen if number not in ended])
+        except MachineError as error:  # says nothing about the jobs, which go on
+            if not is_silent:
+                say(f"{error.problems[0].message}; it is asked again")
+            is_silent, wait = True, min(wait * 1.3, LONGEST_POLL_S)
+            time.sleep(wait)
+            continue
+        spoke, is_silent = False, False
         for number, state in seen.items():
             if number in ended:
                 continue

@@ -16,10 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import MachineError
 from launcher.execute.endings import read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import Job, ask, read_jobs
 
+PATIENCE_S = 60.0
+"""So long a controller that gives no answer is asked again: the job is over when this script is."""
+_PAUSE_S, _ANSWER_S = 5.0, 20.0
+"""Between two tries; for one answer."""
 REQUEUES = "requeues.jsonl"
 """In the run directory: when its job was requeued, why, and at which checkpoint."""
 
@@ -60,18 +65,38 @@ def last_requeue(run_dir: Path) -> int:
 
 
 def requeue(run_dir: Path, number: str) -> str:
-    """Requeue the job where it should go on; what happened, in words."""
-    job = read_jobs([number]).get(number)
+    """Requeue the job where it should go on; what happened, in words.
+
+    A controller that is silent is asked again for PATIENCE_S. Each time the job is looked up first: it may
+    have been cancelled meanwhile.
+    """
     newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
-    again, why = decide(job, read_stopped(run_dir), newest, last_requeue(run_dir))
-    if not again:
-        return f"not requeued: {why}"
-    row = {"time": time.time(), "job": number, "checkpoint": newest, "why": why}
+    before, told = last_requeue(run_dir), False
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            job = read_jobs([number], limit_s=_ANSWER_S).get(number)
+            again, why = decide(job, read_stopped(run_dir), newest, before)
+            if not again:
+                return f"not requeued: {why}"
+            if not told:  # before Slurm ends this script with its job
+                told = True
+                _write(run_dir, {"time": time.time(), "job": number, "checkpoint": newest, "why": why})
+                _say(f"requeued: {why}")
+            answer = ask("scontrol", "requeue", number, limit_s=_ANSWER_S)
+            if answer.code == 0:
+                return ""
+            failure = answer.said
+        except MachineError as error:
+            failure = error.problems[0].message
+        if time.monotonic() + _PAUSE_S > deadline:
+            return f"not requeued: {failure}"
+        time.sleep(_PAUSE_S)
+
+
+def _write(run_dir: Path, row: Mapping[str, Any]) -> None:
     with (run_dir / REQUEUES).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row) + "\n")
-    _say(f"requeued: {why}")  # before Slurm ends this script with its job
-    answer = ask("scontrol", "requeue", number)
-    return "" if answer.code == 0 else f"not requeued: {answer.said}"
 
 
 def own_number(environ: Mapping[str, str]) -> str:

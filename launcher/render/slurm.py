@@ -26,8 +26,9 @@ START = "==== start "
 """Begins the line that a job writes first into its log, at every start."""
 LEAST_STOP_S = 60
 """As much as a run has to stop in, where the plan expects less (launcher/execute/local.py)."""
-MARGIN_S = 60
-"""Between a checkpoint and the end of the job: the ranks leave, and the job is requeued."""
+MARGIN_S = 120
+"""Between a checkpoint and the end of the job: the ranks leave, and the job is requeued, for which a busy
+controller may have to be asked for a minute (PATIENCE_S of launcher/execute/requeue.py)."""
 _ENDS = ("--kill-on-bad-exit=0", "--wait=60")
 """The members end each other, all with the same code. With the other setting srun kills those that still say
 why, and its code is then 137: it would not be seen that the run stopped with a checkpoint. A member that does

@@ -45,6 +45,55 @@ def test_one_task_of_an_array_requeues_itself_alone(slurm, tmp_path, capsys):
     assert "requeued: the job was preempted" in capsys.readouterr().out
 
 
+SILENT = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+GONE = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
+
+
+def clock(monkeypatch) -> list[float]:
+    """A clock that only sleeping moves."""
+    slept = [0.0]
+    monkeypatch.setattr(requeue.time, "sleep", lambda seconds: slept.append(slept[-1] + seconds))
+    monkeypatch.setattr(requeue.time, "monotonic", lambda: slept[-1])
+    return slept
+
+
+def test_a_silent_controller_is_asked_again(slurm, tmp_path, capsys, monkeypatch):
+    asked, answers = slurm
+    clock(monkeypatch)
+    answers["show"][:0] = [SILENT, Answer(124, "", "scontrol gave no answer within 20 s")]
+    answers["requeue"][:0] = [SILENT]
+    requeue.main([str(tmp_path)])
+    assert [words[1] for words in asked].count("requeue") == 2
+    assert len((tmp_path / "requeues.jsonl").read_text().splitlines()) == 1
+    assert capsys.readouterr().out == "effilaunch: requeued: the job was preempted\n"
+
+
+def test_it_ends_after_a_minute_of_silence_and_at_once_for_a_job_that_is_gone(
+    slurm, tmp_path, capsys, monkeypatch
+):
+    asked, answers = slurm
+    slept = clock(monkeypatch)
+    answers["show"] = [SILENT]
+    requeue.main([str(tmp_path)])
+    assert 50 <= slept[-1] <= requeue.PATIENCE_S
+    assert "not requeued: Slurm gives no answer about job 21: " in capsys.readouterr().out
+    asked.clear()
+    answers["show"] = [GONE]
+    requeue.main([str(tmp_path)])
+    assert len(asked) == 1
+    assert "Slurm does not know this job" in capsys.readouterr().out
+
+
+def test_a_job_that_is_cancelled_between_two_tries_is_left_alone(slurm, tmp_path, capsys, monkeypatch):
+    asked, answers = slurm
+    clock(monkeypatch)
+    answers["requeue"] = [SILENT]
+    answers["show"].append(Answer(0, ARRAY.replace("RUNNING", "CANCELLED"), ""))
+    requeue.main([str(tmp_path)])
+    assert [words[1] for words in asked].count("requeue") == 1
+    assert "not requeued: the job is CANCELLED" in capsys.readouterr().out
+
+
 def test_a_job_that_is_no_task_of_an_array_has_its_plain_number():
     assert requeue.own_number({"SLURM_JOB_ID": "7"}) == "7"
     assert requeue.own_number({}) == ""

@@ -13,6 +13,7 @@ from launcher.errors import (
     EffilaunchError,
     Interrupted,
     MachineError,
+    Problem,
     RecipeError,
     RunFailed,
 )
@@ -67,6 +68,17 @@ def test_jobs(slurm):
     assert (found["21_3"].state, found["21_3"].reason) == ("PENDING", "Dependency")
 
 
+def test_silence_is_not_the_word_that_a_job_is_gone(slurm, monkeypatch):
+    answer = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    monkeypatch.setattr(queue, "ask", lambda *words, **_: answer)
+    with pytest.raises(MachineError, match=r"no answer about job 4: .*Unable to contact"):
+        read_jobs(["4"])
+
+
+def test_ranges_with_steps_of_an_array():
+    assert queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
+
+
 def test_partitions(slurm):
     low, big = read_partitions()
     assert (low.name, low.is_default, low.limit_s, low.nodes, low.largest_cpus) == ("low", True, 3600, 2, 2)
@@ -112,6 +124,24 @@ def test_a_state_that_a_requeued_job_passes_is_no_end(tmp_path, monkeypatch):
     monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
     assert follow(submission(tmp_path), lambda line: None)["4"].state == "PREEMPTED"
     assert states == []
+
+
+def test_a_silent_controller_ends_no_job(tmp_path, monkeypatch):
+    silent = MachineError(Problem("slurm-no-answer", "Slurm gives no answer"))
+    answers = [*[silent] * 5, Job("4", "RUNNING", nodes="n1"), *[silent] * 5, Job("4", "COMPLETED", code=0)]
+
+    def read(ids):
+        answer = answers.pop(0)
+        if isinstance(answer, MachineError):
+            raise answer
+        return {"4": answer}
+
+    monkeypatch.setattr(queued, "read_jobs", read)
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    once = "Slurm gives no answer; it is asked again"
+    assert said == [once, "job 4 runs on n1", once, "job 4 is done"]
 
 
 @pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied"])

@@ -44,7 +44,7 @@ GPUS = """\
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=a100:8
-#SBATCH --signal=USR1@120
+#SBATCH --signal=USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/data/my runs/50%%/logs/slurm-%j.out"
@@ -165,11 +165,11 @@ def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
     plan = make_plan(recipe(tmp_path, text), facts("2x8xA100-80GB"))
     stop = plan.value("runtime.stop_seconds")
     assert stop > 60  # a whole 7B model with its states
-    assert warning_seconds(plan) == stop + 60
-    small, plan = job(tmp_path, "    time: 2\n")
+    assert warning_seconds(plan) == stop + 120
+    small, plan = job(tmp_path, "    time: 3\n")
     problem = check_warning(small, plan)
     assert (problem.path, problem.code) == ("launch.slurm.time", "slurm-time")
-    for enough in ("3", "0", "1-0"):
+    for enough in ("4", "0", "1-0"):
         asked, plan = job(tmp_path, f"    time: '{enough}'\n")
         assert check_warning(asked, plan) is None
 
