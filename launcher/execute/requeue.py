@@ -1,9 +1,9 @@
 """`python -m launcher.execute.requeue RUN_DIR`: at the end of a job that was asked to stop, does it go on?
 
-A job script calls it when the run ended with 130. Preempted: yes; Slurm requeues only those that it has to
-kill, and not those that stopped by themselves in the grace time. Warned of the time limit (SIGUSR1): yes, if
-a checkpoint was saved since the last start. Cancelled, or told to stop by somebody: no; `scontrol requeue`
-would bring a cancelled job back.
+A job script calls it when a signal ended the run (ASKED_TO_STOP of launcher/render/slurm.py). Preempted:
+yes; Slurm requeues only those that it has to kill, and not those that stopped by themselves in the grace
+time. Warned of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. Cancelled, or
+told to stop by somebody: no; `scontrol requeue` would bring a cancelled job back.
 """
 
 from __future__ import annotations

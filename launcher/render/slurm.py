@@ -26,6 +26,9 @@ START = "==== start "
 """Begins the line that a job writes first into its log, at every start."""
 LEAST_STOP_S = 60
 """As much as a run has to stop in, where the plan expects less (launcher/execute/local.py)."""
+ASKED_TO_STOP = (130, 138, 143)
+"""Codes of a step that a signal ended: the run's own, and those of a Python that SIGUSR1 or SIGTERM killed
+before the run could listen."""
 MARGIN_S = 120
 """Between a checkpoint and the end of the job: the ranks leave, and the job is requeued, for which a busy
 controller may have to be asked for a minute (PATIENCE_S of launcher/execute/requeue.py)."""
@@ -222,14 +225,17 @@ def _run(job: Submission) -> list[str]:
         words.append(f"--cpus-per-task={cpus}")
     tiny = " --tiny" if job.tiny else ""
     return [
+        'rm -f "$run_dir/stopped.json"  # of an earlier start: what follows is about this one',
         "code=0",
         f"srun {' '.join(words)} \\",
         f'  {python} -m launcher.cli run "$run_dir/{SUBMITTED}" \\',
         f'  --output-dir "$run_dir" --resume auto{tiny} || code=$?',
-        'if [ "$code" -eq 130 ]; then',
+        'case "$code" in',
+        f"{' | '.join(map(str, ASKED_TO_STOP))})",
         "  # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.",
         f'  {python} -m {REQUEUE} "$run_dir"',
-        "fi",
+        "  ;;",
+        "esac",
         'exit "$code"',
     ]
 

@@ -179,6 +179,7 @@ def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
         ),
         (Job("4", "FAILED", code=1), "Traceback\n", RunFailed, "ended with exit code 1"),
         (Job("4", "FAILED", code=130), "", Interrupted, "the run was stopped; it has no checkpoint"),
+        (Job("4", "FAILED", code=143), "", Interrupted, "the run was stopped; it has no checkpoint"),
         (Job("4", "CANCELLED", code=0, signal=15), "", Interrupted, "the job was cancelled"),
         (Job("4", "TIMEOUT", code=0), "", RunFailed, "reached its time limit"),
         (Job("4", "NODE_FAIL", code=0), "", RunFailed, "a node of the job failed"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,14 +58,17 @@ set -eo pipefail
 run_dir='/data/my runs/50%'
 echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
 module load cuda/12.4
+rm -f "$run_dir/stopped.json"  # of an earlier start: what follows is about this one
 code=0
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=60 --cpus-per-task=32 \\
   /opt/venv/bin/python -m launcher.cli run "$run_dir/submitted.yaml" \\
   --output-dir "$run_dir" --resume auto || code=$?
-if [ "$code" -eq 130 ]; then
+case "$code" in
+130 | 138 | 143)
   # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.
   /opt/venv/bin/python -m launcher.execute.requeue "$run_dir"
-fi
+  ;;
+esac
 exit "$code"
 """
 PREPARES = """\
@@ -126,6 +130,26 @@ def test_a_job_on_gpus_and_its_prepare_job(tmp_path):
     assert prepare == PREPARES
     checked(script, tmp_path)
     checked(prepare, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "asks"),
+    [("exit 130", 130, True), ("kill -USR1 $$", 138, True), ("kill -TERM $$", 143, True),
+     ("exit 5", 5, False), ("exit 0", 0, False)],
+)  # fmt: skip
+def test_the_script_asks_for_a_requeue_after_every_stop_by_a_signal(ends, code, asks, tmp_path):
+    """Also where the signal came before Python listened; the word of an earlier start decides nothing."""
+    for name, text in (("srun", ends), ("python", f"touch {tmp_path}/asked")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    asked, plan = job(tmp_path, "", python=str(tmp_path / "python"))
+    (tmp_path / "stopped.json").write_text("{}")
+    (tmp_path / "job.sh").write_text(render_job(asked, plan, str(tmp_path)))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
+    done = subprocess.run(["bash", str(tmp_path / "job.sh")], env=env, capture_output=True)
+    assert done.returncode == code
+    assert (tmp_path / "asked").is_file() == asks
+    assert not (tmp_path / "stopped.json").exists()
 
 
 def test_an_array_finds_its_run_directory_by_its_index(tmp_path):
