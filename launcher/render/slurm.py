@@ -36,6 +36,7 @@ _ENDS = ("--kill-on-bad-exit=0", "--wait=60")
 """The members end each other, all with the same code. With the other setting srun kills those that still say
 why, and its code is then 137: it would not be seen that the run stopped with a checkpoint. A member that does
 not notice the others' end is killed a minute later."""
+_NO_NAME = re.compile(r'[\\"$\x00-\x1f\x7f]')
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=&|*()!<>~^\[\]-]+")
 _KEYS = (
     "partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude",
@@ -88,7 +89,7 @@ def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) ->
     )
     lines = [
         _option("job-name", f"{job.name}-prepare"),
-        _option("chdir", job.folder),
+        _chdir(job),
         *_asked(merged),
         _option("nodes", 1),
         _option("ntasks", 1),
@@ -156,7 +157,7 @@ def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]
     cpus = _cpus(job)
     return [
         _option("job-name", job.name),
-        _option("chdir", job.folder),
+        _chdir(job),
         *_asked(slurm),
         _option("nodes", hardware.num_nodes),
         _option("ntasks-per-node", 1),
@@ -189,10 +190,17 @@ def _asked(job: SlurmJob) -> list[str]:
     return [_option(key, value) for key in _KEYS if (value := getattr(job, key)) is not None]
 
 
+def _chdir(job: Submission) -> str:
+    if _NO_NAME.search(job.folder):
+        message = f"{job.folder!r} holds a sign that Slurm does not take in the name of a folder"
+        raise RecipeError(Problem("folder-name", message, hint="submit it from another folder"))
+    return _option("chdir", job.folder)
+
+
 def _common(output: str, folder: str) -> list[str]:
-    if re.search(r'[\\"\n$]', folder):
+    if _NO_NAME.search(folder):
         message = "holds a sign that Slurm does not take in the name of a log"
-        raise RecipeError(Problem("run-dir-name", f"{folder} {message}", hint="name another --output-dir"))
+        raise RecipeError(Problem("run-dir-name", f"{folder!r} {message}", hint="name another --output-dir"))
     kept = Path(output)
     name = str(kept.parent).replace("%", "%%") + "/" + kept.name
     return [

@@ -17,7 +17,7 @@ from launcher.errors import (
     RecipeError,
     RunFailed,
 )
-from launcher.execute import queued
+from launcher.execute import queued, submit
 from launcher.execute.queued import follow, judge, said_errors
 from launcher.execute.submit import Run, Submitted, read_submitted
 from launcher.facts import queue
@@ -203,6 +203,31 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
     jobs = {"3": Job("3", "FAILED", code=2), "4": Job("4", "CANCELLED")}
     with pytest.raises(RecipeError, match=r"the data could not be prepared: rows\.jsonl:1: no field"):
         judge(given, given.runs[0], jobs)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said", "hint"),
+    [
+        (
+            Answer(124, "", "sbatch gave no answer within 60 s"),
+            MachineError,
+            "may have been submitted",
+            "squeue --me",
+        ),
+        (Answer(127, "", "sbatch cannot be started"), MachineError, "does not take the job", "nothing was"),
+        (
+            Answer(1, "", "sbatch: error: no"),
+            RecipeError,
+            "does not take the job: no",
+            "nothing was submitted",
+        ),
+    ],
+)
+def test_what_is_told_of_a_job_that_was_not_taken(answer, kind, said, hint, tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "submit", lambda script, dependency: answer)
+    with pytest.raises(kind, match=said) as caught:
+        submit.submit_scripts(tmp_path, (None, tmp_path / "job.sbatch"), "r.yaml", [tmp_path], [])
+    assert hint in caught.value.problems[0].hint
 
 
 def test_errors_are_those_of_the_last_start(tmp_path):

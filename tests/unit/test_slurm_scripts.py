@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,19 @@ def test_names_that_slurm_takes_for_no_log(name, tmp_path):
     asked, plan = job(tmp_path, "")
     with pytest.raises(RecipeError, match="does not take in the name of a log"):
         render_job(asked, plan, name)
+
+
+@pytest.mark.parametrize("folder", ["/a\nsrun x", '/a"b', "/a$b", "/a\rb"])
+def test_a_current_folder_that_would_end_its_line_is_refused(folder, tmp_path):
+    asked, plan = job(tmp_path, "")
+    asked = replace(asked, folder=folder)
+    for render in (
+        lambda: render_job(asked, plan, "/r"),
+        lambda: render_prepare_job(asked, "/r", ["/r"]),
+        lambda: render_array(asked, plan, "/r", ["/r/0"]),
+    ):
+        with pytest.raises(RecipeError, match="in the name of a folder"):
+            render()
 
 
 def test_variables_do_not_win_over_the_script():
