@@ -154,7 +154,7 @@ def count_of(entry: str) -> int:
 def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:
     """The options of a job that trains."""
     slurm, hardware = job.slurm, job.hardware
-    cpus = _cpus(job)
+    cpus = cpus_of_task(job.slurm, job.hardware)
     return [
         _option("job-name", job.name),
         _chdir(job),
@@ -171,11 +171,11 @@ def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]
     ]
 
 
-def _cpus(job: Submission) -> int | None:
-    """CPUs of a node's task: on a CPU at least one a process."""
-    if job.slurm.cpus_per_task is None and job.hardware.is_cpu:
-        return job.hardware.devices_per_node
-    return job.slurm.cpus_per_task
+def cpus_of_task(slurm: SlurmSection, hardware: Hardware) -> int | None:
+    """CPUs of a node's task: on a CPU at least one a process. None where Slurm decides."""
+    if slurm.cpus_per_task is None and hardware.is_cpu:
+        return hardware.devices_per_node
+    return slurm.cpus_per_task
 
 
 def _devices(job: Submission) -> list[str]:
@@ -226,7 +226,7 @@ def _option(name: str, value: object) -> str:
 
 def _run(job: Submission) -> list[str]:
     """The step, and what is done when it was asked to stop."""
-    nodes, cpus = job.hardware.num_nodes, _cpus(job)
+    nodes, cpus = job.hardware.num_nodes, cpus_of_task(job.slurm, job.hardware)
     python = shlex.quote(job.python)
     words = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *_ENDS]
     if cpus:  # srun does not take it over from the job
