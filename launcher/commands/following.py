@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, Interrupted, Problem, RunFailed
+from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
 from launcher.execute.queued import follow, in_words, judge, read_rows
 from launcher.execute.submit import Run, Submitted, cancel, read_submitted
 from launcher.facts.queue import Job, read_jobs
@@ -26,7 +26,10 @@ def cancel_command(folder: str) -> Outcome:
     """Take the jobs out of the queue, or end them: they are not requeued."""
     submitted = read_submitted(Path(folder).absolute())
     cancel(submitted)
-    states = {number: job.state for number, job in read_jobs(submitted.jobs).items()}
+    try:
+        states = {number: job.state for number, job in read_jobs(submitted.jobs).items()}
+    except MachineError:  # it took the order, and has no time for more
+        states = {}
     return Outcome({**submitted.to_json(), "states": states}, cancelled_text(submitted))
 
 

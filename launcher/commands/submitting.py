@@ -30,6 +30,7 @@ from launcher.render.slurm import (
     Submission,
     check_devices,
     check_warning,
+    cpus_of_task,
     render_array,
     render_job,
     render_prepare_job,
@@ -161,6 +162,8 @@ def _configuration(
         raise RecipeError(Problem("submit-hardware", message, file=str(loaded.path), hint=hint))
     hardware = find_hardware(loaded.recipe, on)
     planned, facts = gather(loaded, on, tiny=tiny)
+    if cpus := cpus_of_task(loaded.recipe.launch.slurm, facts.hardware):
+        facts = replace(facts, cpu_cores=cpus)  # what the job has, and not this machine
     bundle = render(make_plan(planned, facts))
     if tiny:  # a rehearsal takes one node, and finds its devices there
         hardware = replace(hardware, num_nodes=1)

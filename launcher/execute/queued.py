@@ -25,7 +25,7 @@ from launcher.execute.run_dir import MARKER
 from launcher.execute.submit import Run, Submitted
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import ENDED, PASSING, Job, read_jobs
-from launcher.render.slurm import START
+from launcher.render.slurm import ASKED_TO_STOP, START
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
 """The controller serves all users: it is asked rarely while nothing changes."""
@@ -94,10 +94,17 @@ def follow(
     """
     seen = {number: _Seen() for number in submitted.jobs}
     ended: dict[str, Job | None] = {}
-    wait, told = poll_s, ""
+    wait, told, is_silent = poll_s, "", False
     while len(ended) < len(seen):
-        found = read_jobs([number for number in seen if number not in ended])
-        spoke = False
+        try:
+            found = read_jobs([number for number in seen if number not in ended])
+        except MachineError as error:  # says nothing about the jobs, which go on
+            if not is_silent:
+                say(f"{error.problems[0].message}; it is asked again")
+            is_silent, wait = True, min(wait * 1.3, LONGEST_POLL_S)
+            time.sleep(wait)
+            continue
+        spoke, is_silent = False, False
         for number, state in seen.items():
             if number in ended:
                 continue
@@ -238,7 +245,7 @@ def _failed_prepare(submitted: Submitted, job: Job) -> EffilaunchError:
 
 def _failed_run(run: Run, job: Job) -> EffilaunchError:
     errors = said_errors(run.log)
-    if job.state == "CANCELLED" or job.code == 130:
+    if job.state == "CANCELLED" or job.code in ASKED_TO_STOP:
         whole = complete_checkpoints(run.run_dir / "checkpoints")
         at = f"its newest whole checkpoint is {whole[max(whole)].name}" if whole else "it has no checkpoint"
         stopped = read_stopped(run.run_dir)

@@ -1,9 +1,9 @@
 """`python -m launcher.execute.requeue RUN_DIR`: at the end of a job that was asked to stop, does it go on?
 
-A job script calls it when the run ended with 130. Preempted: yes; Slurm requeues only those that it has to
-kill, and not those that stopped by themselves in the grace time. Warned of the time limit (SIGUSR1): yes, if
-a checkpoint was saved since the last start. Cancelled, or told to stop by somebody: no; `scontrol requeue`
-would bring a cancelled job back.
+A job script calls it when a signal ended the run (ASKED_TO_STOP of launcher/render/slurm.py). Preempted:
+yes; Slurm requeues only those that it has to kill, and not those that stopped by themselves in the grace
+time. Warned of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. Cancelled, or
+told to stop by somebody: no; `scontrol requeue` would bring a cancelled job back.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import MachineError
 from launcher.execute.endings import read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import Job, ask, read_jobs
 
+PATIENCE_S = 60.0
+"""So long a controller that gives no answer is asked again: the job is over when this script is."""
+_PAUSE_S, _ANSWER_S = 5.0, 20.0
+"""Between two tries; for one answer."""
 REQUEUES = "requeues.jsonl"
 """In the run directory: when its job was requeued, why, and at which checkpoint."""
 
@@ -60,24 +65,47 @@ def last_requeue(run_dir: Path) -> int:
 
 
 def requeue(run_dir: Path, number: str) -> str:
-    """Requeue the job where it should go on; what happened, in words."""
-    job = read_jobs([number]).get(number) or _of_an_array(number)
+    """Requeue the job where it should go on; what happened, in words.
+
+    A controller that is silent is asked again for PATIENCE_S. Each time the job is looked up first: it may
+    have been cancelled meanwhile.
+    """
     newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
-    again, why = decide(job, read_stopped(run_dir), newest, last_requeue(run_dir))
-    if not again:
-        return f"not requeued: {why}"
-    row = {"time": time.time(), "job": number, "checkpoint": newest, "why": why}
+    before, told = last_requeue(run_dir), False
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            job = read_jobs([number], limit_s=_ANSWER_S).get(number)
+            again, why = decide(job, read_stopped(run_dir), newest, before)
+            if not again:
+                return f"not requeued: {why}"
+            if not told:  # before Slurm ends this script with its job
+                told = True
+                _write(run_dir, {"time": time.time(), "job": number, "checkpoint": newest, "why": why})
+                _say(f"requeued: {why}")
+            answer = ask("scontrol", "requeue", number, limit_s=_ANSWER_S)
+            if answer.code == 0:
+                return ""
+            failure = answer.said
+        except MachineError as error:
+            failure = error.problems[0].message
+        if time.monotonic() + _PAUSE_S > deadline:
+            return f"not requeued: {failure}"
+        time.sleep(_PAUSE_S)
+
+
+def _write(run_dir: Path, row: Mapping[str, Any]) -> None:
     with (run_dir / REQUEUES).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(row) + "\n")
-    _say(f"requeued: {why}")  # before Slurm ends this script with its job
-    answer = ask("scontrol", "requeue", number)
-    return "" if answer.code == 0 else f"not requeued: {answer.said}"
 
 
-def _of_an_array(number: str) -> Job | None:
-    """A task of an array, which its own number finds, too."""
-    tasks = read_jobs([f"{os.environ.get('SLURM_ARRAY_JOB_ID')}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"])
-    return next(iter(tasks.values()), None)
+def own_number(environ: Mapping[str, str]) -> str:
+    """The job's number; 12_3 for a task of an array.
+
+    One task of every array has the array's own number as SLURM_JOB_ID, which names all tasks to Slurm.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def _say(text: str) -> None:
@@ -87,9 +115,8 @@ def _say(text: str) -> None:
 
 def main(argv: list[str]) -> None:
     """RUN_DIR; the job's number is in the environment."""
-    number = os.environ.get("SLURM_JOB_ID", "")
     try:
-        said = requeue(Path(argv[0]), number)
+        said = requeue(Path(argv[0]), own_number(os.environ))
     except OSError as error:
         said = f"not requeued: {error}"
     if said:

@@ -112,7 +112,11 @@ def _submit(script: Path, behind: str | None) -> str:
     number = answer.out.strip().partition(";")[0]
     if answer.code == 0 and number.isdigit():
         return number
-    kind = MachineError if answer.code in (124, 127) else RecipeError
+    if answer.code == 124:  # the controller may have taken it, and been too slow to say so
+        message = f"{answer.said}: the job of {script.name} may have been submitted"
+        hint = "`squeue --me` shows whether it was; `scancel` takes it out of the queue"
+        raise MachineError(Problem("slurm-no-answer", message, file=str(script), hint=hint))
+    kind = MachineError if answer.code == 127 else RecipeError
     message = f"Slurm does not take the job: {answer.said}"
     raise kind(Problem("slurm-refused", message, file=str(script), hint="nothing was submitted"))
 

@@ -14,12 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.errors import MachineError, Problem
 from launcher.facts.slurm import time_seconds
 
 _ANSWER_S = 60.0
 """A busy controller takes seconds; what takes longer is told as no answer."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT")
 """Variables of the user's shell that say which Slurm this is, and not in which job."""
+_UNKNOWN = "invalid job id"
+"""What the controller says of a job that it does not know; every other failure is none about the job."""
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +89,15 @@ def has_slurm() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def ask(*words: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> Answer:
+def ask(
+    *words: str, stdin: str = "", environ: Mapping[str, str] | None = None, limit_s: float = _ANSWER_S
+) -> Answer:
     """Run one command of Slurm's; its end, also where it is absent or gives no answer in time."""
     env = slurm_environ(os.environ) if environ is None else dict(environ)
     try:
-        done = subprocess.run(words, input=stdin, env=env, capture_output=True, text=True, timeout=_ANSWER_S)
+        done = subprocess.run(words, input=stdin, env=env, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        return Answer(124, "", f"{words[0]} gave no answer within {_ANSWER_S:.0f} s")
+        return Answer(124, "", f"{words[0]} gave no answer within {limit_s:.0f} s")
     except OSError as error:
         return Answer(127, "", f"{words[0]} cannot be started: {error.strerror}")
     return Answer(done.returncode, done.stdout, done.stderr)
@@ -144,14 +150,19 @@ def _number(text: str) -> int:
     return int(found[0]) if found else 0
 
 
-def read_jobs(ids: Sequence[str]) -> dict[str, Job]:
+def read_jobs(ids: Sequence[str], *, limit_s: float = _ANSWER_S) -> dict[str, Job]:
     """Id -> job, of those that Slurm still knows; a task of an array has an id such as 12_3.
 
     The controller forgets a job minutes after its end (MinJobAge); where there is accounting, that remembers.
+    MachineError where the controller gives no answer: then nothing is known of any job.
+    limit_s: so long one question may take.
     """
     found: dict[str, Job] = {}
     for parent in dict.fromkeys(number.partition("_")[0] for number in ids):
-        answer = ask("scontrol", "--oneliner", "show", "job", parent)
+        answer = ask("scontrol", "--oneliner", "show", "job", parent, limit_s=limit_s)
+        if answer.code != 0 and _UNKNOWN not in answer.said.lower():
+            message = f"Slurm gives no answer about job {parent}: {answer.said}"
+            raise MachineError(Problem("slurm-no-answer", message, hint="try again later"))
         for line in answer.out.splitlines():
             found |= _read_job(line)
     missing = [number for number in ids if number not in found]
@@ -185,12 +196,12 @@ def _read_job(line: str) -> dict[str, Job]:
 
 
 def _tasks(text: str) -> list[int]:
-    """`0-2,5%4` -> [0, 1, 2, 5]"""
+    """`0-2,5,8-12:2%4` -> [0, 1, 2, 5, 8, 10, 12]"""
     found: list[int] = []
     for part in text.partition("%")[0].split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            found += range(int(first), int(last if last.isdigit() else first) + 1)
+        if match := _RANGE.fullmatch(part):
+            first, last, step = match[1], match[2] or match[1], match[3] or "1"
+            found += range(int(first), int(last) + 1, max(1, int(step)))
     return found
 
 

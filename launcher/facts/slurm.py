@@ -17,6 +17,8 @@ from launcher.facts.place import PORTS, Place
 
 _LAST_STEP = 0xFFFF_FFF0
 """Steps from here on are Slurm's own: batch, extern, interactive, pending."""
+_DIGITS = 10
+"""Of the largest number of 32 bits."""
 _FIRST_PORT, _PORTS = 20_000, 12_000
 """Below the ports that a system gives to outgoing connections (32768 and above)."""
 
@@ -57,8 +59,7 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
     RecipeError where the variables are no such thing as Slurm writes.
     """
     job = environ.get("SLURM_JOB_ID", "")
-    number = environ.get("SLURM_STEP_ID", "")
-    step = int(number) if number.isdigit() and int(number) < _LAST_STEP else None
+    step = _step(environ.get("SLURM_STEP_ID", ""))
     listed = environ.get("SLURM_STEP_NODELIST" if step is not None else "SLURM_JOB_NODELIST", "")
     listed = listed or environ.get("SLURM_NODELIST", "")
     if not job or not listed:
@@ -67,10 +68,8 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
     try:
         hosts = expand_hosts(listed)
         counts = expand_counts(environ[counted]) if environ.get(counted) else (1,) * len(hosts)
-        rank, task, local = (
-            int(environ.get(f"SLURM_{name}", "0")) for name in ("NODEID", "PROCID", "LOCALID")
-        )
-        restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        names = ("JOB_ID", "NODEID", "PROCID", "LOCALID", "RESTART_COUNT")
+        _, rank, task, local, restarts = (_number(environ.get(f"SLURM_{n}", "0")) for n in names)
     except ValueError as error:
         raise RecipeError(_unread(str(error))) from None
     if len(counts) != len(hosts):
@@ -78,6 +77,22 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
     short = host.partition(".")[0]
     on_node = step is not None or "SLURMD_NODENAME" in environ or short in hosts
     return Allocation(job, step, hosts, counts, rank, task, local, on_node, restarts)
+
+
+def _number(text: str) -> int:
+    """A number as Slurm writes one, of 32 bits. ValueError for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise ValueError(f"{text[:40]!r} is no number of Slurm's")
+    return int(text)
+
+
+def _step(text: str) -> int | None:
+    """The number of a step; None without one, and for Slurm's own. RecipeError for what is no number."""
+    try:
+        number = _number(text) if text else _LAST_STEP
+    except ValueError as error:
+        raise RecipeError(_unread(f"SLURM_STEP_ID: {error}")) from None
+    return number if number < _LAST_STEP else None
 
 
 def _unread(why: str) -> Problem:
@@ -138,8 +153,7 @@ def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> Pla
     """The place of this task of a step. address: of a host's name the address under which others reach it."""
     step = allocation.step or 0
     count = allocation.tasks_per_node[0]
-    number = int(allocation.job) if allocation.job.isdigit() else 0
-    port = _FIRST_PORT + (number * 37 + step) * PORTS % _PORTS
+    port = _FIRST_PORT + (int(allocation.job) * 37 + step) * PORTS % _PORTS
     return Place(
         job=allocation.name,
         member=allocation.task,

@@ -12,6 +12,8 @@ from launcher.recipe.yaml_marks import join
 
 SECRET_CODE = "secret-in-recipe"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ASSIGNED = re.compile(r"""(?<![\w$-])([A-Za-z_]\w*)\+?=((?:"[^"]*"|'[^']*'|[^\s;&|()'"])*)""", re.ASCII)
+"""NAME=value in a line of shell."""
 
 
 def take_secrets(data: dict[str, Any]) -> list[Problem]:
@@ -49,14 +51,31 @@ def check_environment(data: dict[str, Any]) -> list[Problem]:
 def _secret(parent: str, key: str, text: str, path: str) -> Problem | None:
     """The problem of one text; `parent` and `key` make its path."""
     in_environment = parent == "launch.env"
+    in_shell = parent == "launch.slurm.setup"
     if not in_environment and any(names_secret(name) for name in reference_names(text)):
         message = "asks for a secret, which would be written into the run directory"
         hint = "the environment reaches every process by itself; a variable's name is no value of the recipe"
         return Problem(SECRET_CODE, message, path=path, hint=hint)
     plain = "".join(part for part in split_references(text) if isinstance(part, str))
-    if not (is_written_secret(key, plain) if in_environment else looks_secret(plain)):
+    is_secret = is_written_secret(key, plain) if in_environment else looks_secret(plain)
+    if in_shell and (is_secret or _sets_secret(plain)):
+        message = "sets a secret, and the line is written into the job scripts"
+        hint = (
+            "the jobs get the environment of the shell that submits them: set it there, and leave it out here"
+        )
+        return Problem(SECRET_CODE, message, path=path, hint=hint)
+    if not is_secret:
         return None
     message = "is a secret, and a recipe is copied into every run directory"
     name = key if in_environment else "NAME"
     hint = f"set it in the environment and write ${{ENV:{name}}} under launch.env, or leave it out there"
     return Problem(SECRET_CODE, message, path=path, hint=hint)
+
+
+def _sets_secret(line: str) -> bool:
+    """Whether a line of shell sets a variable to a secret; one that is read from elsewhere ($…) is none."""
+    for name, quoted in _ASSIGNED.findall(line):
+        value = quoted.replace('"', "").replace("'", "")
+        if "$" not in value and "`" not in value and is_written_secret(name, value):
+            return True
+    return False

@@ -26,12 +26,17 @@ START = "==== start "
 """Begins the line that a job writes first into its log, at every start."""
 LEAST_STOP_S = 60
 """As much as a run has to stop in, where the plan expects less (launcher/execute/local.py)."""
-MARGIN_S = 60
-"""Between a checkpoint and the end of the job: the ranks leave, and the job is requeued."""
+ASKED_TO_STOP = (130, 138, 143)
+"""Codes of a step that a signal ended: the run's own, and those of a Python that SIGUSR1 or SIGTERM killed
+before the run could listen."""
+MARGIN_S = 120
+"""Between a checkpoint and the end of the job: the ranks leave, and the job is requeued, for which a busy
+controller may have to be asked for a minute (PATIENCE_S of launcher/execute/requeue.py)."""
 _ENDS = ("--kill-on-bad-exit=0", "--wait=60")
 """The members end each other, all with the same code. With the other setting srun kills those that still say
 why, and its code is then 137: it would not be seen that the run stopped with a checkpoint. A member that does
 not notice the others' end is killed a minute later."""
+_NO_NAME = re.compile(r'[\\"$\x00-\x1f\x7f]')
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=&|*()!<>~^\[\]-]+")
 _KEYS = (
     "partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude",
@@ -84,7 +89,7 @@ def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) ->
     )
     lines = [
         _option("job-name", f"{job.name}-prepare"),
-        _option("chdir", job.folder),
+        _chdir(job),
         *_asked(merged),
         _option("nodes", 1),
         _option("ntasks", 1),
@@ -149,10 +154,10 @@ def count_of(entry: str) -> int:
 def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:
     """The options of a job that trains."""
     slurm, hardware = job.slurm, job.hardware
-    cpus = _cpus(job)
+    cpus = cpus_of_task(job.slurm, job.hardware)
     return [
         _option("job-name", job.name),
-        _option("chdir", job.folder),
+        _chdir(job),
         *_asked(slurm),
         _option("nodes", hardware.num_nodes),
         _option("ntasks-per-node", 1),
@@ -166,11 +171,11 @@ def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]
     ]
 
 
-def _cpus(job: Submission) -> int | None:
-    """CPUs of a node's task: on a CPU at least one a process."""
-    if job.slurm.cpus_per_task is None and job.hardware.is_cpu:
-        return job.hardware.devices_per_node
-    return job.slurm.cpus_per_task
+def cpus_of_task(slurm: SlurmSection, hardware: Hardware) -> int | None:
+    """CPUs of a node's task: on a CPU at least one a process. None where Slurm decides."""
+    if slurm.cpus_per_task is None and hardware.is_cpu:
+        return hardware.devices_per_node
+    return slurm.cpus_per_task
 
 
 def _devices(job: Submission) -> list[str]:
@@ -185,10 +190,17 @@ def _asked(job: SlurmJob) -> list[str]:
     return [_option(key, value) for key in _KEYS if (value := getattr(job, key)) is not None]
 
 
+def _chdir(job: Submission) -> str:
+    if _NO_NAME.search(job.folder):
+        message = f"{job.folder!r} holds a sign that Slurm does not take in the name of a folder"
+        raise RecipeError(Problem("folder-name", message, hint="submit it from another folder"))
+    return _option("chdir", job.folder)
+
+
 def _common(output: str, folder: str) -> list[str]:
-    if re.search(r'[\\"\n$]', folder):
+    if _NO_NAME.search(folder):
         message = "holds a sign that Slurm does not take in the name of a log"
-        raise RecipeError(Problem("run-dir-name", f"{folder} {message}", hint="name another --output-dir"))
+        raise RecipeError(Problem("run-dir-name", f"{folder!r} {message}", hint="name another --output-dir"))
     kept = Path(output)
     name = str(kept.parent).replace("%", "%%") + "/" + kept.name
     return [
@@ -214,21 +226,24 @@ def _option(name: str, value: object) -> str:
 
 def _run(job: Submission) -> list[str]:
     """The step, and what is done when it was asked to stop."""
-    nodes, cpus = job.hardware.num_nodes, _cpus(job)
+    nodes, cpus = job.hardware.num_nodes, cpus_of_task(job.slurm, job.hardware)
     python = shlex.quote(job.python)
     words = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *_ENDS]
     if cpus:  # srun does not take it over from the job
         words.append(f"--cpus-per-task={cpus}")
     tiny = " --tiny" if job.tiny else ""
     return [
+        'rm -f "$run_dir/stopped.json"  # of an earlier start: what follows is about this one',
         "code=0",
         f"srun {' '.join(words)} \\",
         f'  {python} -m launcher.cli run "$run_dir/{SUBMITTED}" \\',
         f'  --output-dir "$run_dir" --resume auto{tiny} || code=$?',
-        'if [ "$code" -eq 130 ]; then',
+        'case "$code" in',
+        f"{' | '.join(map(str, ASKED_TO_STOP))})",
         "  # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.",
         f'  {python} -m {REQUEUE} "$run_dir"',
-        "fi",
+        "  ;;",
+        "esac",
         'exit "$code"',
     ]
 

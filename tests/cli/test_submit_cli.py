@@ -15,6 +15,7 @@ data: {train: [{path: absent/rows.jsonl}], max_length: 512}
 trainer: {max_steps: 10}
 launch: {slurm: {partition: gpu, time: 24:00:00, cpus_per_task: 32}}
 """
+OFFLOADED = ["--set", "sharding={engine: deepspeed, zero_stage: 2, offload_optimizer: cpu}"]
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,22 @@ def test_a_dry_run_needs_neither_slurm_nor_data(tmp_path, capsys):
     assert '"num_nodes": 2' in found["files"]["submitted.yaml"]  # the job plans for what --on said
     assert "its own checks of the job scripts were not made" in shown.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("on", "changes", "threads"),
+    [
+        ("2x8xA100-80GB", OFFLOADED, 4),  # 32 CPUs of a node for its 8 processes
+        ("2x8xA100-80GB", [*OFFLOADED, "--set", "launch.slurm.cpus_per_task=96"], 12),
+        ("2xcpu", ["--tiny", "--set", "launch.slurm.cpus_per_task=null"], 1),  # the job has one a process
+    ],
+)
+def test_the_threads_are_planned_for_the_cpus_of_the_job(on, changes, threads, capsys, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1000)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(1000)))
+    assert main(["submit", "r.yaml", "--on", on, *changes, "--dry-run", "--json"]) == 0
+    plan = json.loads(json.loads(capsys.readouterr().out)["files"]["plan.json"])
+    assert plan["env"]["OMP_NUM_THREADS"] == str(threads)
 
 
 def test_a_dry_run_does_without_a_slurm_that_is_silent(tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from cluster.conftest import losses
@@ -82,6 +83,26 @@ def test_the_warning_before_the_limit_saves_and_requeues_once_more_and_cancel_en
     time.sleep(7)  # longer than Slurm keeps a requeued job back here
     assert cluster.job(number)["JobState"] == "CANCELLED"
     assert main(["submit", str(run_dir), "--follow"]) == 130
+
+
+@pytest.mark.timeout(300)
+def test_a_requeue_of_one_task_of_a_sweep_leaves_the_others_alone(cluster, recipe, tmp_path, monkeypatch):
+    """Of the task whose job has the number of the array: for Slurm that number alone means all tasks."""
+    monkeypatch.setenv("STEP_S", "1")
+    folder = tmp_path / "sweep"
+    path = recipe(hardware(1), steps=200)
+    assert main(["submit", str(path), "--sweep", "seed=1,2", "--output-dir", str(folder), "--detach"]) == 0
+    runs = json.loads((folder / "sweep.json").read_text())["runs"]
+    for run in runs:
+        wait_for_step(Path(run["run_dir"]), 2)
+    array = runs[0]["job"].partition("_")[0]
+    (asked,) = [run["job"] for run in runs if cluster.job(run["job"])["JobId"] == array]
+    (other,) = [run["job"] for run in runs if run["job"] != asked]
+    cluster.run("scancel", "--signal=USR1", asked)
+    cluster.wait_state(asked, "PENDING", timeout=60)
+    assert [cluster.job(number)["Restarts"] for number in (asked, other)] == ["1", "0"]
+    assert cluster.job(other)["JobState"] == "RUNNING"
+    cluster.run("scancel", array)
 
 
 def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, monkeypatch):

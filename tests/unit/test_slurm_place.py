@@ -132,8 +132,10 @@ def test_tasks_are_one_a_node_or_one_a_device(tasks, nodes, devices, right):
 
 
 @pytest.mark.parametrize(
-    "broken", ["SLURM_STEP_NODELIST=n[1-", "SLURM_PROCID=x", "SLURM_STEP_TASKS_PER_NODE=1"]
-)
+    "broken",
+    ["SLURM_STEP_NODELIST=n[1-", "SLURM_PROCID=x", "SLURM_STEP_TASKS_PER_NODE=1", "SLURM_STEP_ID=\u00b2",
+     f"SLURM_STEP_ID={'1' * 5000}", "SLURM_JOB_ID=\u00b2", "SLURM_NODEID=-1", f"SLURM_PROCID={'1' * 5000}"],
+)  # fmt: skip
 def test_variables_that_slurm_would_not_write(broken):
     name = broken.partition("=")[0]
     with pytest.raises(RecipeError, match="variables of Slurm cannot be read"):

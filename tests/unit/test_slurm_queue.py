@@ -13,10 +13,11 @@ from launcher.errors import (
     EffilaunchError,
     Interrupted,
     MachineError,
+    Problem,
     RecipeError,
     RunFailed,
 )
-from launcher.execute import queued
+from launcher.execute import queued, submit
 from launcher.execute.queued import follow, judge, said_errors
 from launcher.execute.submit import Run, Submitted, read_submitted
 from launcher.facts import queue
@@ -67,6 +68,17 @@ def test_jobs(slurm):
     assert (found["21_3"].state, found["21_3"].reason) == ("PENDING", "Dependency")
 
 
+def test_silence_is_not_the_word_that_a_job_is_gone(slurm, monkeypatch):
+    answer = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    monkeypatch.setattr(queue, "ask", lambda *words, **_: answer)
+    with pytest.raises(MachineError, match=r"no answer about job 4: .*Unable to contact"):
+        read_jobs(["4"])
+
+
+def test_ranges_with_steps_of_an_array():
+    assert queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
+
+
 def test_partitions(slurm):
     low, big = read_partitions()
     assert (low.name, low.is_default, low.limit_s, low.nodes, low.largest_cpus) == ("low", True, 3600, 2, 2)
@@ -114,6 +126,24 @@ def test_a_state_that_a_requeued_job_passes_is_no_end(tmp_path, monkeypatch):
     assert states == []
 
 
+def test_a_silent_controller_ends_no_job(tmp_path, monkeypatch):
+    silent = MachineError(Problem("slurm-no-answer", "Slurm gives no answer"))
+    answers = [*[silent] * 5, Job("4", "RUNNING", nodes="n1"), *[silent] * 5, Job("4", "COMPLETED", code=0)]
+
+    def read(ids):
+        answer = answers.pop(0)
+        if isinstance(answer, MachineError):
+            raise answer
+        return {"4": answer}
+
+    monkeypatch.setattr(queued, "read_jobs", read)
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    once = "Slurm gives no answer; it is asked again"
+    assert said == [once, "job 4 runs on n1", once, "job 4 is done"]
+
+
 @pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied"])
 def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason):
     monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": Job("4", "PENDING", reason)})
@@ -149,6 +179,7 @@ def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
         ),
         (Job("4", "FAILED", code=1), "Traceback\n", RunFailed, "ended with exit code 1"),
         (Job("4", "FAILED", code=130), "", Interrupted, "the run was stopped; it has no checkpoint"),
+        (Job("4", "FAILED", code=143), "", Interrupted, "the run was stopped; it has no checkpoint"),
         (Job("4", "CANCELLED", code=0, signal=15), "", Interrupted, "the job was cancelled"),
         (Job("4", "TIMEOUT", code=0), "", RunFailed, "reached its time limit"),
         (Job("4", "NODE_FAIL", code=0), "", RunFailed, "a node of the job failed"),
@@ -172,6 +203,31 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
     jobs = {"3": Job("3", "FAILED", code=2), "4": Job("4", "CANCELLED")}
     with pytest.raises(RecipeError, match=r"the data could not be prepared: rows\.jsonl:1: no field"):
         judge(given, given.runs[0], jobs)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said", "hint"),
+    [
+        (
+            Answer(124, "", "sbatch gave no answer within 60 s"),
+            MachineError,
+            "may have been submitted",
+            "squeue --me",
+        ),
+        (Answer(127, "", "sbatch cannot be started"), MachineError, "does not take the job", "nothing was"),
+        (
+            Answer(1, "", "sbatch: error: no"),
+            RecipeError,
+            "does not take the job: no",
+            "nothing was submitted",
+        ),
+    ],
+)
+def test_what_is_told_of_a_job_that_was_not_taken(answer, kind, said, hint, tmp_path, monkeypatch):
+    monkeypatch.setattr(submit, "submit", lambda script, dependency: answer)
+    with pytest.raises(kind, match=said) as caught:
+        submit.submit_scripts(tmp_path, (None, tmp_path / "job.sbatch"), "r.yaml", [tmp_path], [])
+    assert hint in caught.value.problems[0].hint
 
 
 def test_errors_are_those_of_the_last_start(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import yaml
 
@@ -61,6 +63,33 @@ def test_what_slurm_would_refuse_or_misread(text, path, tmp_path):
         load(tmp_path, text)
     (problem,) = caught.value.problems
     assert (problem.path, problem.line) == (path, 4)
+
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"export WANDB_API_KEY={KEY}", f"WANDB_API_KEY='{KEY}' x", f'a; MY_PASSWORD="{KEY}"',
+     f"declare -x T_TOKEN+={KEY}",
+     "curl https://me:secret-word@host/", "export A=hf_abcdefghijklmnopqrstuvwxyz"],
+)  # fmt: skip
+def test_a_secret_in_a_line_of_setup_is_refused_and_not_shown(line, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, "{setup: [module load x, " + json.dumps(line) + "]}")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path, problem.line) == ("secret-in-recipe", "launch.slurm.setup[1]", 4)
+    assert KEY not in str(problem)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["export WANDB_API_KEY=$(cat ~/.wandb_key)", 'export HF_TOKEN="$OTHER_NAME"', "export KEY=~/.ssh/id_rsa",
+     "export API_KEY=`cat key-of-mine`", "export NCCL_SOCKET_IFNAME=ib0", "source /etc/profile",
+     "x --a-key=none-at-all"],
+)  # fmt: skip
+def test_lines_of_setup_that_hold_no_secret(line, tmp_path):
+    assert load(tmp_path, "{setup: [" + json.dumps(line) + "]}").recipe.launch.slurm.setup == [line]
 
 
 def test_references_are_resolved_when_it_is_read(tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +46,7 @@ GPUS = """\
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=a100:8
-#SBATCH --signal=USR1@120
+#SBATCH --signal=USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output="/data/my runs/50%%/logs/slurm-%j.out"
@@ -57,14 +59,17 @@ set -eo pipefail
 run_dir='/data/my runs/50%'
 echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
 module load cuda/12.4
+rm -f "$run_dir/stopped.json"  # of an earlier start: what follows is about this one
 code=0
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=60 --cpus-per-task=32 \\
   /opt/venv/bin/python -m launcher.cli run "$run_dir/submitted.yaml" \\
   --output-dir "$run_dir" --resume auto || code=$?
-if [ "$code" -eq 130 ]; then
+case "$code" in
+130 | 138 | 143)
   # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.
   /opt/venv/bin/python -m launcher.execute.requeue "$run_dir"
-fi
+  ;;
+esac
 exit "$code"
 """
 PREPARES = """\
@@ -128,6 +133,26 @@ def test_a_job_on_gpus_and_its_prepare_job(tmp_path):
     checked(prepare, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "asks"),
+    [("exit 130", 130, True), ("kill -USR1 $$", 138, True), ("kill -TERM $$", 143, True),
+     ("exit 5", 5, False), ("exit 0", 0, False)],
+)  # fmt: skip
+def test_the_script_asks_for_a_requeue_after_every_stop_by_a_signal(ends, code, asks, tmp_path):
+    """Also where the signal came before Python listened; the word of an earlier start decides nothing."""
+    for name, text in (("srun", ends), ("python", f"touch {tmp_path}/asked")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    asked, plan = job(tmp_path, "", python=str(tmp_path / "python"))
+    (tmp_path / "stopped.json").write_text("{}")
+    (tmp_path / "job.sh").write_text(render_job(asked, plan, str(tmp_path)))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
+    done = subprocess.run(["bash", str(tmp_path / "job.sh")], env=env, capture_output=True)
+    assert done.returncode == code
+    assert (tmp_path / "asked").is_file() == asks
+    assert not (tmp_path / "stopped.json").exists()
+
+
 def test_an_array_finds_its_run_directory_by_its_index(tmp_path):
     asked, plan = job(tmp_path, "    array_limit: 2\n", on="2xcpu", tiny=True)
     run_dirs = ["/s/0-a", "/s/1-it's", "/s/2-$x"]
@@ -165,11 +190,11 @@ def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
     plan = make_plan(recipe(tmp_path, text), facts("2x8xA100-80GB"))
     stop = plan.value("runtime.stop_seconds")
     assert stop > 60  # a whole 7B model with its states
-    assert warning_seconds(plan) == stop + 60
-    small, plan = job(tmp_path, "    time: 2\n")
+    assert warning_seconds(plan) == stop + 120
+    small, plan = job(tmp_path, "    time: 3\n")
     problem = check_warning(small, plan)
     assert (problem.path, problem.code) == ("launch.slurm.time", "slurm-time")
-    for enough in ("3", "0", "1-0"):
+    for enough in ("4", "0", "1-0"):
         asked, plan = job(tmp_path, f"    time: '{enough}'\n")
         assert check_warning(asked, plan) is None
 
@@ -179,6 +204,19 @@ def test_names_that_slurm_takes_for_no_log(name, tmp_path):
     asked, plan = job(tmp_path, "")
     with pytest.raises(RecipeError, match="does not take in the name of a log"):
         render_job(asked, plan, name)
+
+
+@pytest.mark.parametrize("folder", ["/a\nsrun x", '/a"b', "/a$b", "/a\rb"])
+def test_a_current_folder_that_would_end_its_line_is_refused(folder, tmp_path):
+    asked, plan = job(tmp_path, "")
+    asked = replace(asked, folder=folder)
+    for render in (
+        lambda: render_job(asked, plan, "/r"),
+        lambda: render_prepare_job(asked, "/r", ["/r"]),
+        lambda: render_array(asked, plan, "/r", ["/r/0"]),
+    ):
+        with pytest.raises(RecipeError, match="in the name of a folder"):
+            render()
 
 
 def test_variables_do_not_win_over_the_script():
