@@ -135,7 +135,7 @@ def test_ranks_that_cannot_stop_are_killed_when_the_head_is_lost(tmp_path, port)
 
 def test_the_head_still_listens_when_its_own_ranks_have_ended(tmp_path, port):
     stays = "\nif sys.argv[2] == '1': time.sleep(600)\n"
-    pair = Pair(tmp_path, ranks() + stays, port)
+    pair = Pair(tmp_path, ranks() + stays, port, limits={"leave": 8.0})  # still waiting when the signal comes
     wait_for(lambda: (pair.run_dir / "COMPLETED").is_file() and pair.status(0).get("code") == 0)
     time.sleep(2)
     pair.send(0, signal.SIGTERM)
