@@ -6,58 +6,28 @@ no model and no data. Rank 0 writes what is known so far to result.json; nothing
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
-import signal
-import sys
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.facts.rehearsal import COURSE, RESULT, Course, course_of
-from launcher.train import stopping
 from launcher.train.job import Job, rank, read_job, world_size
-from launcher.train.outcome import COMPLETED, rank_log, redirect_output, write_error, write_json
-from launcher.train.status import start_status, status
-from launcher.train.worker import join_processes, leave, set_timeouts, stand_in_for_launcher
+from launcher.train.outcome import COMPLETED, write_json
+from launcher.train.status import status
+from launcher.train.worker import as_rank, join_processes, leave, set_timeouts, stand_in_for_launcher
 
 SCHEMA_VERSION = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rehearse in one run directory; the exit code of errors.py, 1 for the unforeseen."""
-    arguments = [word for word in (argv or sys.argv[1:]) if not word.startswith("--local_rank")]
-    if len(arguments) != 1:
-        print("usage: python -m launcher.train.rehearse RUN_DIR", file=sys.stderr)
-        return 2
-    run_dir = Path(arguments[0]).absolute()
-    redirect_output(run_dir, rank())
-    start_status(run_dir, rank())
-    stopping.watch(os.environ)  # a signal ends a rehearsal at once: there is nothing to save
-    stacks = rank_log(run_dir, rank()).open("a")
-    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-    code = work(run_dir)
-    status().end(code)
-    return code
+    """Rehearse in one run directory; the exit code of errors.py, 1 for the unforeseen.
 
-
-def work(run_dir: Path) -> int:
-    """Rehearse, and write down what went wrong; the exit code."""
-    try:
-        rehearse(read_job(run_dir), read_course(run_dir))
-    except EffilaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        write_error(run_dir, rank(), error)
-        return error.exit_code
-    except Exception as error:
-        traceback.print_exc()
-        write_error(run_dir, rank(), error)
-        return 1
-    return 0
+    A signal ends a rehearsal at once: there is nothing to save.
+    """
+    return as_rank("rehearse", lambda run_dir: rehearse(read_job(run_dir), read_course(run_dir)), argv)
 
 
 def read_course(run_dir: Path) -> Course:

@@ -29,9 +29,17 @@ from launcher.train.status import start_status, status
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train one run directory's plan; the exit code of errors.py, 1 for the unforeseen."""
+    return as_rank("worker", train_planned, argv)
+
+
+def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | None) -> int:
+    """Do `work` on the run directory that the arguments name, as a rank that is supervised; the exit code.
+
+    module: of this package, as the launcher starts it.
+    """
     arguments = [word for word in (argv or sys.argv[1:]) if not word.startswith("--local_rank")]
     if len(arguments) != 1:
-        print("usage: python -m launcher.train.worker RUN_DIR", file=sys.stderr)
+        print(f"usage: python -m launcher.train.{module} RUN_DIR", file=sys.stderr)
         return 2
     run_dir = Path(arguments[0]).absolute()
     redirect_output(run_dir, rank())
@@ -40,16 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     stacks = rank_log(run_dir, rank()).open("a")
     # Asked of all ranks of a run that hangs: which of them waits for which collective.
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
-    code = work(run_dir)
+    code = _code_of(work, run_dir)
     status().end(code)
     return code
 
 
-def work(run_dir: Path) -> int:
-    """Train, and write down what went wrong; the exit code."""
+def _code_of(work: Callable[[Path], None], run_dir: Path) -> int:
+    """Do it, and write down what went wrong; the exit code."""
     try:
-        faults.arm(os.environ, run_dir)
-        train(read_job(run_dir))
+        work(run_dir)
     except EffilaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         write_error(run_dir, rank(), error)
@@ -59,6 +66,12 @@ def work(run_dir: Path) -> int:
         write_error(run_dir, rank(), error)
         return 1
     return 0
+
+
+def train_planned(run_dir: Path) -> None:
+    """The run of RUN_DIR/plan.json."""
+    faults.arm(os.environ, run_dir)
+    train(read_job(run_dir))
 
 
 def train(job: Job) -> None:

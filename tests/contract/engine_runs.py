@@ -73,19 +73,26 @@ def recipe(said: Mapping[str, Any]) -> dict[str, Any]:
 def planned(
     said: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, world: int = 2
 ) -> tuple[Path, Mapping[str, str]]:
+    """As `prepared`, of the recipe that says `said`."""
+    return prepared(recipe(said), ground, folder, forks, world)
+
+
+def prepared(
+    whole: Mapping[str, Any], ground: Path, folder: Path, forks: Forks, world: int
+) -> tuple[Path, Mapping[str, str]]:
     """(A run directory with prepared data, the environment of its ranks.) world 0: one process alone."""
     folder.mkdir()
     for path in ground.iterdir():
         (folder / path.name).symlink_to(path)
     (folder / "hooks.py").write_text(KILL_HOOKS)
-    (folder / "r.yaml").write_text(yaml.safe_dump(recipe(said)))
+    (folder / "r.yaml").write_text(yaml.safe_dump(dict(whole)))
     loaded, facts = gather(load_recipe(folder / "r.yaml"), f"{world}xcpu" if world else "cpu")
     bundle = render(make_plan(loaded, facts))
     out = folder / "out"
     write_run_dir(bundle, out, resume=False)
     _, _, env = bind(bundle, {"run_dir": str(out), "devices": ""})
-    prepared = forks.run(out, 0, env, module="prepare")
-    assert prepared.codes == (0,), prepared.said
+    ended = forks.run(out, 0, env, module="prepare")
+    assert ended.codes == (0,), ended.said
     return out, env
 
 

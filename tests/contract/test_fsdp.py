@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from forked import KILL, KILL_HOOKS, Forks
+from engine_runs import prepared
+from forked import KILL, Forks
 from grounds import tokenizer_of_1024_words, write_rows
 
-from launcher.commands.gather import gather
-from launcher.execute.local import bind
-from launcher.execute.run_dir import write_run_dir
 from launcher.plan.fsdp import OPTIMIZERS
-from launcher.plan.planner import make_plan
-from launcher.recipe.loading import load_recipe
-from launcher.render.bundle import render
 
 if not find_spec("torch"):  # not imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
@@ -76,19 +70,7 @@ def planned(
     said: dict[str, Any], ground: Path, folder: Path, forks: Forks, world: int = 2
 ) -> tuple[Path, Mapping[str, str]]:
     """(A run directory with prepared data, the environment of its ranks.)"""
-    folder.mkdir()
-    for path in ground.iterdir():
-        (folder / path.name).symlink_to(path)
-    (folder / "hooks.py").write_text(KILL_HOOKS)
-    (folder / "r.yaml").write_text(yaml.safe_dump(recipe(said)))
-    loaded, facts = gather(load_recipe(folder / "r.yaml"), f"{world}xcpu" if world else "cpu")
-    bundle = render(make_plan(loaded, facts))
-    out = folder / "out"
-    write_run_dir(bundle, out, resume=False)
-    _, _, env = bind(bundle, {"run_dir": str(out), "devices": ""})
-    prepared = forks.run(out, 0, env, module="prepare")
-    assert prepared.codes == (0,), prepared.said
-    return out, env
+    return prepared(recipe(said), ground, folder, forks, world)
 
 
 def trained(said: dict[str, Any], ground: Path, folder: Path, forks: Forks, world: int = 2) -> Path:
