@@ -32,18 +32,19 @@ def refuse_hostfile() -> None:
 
 
 def allocated(
-    loaded: LoadedRecipe, on: str | None, *, tiny: bool, say: Callable[[str], None]
+    loaded: LoadedRecipe, on: str | None, command: str, *, tiny: bool, say: Callable[[str], None]
 ) -> Place | None:
     """The place of this task of a step; None outside a job, and for the only task of one.
 
+    command: as the user gave it, without the recipe, for the line that mends an error.
     RecipeError (2) in the shell of `salloc` on another machine, without srun in a job of several nodes, and
     for tasks that are neither one a node nor one a device.
     """
     allocation = read_allocation(os.environ, socket.gethostname())
     if allocation is None:
         return None
-    command = f"effilaunch run {shell_word(str(loaded.path))}"
-    forgotten = forgotten_srun(allocation, command)
+    line = f"effilaunch {command} {shell_word(str(loaded.path))}"
+    forgotten = forgotten_srun(allocation, line)
     if forgotten is not None:
         raise RecipeError(forgotten)
     if allocation.step is None:
@@ -52,7 +53,7 @@ def allocated(
     hardware = find_hardware(loaded.recipe, on)
     # A rehearsal takes one machine and what it finds there.
     nodes, devices = (1, 1) if tiny else (hardware.num_nodes, hardware.devices_per_node)
-    wrong = wrong_tasks(allocation, nodes, devices, command)
+    wrong = wrong_tasks(allocation, nodes, devices, line)
     if wrong is not None:
         raise RecipeError(wrong)
     return None if allocation.tasks == 1 else place_in(allocation, node_address)

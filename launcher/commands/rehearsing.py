@@ -60,7 +60,7 @@ def rehearse_command(
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
-    gathering = find_gathering(loaded, on, node_rank, master_addr)
+    gathering = find_gathering(loaded, on, node_rank, master_addr, command="doctor --rehearse")
     asked = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)

@@ -126,7 +126,7 @@ def runs_alone(allocation: Allocation) -> str:
     if allocation.step is not None:
         return ""
     return (
-        f"job {allocation.job} has one node: this runs there without srun. With `srun effilaunch run …` a "
+        f"job {allocation.job} has one node: this runs there without srun. With `srun` before the command a "
         f"signal from Slurm before the end (--signal) reaches it, too"
     )
 

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from launcher.cli import main
 from launcher.commands.gather import usable_cores
 from launcher.errors import RecipeError
 from launcher.facts.host_lists import expand_counts, expand_hosts
@@ -96,6 +97,16 @@ def test_a_batch_script_of_several_nodes_lacks_its_srun():
     problem = forgotten_srun(read(BATCH), RUN)
     assert problem.code == "slurm-no-srun"
     assert problem.hint == f"write `srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {RUN}`"
+
+
+@pytest.mark.parametrize("command", ["run", "doctor --rehearse"])
+def test_the_line_to_write_has_the_command_that_was_given(command, tmp_path, monkeypatch, capsys):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("model: {name_or_path: m}\ndata: {train: [{path: rows.jsonl}]}\n")
+    for word in BATCH.split():
+        monkeypatch.setenv(*word.split("=", 1))
+    assert main([*command.split(), str(recipe)]) == 2
+    assert f"--ntasks-per-node=1 effilaunch {command} {recipe}`" in capsys.readouterr().err
 
 
 def test_a_batch_script_of_one_node_runs_with_a_note():
