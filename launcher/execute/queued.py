@@ -213,7 +213,7 @@ def _check_stuck(submitted: Submitted, job: Job, seen: _Seen) -> None:
     if seen.stuck < _CERTAIN:
         return
     message = f"job {job.id} will not start: {why} ({job.reason})"
-    hint = f"`effilaunch submit {submitted.folder} --cancel` takes it out of the queue"
+    hint = f"`effilaunch submit {submitted.place} --cancel` takes it out of the queue"
     raise MachineError(Problem("slurm-stuck", message, hint=hint))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.commands import following
 from launcher.commands.sweeping import combine, folder_name, swept_overrides
 from launcher.errors import (
     DoesNotFit,
@@ -246,6 +247,33 @@ def test_what_was_submitted_is_read_again_and_a_stranger_refused(tmp_path):
     (tmp_path / "submit.json").write_text("{}")
     with pytest.raises(RecipeError, match="cannot be read"):
         read_submitted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "ended", "said"),
+    [
+        (".", ["12", "11"], "cancelled job(s) 12, 11; they are not requeued\n"),
+        ("1-seed=2", ["12_1"], "cancelled job(s) 12_1; they are not requeued; the other runs of"),
+    ],
+)
+def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(
+    name, ended, said, tmp_path, monkeypatch
+):
+    asked: list[tuple[str, ...]] = []
+    numbers = iter([Answer(0, "11\n", ""), Answer(0, "12\n", "")])
+    monkeypatch.setattr(submit, "submit", lambda script, dependency: next(numbers))
+    monkeypatch.setattr(submit, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
+    monkeypatch.setattr(following, "read_jobs", lambda ids: {})
+    values = [{"seed": 1}, {"seed": 2}]
+    run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]
+    for run_dir in run_dirs:
+        run_dir.mkdir()
+    scripts = (tmp_path / "prepare.sbatch", tmp_path / "job.sbatch")
+    submit.submit_scripts(tmp_path, scripts, "r.yaml", run_dirs, values)
+    outcome = following.cancel_command(str(tmp_path / name))
+    assert asked == [("scancel", *ended)]
+    assert outcome.text.startswith(said)
+    assert read_submitted(tmp_path / name).place == tmp_path / name  # what hints name
 
 
 def test_a_sweep_is_the_product_with_the_types_of_yaml():
