@@ -153,6 +153,49 @@ def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason)
         follow(submission(tmp_path), lambda line: None)
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("PartitionDown", "waits until its partition is up: it is down"),
+        ("PartitionInactive", "waits until its partition starts jobs again: it is inactive"),
+        ("NodeDown", "waits for a node that is down"),
+        ("ReqNodeNotAvail,_UnavailableNodes:n1", "waits for nodes that are down, drained or reserved"),
+        ("JobHeldUser", "is held: `scontrol release` lets it go"),
+        ("JobHeldAdmin", "is held by an administrator"),
+        ("Resources", "waits for free nodes"),
+        ("Priority", "waits behind jobs of higher priority"),
+    ],
+)
+def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words):
+    states = [*[Job("4", "PENDING", reason)] * 20, Job("4", "COMPLETED", code=0)]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert said == [f"job 4 {words}", "job 4 is done"]
+
+
+def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
+    def both(first, second):
+        return {"4_0": first, "4_1": second}
+
+    answers = [
+        both(Job("4", "PENDING", "Resources"), Job("4", "PENDING", "JobArrayTaskLimit")),
+        *[both(Job("5", "RUNNING"), Job("4", "PENDING", "PartitionDown"))] * 9,
+        both(Job("5", "COMPLETED", code=0), Job("4", "COMPLETED", code=0)),
+    ]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: answers.pop(0))
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    runs = tuple(Run(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
+    said: list[str] = []
+    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs), said.append)) == 2
+    assert said == [
+        "array 4: 2 pending",
+        "array 4: 1 running, 1 pending, waits until its partition is up: it is down",
+        "array 4: 2 completed",
+    ]
+
+
 def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(queued, "read_jobs", lambda ids: {})
     monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
