@@ -59,6 +59,10 @@ _STUCK = {
     "QOSNotAllowed": "its quality of service may not use the partition",
 }
 """The same of a job that does not start unless it, its partition or its account is changed."""
+_OF_ONE_PARTITION = (
+    "PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit", "AccountNotAllowed", "QOSNotAllowed",
+)  # fmt: skip
+"""Slurm shows the reason of the partition that it tried last: the others may take the job."""
 _HINDERED = (
     "PartitionDown", "PartitionInactive", "NodeDown", "ReqNodeNotAvail", "JobHeldUser", "JobHeldAdmin",
 )  # fmt: skip
@@ -218,7 +222,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _check_stuck(submitted: Submitted, job: Job, seen: _Seen) -> None:
     why = _STUCK.get(_reason(job)) if job.state == "PENDING" else None
-    if why is None or (job.reason == "DependencyNeverSatisfied" and submitted.prepare):
+    elsewhere = "," in job.partition and _reason(job) in _OF_ONE_PARTITION
+    if why is None or elsewhere or (job.reason == "DependencyNeverSatisfied" and submitted.prepare):
         seen.stuck = 0  # what waits for a job that failed is cancelled by Slurm, and judged then
         return
     seen.stuck += 1

@@ -29,7 +29,7 @@ LINES = {
     "4": "JobId=4 JobName=r JobState=COMPLETED Reason=None Dependency=(null) Requeue=1 Restarts=1 "
     "ExitCode=0:0 StartTime=2026-11-22T19:17:44 PreemptTime=None NodeList=n1 BatchHost=n1",
     "5": "JobId=5 JobName=r JobState=PENDING Reason=PartitionTimeLimit Restarts=0 ExitCode=0:0 "
-    "StartTime=Unknown NodeList=(null)",
+    "StartTime=Unknown Partition=low,big NodeList=(null)",
     "21": "JobId=21 ArrayJobId=21 ArrayTaskId=1-3%2 JobName=r JobState=PENDING Reason=Dependency Restarts=0 "
     "ExitCode=0:0\nJobId=22 ArrayJobId=21 ArrayTaskId=0 JobName=r JobState=FAILED Reason=NonZeroExitCode "
     "Restarts=0 ExitCode=5:0 NodeList=n2",
@@ -65,6 +65,7 @@ def test_jobs(slurm):
         1,
     )
     assert (found["5"].code, found["5"].reason, found["5"].preempted) == (None, "PartitionTimeLimit", "")
+    assert (found["5"].partition, found["4"].partition) == ("low,big", "")
     assert (found["21_0"].state, found["21_0"].code) == ("FAILED", 5)
     assert (found["21_3"].state, found["21_3"].reason) == ("PENDING", "Dependency")
 
@@ -173,6 +174,16 @@ def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words
     said: list[str] = []
     assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
     assert said == [f"job 4 {words}", "job 4 is done"]
+
+
+def test_the_limit_of_one_of_several_partitions_is_no_end(tmp_path, monkeypatch):
+    waits = Job("4", "PENDING", "PartitionTimeLimit", partition="low,big")
+    states = [*[waits] * 9, Job("4", "COMPLETED", code=0, partition="big")]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert said == ["job 4 waits (PartitionTimeLimit)", "job 4 is done"]
 
 
 def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
