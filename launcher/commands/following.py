@@ -64,7 +64,7 @@ def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
         rows.append(row)
         if problem is not None:
             problems.append(problem)
-    code = 0 if not problems else max(RunFailed.exit_code, 0)
+    code = RunFailed.exit_code if problems else 0
     return Outcome({**submitted.to_json(), "table": rows}, sweep_text(submitted, rows), problems, code)
 
 
