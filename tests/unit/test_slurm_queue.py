@@ -207,6 +207,20 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("last", "code"), [("COMPLETED", 0), ("FAILED", 5)])
+def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
+    jobs = {"4_0": Job("5", "COMPLETED", code=0), "4_1": Job("4", last, code=code)}
+    monkeypatch.setattr(following, "follow", lambda submitted, say: jobs)
+    for number, job in enumerate(jobs.values()):
+        (tmp_path / str(number)).mkdir()
+        if job.code == 0:
+            (tmp_path / str(number) / "COMPLETED").touch()
+            (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
+    runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
+    outcome = following.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs), print)
+    assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
+
+
 def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
     monkeypatch.setattr(queued, "read_jobs", lambda ids: {})
     monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
