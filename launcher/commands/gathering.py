@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,9 @@ from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.group import Group
 from launcher.execute.member import COME_S, serve
 from launcher.execute.ssh import Starting, forwarded
-from launcher.facts.hostfile import Host
+from launcher.facts.hostfile import Host, is_host
 from launcher.facts.interfaces import is_this_machine, own_address_towards
-from launcher.facts.place import Place
+from launcher.facts.place import PORTS, Place
 from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.outcome import Outcome, note
@@ -34,6 +35,9 @@ LINGER_S = 60.0
 """When a run ends before all have come: so long those are told that come by themselves."""
 DEFAULT_PORT = 29400
 """The head's control port, where --master-addr names none."""
+_LAST_PORT = 65536 - PORTS
+"""Those behind the port are tried, too."""
+_ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +100,15 @@ def rendezvous(loaded: LoadedRecipe, on: str | None, node_rank: int | None, addr
 
 def split_address(address: str) -> tuple[str, int]:
     """`HOST`, `HOST:PORT` or `[IPV6]:PORT`. RecipeError (2) where it is none of them."""
-    host, port = address, ""
-    if address.startswith("["):
-        host, _, port = address[1:].partition("]")
-        port = port.removeprefix(":")
-    elif address.count(":") == 1:
-        host, _, port = address.partition(":")
-    known = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not host or (port and not known):
-        message = f"--master-addr {address!r}: HOST or HOST:PORT was expected, PORT from 1 to 65535"
-        raise RecipeError(Problem("usage", message, hint=f"e.g. --master-addr node1:{DEFAULT_PORT}"))
-    return host, int(port) if port else DEFAULT_PORT
+    found = _ADDRESS.fullmatch(address)
+    host = address if found is None else found[1] or found[2]  # one of IPv6 has more colons
+    port = int(found[3]) if found is not None and found[3] else DEFAULT_PORT
+    if not is_host(host) or not 0 < port <= _LAST_PORT:
+        shown = repr(address if len(address) <= 80 else f"{address[:80]}…")
+        message = f"--master-addr {shown}: HOST or HOST:PORT was expected, PORT from 1 to {_LAST_PORT}"
+        hint = f"e.g. --master-addr node1:{DEFAULT_PORT}, 10.0.0.1 or [fd00::1]:{DEFAULT_PORT}"
+        raise RecipeError(Problem("usage", message, hint=hint))
+    return host, port
 
 
 def _of_hostfile(loaded: LoadedRecipe, on: str | None, file: str) -> Gathering | None:

@@ -181,9 +181,9 @@ def _joined(
         for port in range(place.port, place.port + PORTS):
             try:
                 channel = Channel(socket.create_connection((place.head, port), _CONNECT_S), rhythm)
-            except OSError as error:
-                why = why or f"{place.head}:{port}: {error.strerror or error}"
-                if isinstance(error, TimeoutError | socket.gaierror):
+            except (OSError, UnicodeError) as error:  # the second: no name that could be looked up
+                why = why or f"{place.head}:{port}: {getattr(error, 'strerror', None) or error}"
+                if isinstance(error, TimeoutError | socket.gaierror | UnicodeError):
                     break  # the other ports would not answer either
                 continue
             try:

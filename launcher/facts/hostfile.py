@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
 
-_LINE = re.compile(r"(\S+)\s+slots=([0-9]+)")
+_LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,6})")
+_LABELS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 _EXAMPLE = "HOST slots=N, such as `node1 slots=8`"
 
 
@@ -20,6 +22,18 @@ class Host:
     slots: int
     """Devices, or processes on a CPU."""
     line: int
+
+
+def is_host(name: str) -> bool:
+    """Whether it may be the name of a machine, or is an address: what can be looked up, and is no option of
+    ssh's."""
+    if len(name) <= 253 and _LABELS.fullmatch(name):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return name.isascii() and name.isprintable()  # an address of IPv6 may end with any name of an interface
 
 
 def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
@@ -48,13 +62,13 @@ def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
 def _wrong(line: str, known: dict[str, int]) -> str:
     """What is wrong with a line; empty where nothing is."""
     name, *rest = line.split()
-    if name.startswith("-"):  # ssh would read it as an option
-        return f"{name!r} is no host name"
+    if name.startswith("-") or not is_host(name.rpartition("@")[2]):  # the first ssh would read as an option
+        return f"{name[:80]!r} is no host name: {_EXAMPLE} was expected"
     if not rest:
         return f"{name} has no slots: {_EXAMPLE} was expected"
     found = _LINE.fullmatch(line)
     if found is None:
-        return f"{' '.join(rest)!r} is not `slots=N`: {_EXAMPLE} was expected"
+        return f"{' '.join(rest)[:80]!r} is not `slots=N`: {_EXAMPLE} was expected"
     if int(found[2]) == 0:
         return f"{name} has no slot: 1 or more was expected"
     if name in known:

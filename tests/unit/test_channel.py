@@ -330,6 +330,12 @@ def test_a_head_that_is_not_there_is_told(place):
     assert f"127.0.0.1:{place.port}" in error.problems[0].message
 
 
+def test_a_head_whose_name_is_none_is_told(place):
+    error = Other(replace(second(place), head="node..1"), come_s=0.5).ended()
+    assert isinstance(error, MachineError)
+    assert "node..1:" in error.problems[0].message
+
+
 def test_members_that_do_not_come_are_named(place, group):
     with pytest.raises(MachineError) as caught:
         group.await_all(0.5, print)

@@ -37,6 +37,11 @@ def test_comments_and_blank_lines_are_passed_over():
         ("node2", "node2 has no slots"),
         ("node1 slots=8", "node1 stands in line 1 already"),
         ("-oProxyCommand=x slots=8", "'-oProxyCommand=x' is no host name"),
+        ("-oProxyCommand=x@node2 slots=8", "'-oProxyCommand=x@node2' is no host name"),
+        ("node..2 slots=8", "'node..2' is no host name"),
+        (".node2 slots=8", "'.node2' is no host name"),
+        (f"{'n' * 70} slots=8", f"'{'n' * 70}' is no host name"),
+        pytest.param(f"node2 slots={'9' * 5000}", "'slots=9999", id="many digits"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_place(line, said):
@@ -119,6 +124,8 @@ def test_variables_that_the_recipe_names_are_known(tmp_path, monkeypatch):
         ("node1:30000", ("node1", 30000)),
         ("10.0.0.1:1", ("10.0.0.1", 1)),
         ("fd00::1", ("fd00::1", 29400)),
+        ("fe80::1%eth0", ("fe80::1%eth0", 29400)),
+        ("node_1.a-b.example.", ("node_1.a-b.example.", 29400)),
         ("[fd00::1]:500", ("fd00::1", 500)),
     ],
 )
@@ -126,10 +133,16 @@ def test_an_address_with_and_without_a_port(given, expected):
     assert split_address(given) == expected
 
 
-@pytest.mark.parametrize("given", ["", ":29400", "node1:0", "node1:70000", "node1:x", "node1:٣"])
+@pytest.mark.parametrize(
+    "given",
+    ["", ":29400", "node1:", "node1:0", "node1:70000", "node1:65530", "node1:x", "node1:٣", "node..1",
+     ".node1", "node 1", "-node1", "n" * 70, ".".join(["n" * 50] * 6), "nöde1", "[fd00::1", "fd00::x",
+     pytest.param(f"node1:{'9' * 5000}", id="many digits")],
+)  # fmt: skip
 def test_an_address_that_is_none_is_refused(given):
     (problem,) = problems(split_address, given)
     assert problem.code == "usage"
+    assert len(problem.message) < 200
 
 
 @pytest.mark.parametrize(
