@@ -50,6 +50,46 @@ def test_a_wrong_line_is_named_with_its_place(line, said):
     assert (problem.code, problem.file, problem.line) == ("bad-hostfile", "/x/hosts", 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("node2,node3", "a line of its own"),
+        ("node[2-3]", "a line of its own"),
+        ("node[2]", "a line of its own"),
+        ("node2:22", "a port belongs into ~/.ssh/config"),
+        ("fd00::x", "write an address"),
+        ("[fd00::1]", "without brackets"),
+        ("[fd00::1]:22", "without brackets"),
+        ("root@", "HOST or USER@HOST"),
+        ("@node2", "HOST or USER@HOST"),
+        ("no\0de2", "letters, digits"),
+        ("ro\x1bot@node2", "letters, digits"),
+        ("\ufeffnode2", "letters, digits"),
+    ],
+)
+def test_what_is_no_name_is_told_with_its_mend(name, mend):
+    (problem,) = problems(parse_hostfile, f"# ours\nnode1 slots=8\n{name} slots=8\n", "hosts")
+    assert problem.message.startswith(f"{name!r} is no host name: HOST slots=N")
+    assert (problem.code, problem.line) == ("bad-hostfile", 3)
+    assert mend in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("node2", "Node2"),
+        ("node2", "u@node2"),
+        ("u@node2", "root@NODE2."),
+        ("fd00::1", "FD00:0::1"),
+        ("10.0.0.1", "root@10.0.0.1"),
+    ],
+)
+def test_a_machine_has_one_line_whatever_it_is_called(first, second):
+    (problem,) = problems(parse_hostfile, f"{first} slots=8\n{second} slots=8\n", "hosts")
+    assert problem.message.startswith(f"{second} stands in line 1 already as {first}: one line a machine")
+    assert problem.line == 2
+
+
 def test_all_wrong_lines_are_told_at_once():
     assert [p.line for p in problems(parse_hostfile, "a\nb slots=1\nc slot=1\n", "hosts")] == [1, 3]
     (empty,) = problems(parse_hostfile, "# nothing\n", "hosts")
