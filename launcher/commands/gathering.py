@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.commands.allocation import allocated, refuse_hostfile
-from launcher.commands.gather import find_hardware, read_hostfile
+from launcher.commands.gather import check_hosts, find_hardware, hostfile_warnings, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.group import Group
 from launcher.execute.member import COME_S, serve
@@ -75,6 +75,9 @@ def find_gathering(
         refuse_hostfile()
         return _of_hostfile(loaded, on, loaded.recipe.launch.hostfile)
     if alone == "--dry-run":
+        if loaded.recipe.launch.hostfile is not None:
+            for warning in hostfile_warnings(loaded.recipe, find_hardware(loaded.recipe, on)):
+                note(warning)
         return None
     place = allocated(loaded, on, command, tiny=bool(alone), say=note)
     return None if place is None else Gathering(place)
@@ -117,25 +120,17 @@ def _of_hostfile(loaded: LoadedRecipe, on: str | None, file: str) -> Gathering |
     hardware = find_hardware(loaded.recipe, on)
     if hardware.num_nodes == 1:
         return None
-    if hardware.num_nodes > len(hosts):
-        message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
-        hint = "add the others, or plan for fewer: `hardware` or --on"
-        raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
     own = [host for host in hosts if is_this_machine(host.name.rpartition("@")[2])]
     if len(own) != 1:
         raise RecipeError(_not_here(own, file))
-    others = [host for host in hosts if host is not own[0]][: hardware.num_nodes - 1]
-    for host in (*own, *others):
-        if host.slots < hardware.devices_per_node:
-            message = (
-                f"{hardware.label} takes {hardware.devices_per_node} devices of each machine, "
-                f"{host.name} has {host.slots} slots"
-            )
-            raise RecipeError(Problem("bad-hostfile", message, file=file, line=host.line))
+    others = [host for host in hosts if host is not own[0]]
+    check_hosts([*own, *others], hardware, file)
     place = Place(
         uuid.uuid4().hex, 0, hardware.num_nodes, hardware.num_nodes, 0, 1, 0, own[0].name, DEFAULT_PORT
     )
-    return Gathering(place, tuple(others), tuple(_references(loaded.recipe.model_dump())))
+    return Gathering(
+        place, tuple(others[: hardware.num_nodes - 1]), tuple(_references(loaded.recipe.model_dump()))
+    )
 
 
 def _not_here(own: list[Host], file: str) -> Problem:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
 from factories import BASE, recipe
 
+from launcher.cli import main
 from launcher.commands.gather import find_hardware
 from launcher.commands.gathering import Gathering, find_gathering, split_address
 from launcher.errors import RecipeError
@@ -142,6 +144,67 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, text, on, said):
     (problem,) = problems(gathering, with_hosts(tmp_path, text), on)
     assert said in problem.message
     assert problem.code == "bad-hostfile"
+
+
+def written(folder, text, extra=""):
+    (folder / "hosts").write_text(text)
+    (folder / "r.yaml").write_text(BASE + f"launch: {{hostfile: hosts}}\n{extra}")
+    return str(folder / "r.yaml")
+
+
+WRITTEN_FOR = "hardware: {num_nodes: 4, devices_per_node: 8, device: A100-80GB}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a slots=8\nb slot=8\nc slots=8\nd slots=8\n", ":2", "'slot=8' is not `slots=N`"),
+        ("a slots=8\nb slots=8\n", "", "asks for 4 machines, the hostfile names 2"),
+        ("a slots=8\nb slots=4\nc slots=8\nd slots=8\n", ":2", "8 devices of each machine, b has 4 slots"),
+        ("a slots=8\nb slots=8\nc slots=8\nd slots=4\n", ":4", "8 devices of each machine, d has 4 slots"),
+    ],
+)
+def test_validate_and_plan_find_what_run_would(tmp_path, capsys, text, line, said):
+    file = written(tmp_path, text, WRITTEN_FOR)
+    for argv in (
+        ["validate", file],
+        ["plan", file],
+        ["run", file, "--dry-run", "--output-dir", f"{tmp_path}/o"],
+    ):
+        assert main(argv) == 2, argv
+        shown = capsys.readouterr().err
+        assert f"{tmp_path}/hosts{line}: " in shown, argv
+        assert said in shown, argv
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_machine_that_leads_need_not_be_among_the_first(tmp_path, capsys):
+    four = written(tmp_path, "a slots=8\nb slots=8\nc slots=8\nd slots=4\ne slots=8\n", WRITTEN_FOR)
+    assert main(["plan", four]) == 0
+    assert main(["plan", four, "--on", "8xA100-80GB"]) == 0
+    assert main(["plan", four, "--on", "2x16xA100-80GB"]) == 2
+    assert capsys.readouterr().err.count("devices of each machine") == 2  # a and the best of the others
+
+
+def test_plans_for_machines_of_which_none_is_this_one_only_warn(tmp_path, capsys):
+    file = written(tmp_path, "", WRITTEN_FOR)
+    (tmp_path / "hosts").unlink()
+    said = f"cannot read {tmp_path}/hosts: No such file or directory (launch.hostfile)"
+    assert main(["validate", file]) == 0
+    assert f"warning: {said}" in capsys.readouterr().out
+    assert main(["plan", file, "--json"]) == 0
+    assert said in json.loads(capsys.readouterr().out)["warnings"]
+    assert main(["run", file, "--dry-run", "--output-dir", f"{tmp_path}/o"]) == 0
+    assert said in capsys.readouterr().err
+    (tmp_path / "hosts").mkdir()
+    assert main(["validate", file]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_validate_reads_a_file_that_alone_says_what_there_is(tmp_path, capsys):
+    assert main(["validate", written(tmp_path, "a slots=2\nb slots=1\nc slots=3\n")]) == 2
+    assert capsys.readouterr().err.count("machines must be equal") == 2
+    assert main(["validate", written(tmp_path, "a slots=2\nb slots=2\n")]) == 0
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
