@@ -70,7 +70,10 @@ def find_gathering(
         if alone:
             message = f"{alone} is done on one machine: without --node-rank and --master-addr"
             raise RecipeError(Problem("usage", message))
-        return Gathering(rendezvous(loaded, on, node_rank, master_addr))
+        by_hand = Gathering(rendezvous(loaded, on, node_rank, master_addr))
+        if loaded.recipe.launch.hostfile is not None:
+            note("launch.hostfile: no machine is started over ssh: with --node-rank each is started by hand")
+        return by_hand
     if loaded.recipe.launch.hostfile is not None and not alone:
         refuse_hostfile()
         return _of_hostfile(loaded, on, loaded.recipe.launch.hostfile)

@@ -263,6 +263,14 @@ def test_a_rendezvous_that_cannot_be_is_refused(tmp_path, rank, address, on, sai
     assert said in problem.message
 
 
+def test_a_hostfile_beside_a_rank_is_told_to_start_nothing(tmp_path, capsys):
+    loaded = with_hosts(tmp_path, "a slots=1\nb slots=1\n")
+    assert find_gathering(loaded, "2x1xcpu", 1, "node1").hosts == ()
+    assert "launch.hostfile: no machine is started over ssh" in capsys.readouterr().err
+    find_gathering(recipe(tmp_path), "2x1xcpu", 1, "node1")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_rehearsal_is_done_on_one_machine(tmp_path):
     (problem,) = problems(find_gathering, recipe(tmp_path), "2x1xcpu", 0, "node1", alone="--tiny")
     assert problem.message.startswith("--tiny is done on one machine")
