@@ -173,7 +173,7 @@ def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: o
 
 def take_part(place: Place, asked: str, say: Callable[[str], None]) -> Outcome:
     """Be a member that is not the head, until the job ends. Raises what the head raises."""
-    serve(place, asked, say)
+    serve(place, asked, say, waits=say)
     return Outcome({"member": place.member, "node_rank": place.node_rank}, "the run has finished")
 
 
