@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,8 @@ def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
     elif recipe.hardware is not None:
         asked = recipe_hardware(recipe)
     elif recipe.launch.hostfile is not None:
-        hosts = read_hostfile(recipe.launch.hostfile)
+        hosts = _equal_hosts(recipe.launch.hostfile)
         asked = replace(probe.probe_hardware(), num_nodes=len(hosts), devices_per_node=hosts[0].slots)
-        if unequal := next((host for host in hosts if host.slots != asked.devices_per_node), None):
-            raise RecipeError(_unequal(hosts[0], unequal, recipe.launch.hostfile))
     else:
         return _allocated(probe.probe_hardware())
     return with_host_memory(asked, probe.host_memory_bytes())
@@ -72,20 +70,73 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, ValueError) as error:
+        absent = isinstance(error, FileNotFoundError | NotADirectoryError)
         message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
         hint = "a file with a line `HOST slots=N` for each machine; relative paths are relative to the recipe"
-        raise RecipeError(Problem("hostfile-missing", message, path="launch.hostfile", hint=hint)) from None
+        code = "hostfile-missing" if absent else "hostfile-unreadable"
+        raise RecipeError(Problem(code, message, path="launch.hostfile", hint=hint)) from None
     return parse_hostfile(text, path)
 
 
-def _unequal(first: Host, other: Host, file: str) -> Problem:
-    return Problem(
-        "bad-hostfile",
-        f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: machines must be equal",
-        file=file,
-        line=other.line,
-        hint="give all the same number, or say with `hardware` or --on how many devices of each are used",
-    )
+def _equal_hosts(path: str) -> tuple[Host, ...]:
+    """The same, where the file alone says how many devices each machine has."""
+    first, *others = hosts = read_hostfile(path)
+    problems = [
+        Problem(
+            "bad-hostfile",
+            f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: "
+            "machines must be equal",
+            file=path,
+            line=other.line,
+            hint="give all the same number, or say with `hardware` or --on how many devices of each are used",
+        )
+        for other in others
+        if other.slots != first.slots
+    ]
+    if problems:
+        raise RecipeError(problems)
+    return hosts
+
+
+def check_hosts(hosts: Sequence[Host], hardware: Hardware, file: str) -> None:
+    """RecipeError where a plan for several machines asks for more of them than there are, or for more devices
+    than one of the first ones has."""
+    if hardware.num_nodes > len(hosts):
+        message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
+        hint = "add the others, or plan for fewer: `hardware` or --on"
+        raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
+    problems = [
+        Problem(
+            "bad-hostfile",
+            f"{hardware.label} takes {hardware.devices_per_node} devices of each machine, "
+            f"{host.name} has {host.slots} slots",
+            file=file,
+            line=host.line,
+        )
+        for host in hosts[: hardware.num_nodes]
+        if host.slots < hardware.devices_per_node
+    ]
+    if problems:
+        raise RecipeError(problems)
+
+
+def hostfile_warnings(recipe: Recipe, hardware: Hardware | None) -> list[str]:
+    """A warning where the hostfile is not on this machine, which plans for others. RecipeError where it is
+    there, and is wrong or does not fit the hardware (None: the file says what there is)."""
+    file = recipe.launch.hostfile
+    if file is None:
+        return []
+    try:
+        hosts = _equal_hosts(file) if hardware is None else read_hostfile(file)
+    except RecipeError as error:
+        if error.problems[0].code != "hostfile-missing":
+            raise
+        return [f"{problem.message} ({problem.path})" for problem in error.problems]
+    if hardware is not None and hardware.num_nodes > 1:
+        # Which machine leads is not known here: behind those that take part in any case the best one.
+        first, rest = hosts[: hardware.num_nodes - 1], hosts[hardware.num_nodes - 1 :]
+        check_hosts([*first, *sorted(rest, key=lambda host: -host.slots)], hardware, file)
+    return []
 
 
 def recipe_hardware(recipe: Recipe) -> Hardware:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,14 +19,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.commands.allocation import allocated, refuse_hostfile
-from launcher.commands.gather import find_hardware, read_hostfile
+from launcher.commands.gather import check_hosts, find_hardware, hostfile_warnings, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.group import Group
 from launcher.execute.member import COME_S, serve
 from launcher.execute.ssh import Starting, forwarded
-from launcher.facts.hostfile import Host
+from launcher.facts.hostfile import Host, is_host
 from launcher.facts.interfaces import is_this_machine, own_address_towards
-from launcher.facts.place import Place
+from launcher.facts.place import PORTS, Place
 from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.outcome import Outcome, note
@@ -34,6 +35,9 @@ LINGER_S = 60.0
 """When a run ends before all have come: so long those are told that come by themselves."""
 DEFAULT_PORT = 29400
 """The head's control port, where --master-addr names none."""
+_LAST_PORT = 65536 - PORTS
+"""Those behind the port are tried, too."""
+_ADDRESS = re.compile(r"(?:\[([^]]+)\]|([^:]+))(?::([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,17 @@ def find_gathering(
         if alone:
             message = f"{alone} is done on one machine: without --node-rank and --master-addr"
             raise RecipeError(Problem("usage", message))
-        return Gathering(rendezvous(loaded, on, node_rank, master_addr))
+        by_hand = Gathering(rendezvous(loaded, on, node_rank, master_addr))
+        if loaded.recipe.launch.hostfile is not None:
+            note("launch.hostfile: no machine is started over ssh: with --node-rank each is started by hand")
+        return by_hand
     if loaded.recipe.launch.hostfile is not None and not alone:
         refuse_hostfile()
         return _of_hostfile(loaded, on, loaded.recipe.launch.hostfile)
     if alone == "--dry-run":
+        if loaded.recipe.launch.hostfile is not None:
+            for warning in hostfile_warnings(loaded.recipe, find_hardware(loaded.recipe, on)):
+                note(warning)
         return None
     place = allocated(loaded, on, command, tiny=bool(alone), say=note)
     return None if place is None else Gathering(place)
@@ -96,17 +106,15 @@ def rendezvous(loaded: LoadedRecipe, on: str | None, node_rank: int | None, addr
 
 def split_address(address: str) -> tuple[str, int]:
     """`HOST`, `HOST:PORT` or `[IPV6]:PORT`. RecipeError (2) where it is none of them."""
-    host, port = address, ""
-    if address.startswith("["):
-        host, _, port = address[1:].partition("]")
-        port = port.removeprefix(":")
-    elif address.count(":") == 1:
-        host, _, port = address.partition(":")
-    known = port.isascii() and port.isdigit() and 0 < int(port) < 65536
-    if not host or (port and not known):
-        message = f"--master-addr {address!r}: HOST or HOST:PORT was expected, PORT from 1 to 65535"
-        raise RecipeError(Problem("usage", message, hint=f"e.g. --master-addr node1:{DEFAULT_PORT}"))
-    return host, int(port) if port else DEFAULT_PORT
+    found = _ADDRESS.fullmatch(address)
+    host = address if found is None else found[1] or found[2]  # one of IPv6 has more colons
+    port = int(found[3]) if found is not None and found[3] else DEFAULT_PORT
+    if not is_host(host) or not 0 < port <= _LAST_PORT:
+        shown = repr(address if len(address) <= 80 else f"{address[:80]}…")
+        message = f"--master-addr {shown}: HOST or HOST:PORT was expected, PORT from 1 to {_LAST_PORT}"
+        hint = f"e.g. --master-addr node1:{DEFAULT_PORT}, 10.0.0.1 or [fd00::1]:{DEFAULT_PORT}"
+        raise RecipeError(Problem("usage", message, hint=hint))
+    return host, port
 
 
 def _of_hostfile(loaded: LoadedRecipe, on: str | None, file: str) -> Gathering | None:
@@ -115,25 +123,17 @@ def _of_hostfile(loaded: LoadedRecipe, on: str | None, file: str) -> Gathering |
     hardware = find_hardware(loaded.recipe, on)
     if hardware.num_nodes == 1:
         return None
-    if hardware.num_nodes > len(hosts):
-        message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
-        hint = "add the others, or plan for fewer: `hardware` or --on"
-        raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
     own = [host for host in hosts if is_this_machine(host.name.rpartition("@")[2])]
     if len(own) != 1:
         raise RecipeError(_not_here(own, file))
-    others = [host for host in hosts if host is not own[0]][: hardware.num_nodes - 1]
-    for host in (*own, *others):
-        if host.slots < hardware.devices_per_node:
-            message = (
-                f"{hardware.label} takes {hardware.devices_per_node} devices of each machine, "
-                f"{host.name} has {host.slots} slots"
-            )
-            raise RecipeError(Problem("bad-hostfile", message, file=file, line=host.line))
+    others = [host for host in hosts if host is not own[0]]
+    check_hosts([*own, *others], hardware, file)
     place = Place(
         uuid.uuid4().hex, 0, hardware.num_nodes, hardware.num_nodes, 0, 1, 0, own[0].name, DEFAULT_PORT
     )
-    return Gathering(place, tuple(others), tuple(_references(loaded.recipe.model_dump())))
+    return Gathering(
+        place, tuple(others[: hardware.num_nodes - 1]), tuple(_references(loaded.recipe.model_dump()))
+    )
 
 
 def _not_here(own: list[Host], file: str) -> Problem:
@@ -173,7 +173,7 @@ def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: o
 
 def take_part(place: Place, asked: str, say: Callable[[str], None]) -> Outcome:
     """Be a member that is not the head, until the job ends. Raises what the head raises."""
-    serve(place, asked, say)
+    serve(place, asked, say, waits=say)
     return Outcome({"member": place.member, "node_rank": place.node_rank}, "the run has finished")
 
 

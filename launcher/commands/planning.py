@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from launcher.commands.gather import data_problems, gather
+from launcher.commands.gather import data_problems, gather, hostfile_warnings, recipe_hardware
 from launcher.commands.swapping import nvme_words
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.lint.finding import printable
@@ -39,6 +40,8 @@ def plan_command(
     `trace`: with the memory of the real model, traced. Exit 3 shows the nearest miss.
     """
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
+    absent = hostfile_warnings(loaded.recipe, facts.hardware)
+    facts = replace(facts, warnings=(*facts.warnings, *absent))
     found = search(loaded, facts)
     problems: Sequence[Problem] = ()
     extra: dict[str, Any] = {}
@@ -118,6 +121,8 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
             if loaded.recipe.python:
                 read_hooks(loaded.recipe.python)
             warnings = [f"{p.path}: {p.message}" for p in data_problems(loaded)]
+            written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None
+            warnings += hostfile_warnings(loaded.recipe, written_for)
             warnings += _try_plan(loaded)
         except EffilaunchError as error:
             found = error.problems

@@ -50,6 +50,8 @@ SSH_COME_S = 20.0
 """A head that has started this member listens already."""
 _CONNECT_S = 5.0
 _RETRY_S = 1.0
+_SILENT_S = 3.0
+"""A user who waits longer than this is told for what."""
 _ANSWER_S = 20.0
 _LEAVE_S = 60.0
 """A member that was asked to stop while nothing of it runs waits so long for the head's answer."""
@@ -152,14 +154,16 @@ def serve(
     *,
     come_s: float = COME_S,
     rhythm: Rhythm | None = None,
+    waits: Callable[[str], None] | None = None,
 ) -> int:
     """Take part in a job until the head says goodbye: 0, or its error is raised here as well.
 
+    waits: told once where the head is not there yet.
     MachineError (4) where the head is not found, or refuses this member; RunFailed (5) where it is lost;
     Interrupted (130) after a signal.
     """
     with Stops() as stops:
-        channel, head, own = _joined(place, asked, stops, come_s, rhythm)
+        channel, head, own = _joined(place, asked, stops, come_s, rhythm, waits)
         peers = MemberPeers(channel, head)
         say(f"member {place.member} of {place.members}: the first machine is {head}")
         channel.start(peers.hear, peers.lose)
@@ -170,18 +174,26 @@ def serve(
 
 
 def _joined(
-    place: Place, asked: str, stops: Stops, come_s: float, rhythm: Rhythm | None
+    place: Place,
+    asked: str,
+    stops: Stops,
+    come_s: float,
+    rhythm: Rhythm | None,
+    waits: Callable[[str], None] | None,
 ) -> tuple[Channel, str, Any]:
     """The connection to the head of this job, the head's host, and what was said to it."""
     hello = own_hello(place, asked)
-    deadline = time.monotonic() + come_s
+    began = time.monotonic()
     why = ""
     while True:
         refused = None
         for port in range(place.port, place.port + PORTS):
             try:
                 channel = Channel(socket.create_connection((place.head, port), _CONNECT_S), rhythm)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the second: no name that could be looked up
+                unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+                if unknown or isinstance(error, UnicodeError):
+                    raise MachineError(_no_such_name(place.head)) from None
                 why = why or f"{place.head}:{port}: {error.strerror or error}"
                 if isinstance(error, TimeoutError | socket.gaierror):
                     break  # the other ports would not answer either
@@ -202,12 +214,21 @@ def _joined(
         if refused is not None:
             raise RecipeError(refused)
         _pause_or_leave(stops, _RETRY_S)
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waits is not None and waited > _SILENT_S:
+            waits(f"waiting for {place.head}:{place.port}, up to {come_s:.0f} s ({why})")
+            waits = None
+        if waited > come_s:
             message = f"the first machine was not found within {come_s:.0f} s: {why}"
-            hint = (
-                "start the same command there with --node-rank 0; a firewall must let this machine reach it"
-            )
+            hint = "start the same command there with --node-rank 0; a firewall must let this one reach it"
             raise MachineError(Problem("head-missing", message, hint=hint))
+
+
+def _no_such_name(head: str) -> Problem:
+    """What does not answer may still come up; a name that nobody knows is a slip."""
+    message = f"the first machine was not found: no machine is known here as {head}"
+    hint = f"`getent hosts {head}` asks for it; --master-addr takes an address, too"
+    return Problem("head-missing", message, hint=hint)
 
 
 def _pause_or_leave(stops: Stops, seconds: float) -> None:

@@ -21,7 +21,10 @@ def own_address_towards(host: str) -> str:
     OSError where the name leads nowhere, or no route there. Nothing is sent: to connect a datagram socket
     only chooses the route.
     """
-    kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    except UnicodeError as error:  # no name at all, such as one with two dots in a row
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
     with socket.socket(kind, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
@@ -38,7 +41,7 @@ def is_this_machine(host: str) -> bool:
         return True
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
+    except (OSError, UnicodeError):  # what is no name at all is not even looked up
         return False
     return any(one.startswith("127.") for one in found) or not found.isdisjoint(addresses())
 

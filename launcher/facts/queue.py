@@ -114,7 +114,7 @@ def node_address(host: str) -> str:
     """Under which name or address a node is reached: its name where that resolves, else what Slurm says."""
     try:
         socket.getaddrinfo(host, None)
-    except OSError:
+    except (OSError, UnicodeError):
         found = re.search(r"\bNodeAddr=(\S+)", ask("scontrol", "-o", "show", "node", host).out)
         return found[1] if found else host
     return host

@@ -10,8 +10,10 @@ from launcher.errors import Problem
 from launcher.recipe.yaml_marks import join
 
 SECTION = "launch.slurm"
-_TIME = re.compile(r"\d+|\d+:\d{1,2}|\d+:\d{1,2}:\d{1,2}|\d+-\d{1,2}(?::\d{1,2}){0,2}")
-_MEMORY = re.compile(r"\d+[KMGT]")
+_TIME = re.compile(
+    r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,9}:\d{1,2}:\d{1,2}|\d{1,9}-\d{1,2}(?::\d{1,2}){0,2}", re.ASCII
+)
+_MEMORY = re.compile(r"\d{1,15}[KMGT]", re.ASCII)
 _OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _NO_VARIABLE = "Slurm expands no variables in a job's options"
 _JOB_KEYS = (
@@ -62,10 +64,10 @@ def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
 def _check_job(section: Mapping[str, Any], path: str) -> Iterator[Problem]:
     time, memory = section.get("time"), section.get("mem")
     if isinstance(time, str) and not _TIME.fullmatch(time):
-        message = f"is {time!r}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+        message = f"is {time[:40]!r}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
         yield Problem("wrong-value", message, path=f"{path}.time", hint="e.g. 24:00:00 or 1-12:00:00")
     if isinstance(memory, str) and not _MEMORY.fullmatch(memory):
-        message = f"is {memory!r}, expected a whole number with its unit K, M, G or T"
+        message = f"is {memory[:40]!r}, expected a whole number with its unit K, M, G or T"
         yield Problem(
             "wrong-value", message, path=f"{path}.mem", hint="e.g. 64G; 0 is all of a node's memory"
         )

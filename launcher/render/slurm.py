@@ -148,7 +148,7 @@ def check_devices(job: Submission) -> Problem | None:
 def count_of(entry: str) -> int:
     """Devices of `8`, `a100:8`, `gpu:a100:8`, `gpu`: the number behind the last colon, else one."""
     last = entry.partition("(")[0].rpartition(":")[2]  # gpu:8(S:0-1), as nodes with sockets have it
-    return int(last) if last.isdigit() else 1
+    return int(last[:9]) if re.fullmatch("[0-9]+", last) else 1  # Python reads no number of 5000 digits
 
 
 def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:

@@ -15,6 +15,7 @@ data: {train: [{path: absent/rows.jsonl}], max_length: 512}
 trainer: {max_steps: 10}
 launch: {slurm: {partition: gpu, time: 24:00:00, cpus_per_task: 32}}
 """
+MANY = "9" * 5000
 OFFLOADED = ["--set", "sharding={engine: deepspeed, zero_stage: 2, offload_optimizer: cpu}"]
 
 
@@ -113,6 +114,13 @@ def test_the_text_of_a_dry_run_has_every_script(capsys):
         (["--on", "8xA100-80GB", "--dry-run", "--sweep", "seed"], 2, "cannot read --sweep 'seed'"),
         (["--on", "8xA100-80GB", "--dry-run", "--output-dir", "a$b"], 2, "in the name of a log"),
         (["--on", "4xA100-80GB", "--dry-run", "--set", "launch.slurm.gres=gpu:a100:8"], 2, "for 4 device(s)"),
+        (["--on", "4xA100-80GB", "--dry-run", "--set", "launch.slurm.gpus_per_node=a:²"], 2, "for 4"),
+        pytest.param(
+            ["--on", "4xA100-80GB", "--dry-run", "--set", f"launch.slurm.gres=gpu:{MANY}"],
+            2,
+            "for 4",
+            id="many digits",
+        ),
         (["--on", "4xA100-80GB", "--dry-run", "--set", "launch.slurm.gpus_per_node=2"], 2, "for 4 device(s)"),
         (["--on", "2xcpu", "--dry-run", "--tiny", "--set", "launch.slurm.gpus_per_node=2"], 2, "is for CPUs"),
         (["--on", "8xA100-80GB", "--dry-run", "--set", "launch.hostfile=h"], 2, "which Slurm chooses"),

@@ -16,7 +16,7 @@ from launcher.commands import running
 from launcher.commands.gathering import digest_of_request
 from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute import local
+from launcher.execute import local, member
 from launcher.execute.binding import bind_order
 from launcher.execute.channel import Channel, Closed, Rhythm, listening
 from launcher.execute.group import Group
@@ -328,6 +328,41 @@ def test_a_head_that_is_not_there_is_told(place):
     assert isinstance(error, MachineError)
     assert error.problems[0].code == "head-missing"
     assert f"127.0.0.1:{place.port}" in error.problems[0].message
+
+
+def looked_up(monkeypatch, number: int) -> list[str]:
+    """The names that are asked for from now on, and nobody answers."""
+    asked = []
+
+    def look_up(host, *_):
+        asked.append(host)
+        raise socket.gaierror(number, "it is not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return asked
+
+
+def test_a_name_that_nobody_knows_is_not_waited_for(place, monkeypatch):
+    asked = looked_up(monkeypatch, socket.EAI_NONAME)
+    error = Other(replace(second(place), head="nodee1")).ended()
+    assert (error.exit_code, error.problems[0].code) == (4, "head-missing")
+    assert error.problems[0].message.endswith("no machine is known here as nodee1")
+    assert asked == ["nodee1"]
+
+
+def test_a_text_that_is_no_name_is_not_waited_for(place):
+    error = Other(replace(second(place), head="node..1")).ended()
+    assert (error.exit_code, error.problems[0].code) == (4, "head-missing")
+
+
+def test_who_waits_for_the_head_is_told_so_once(place, monkeypatch):
+    asked, said = looked_up(monkeypatch, socket.EAI_AGAIN), []
+    monkeypatch.setattr(member, "_SILENT_S", 0.1)
+    monkeypatch.setattr(member, "_RETRY_S", 0.2)
+    with pytest.raises(MachineError, match="not found within 1 s: node1:"):
+        serve(replace(second(place), head="node1"), "asked", print, come_s=0.7, waits=said.append)
+    assert said == [f"waiting for node1:{place.port}, up to 1 s (node1:{place.port}: it is not known)"]
+    assert len(asked) > 2, "a server of names that does not answer just now is asked again"
 
 
 def test_members_that_do_not_come_are_named(place, group):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
 from factories import BASE, recipe
 
+from launcher.cli import main
 from launcher.commands.gather import find_hardware
 from launcher.commands.gathering import Gathering, find_gathering, split_address
 from launcher.errors import RecipeError
@@ -37,12 +39,57 @@ def test_comments_and_blank_lines_are_passed_over():
         ("node2", "node2 has no slots"),
         ("node1 slots=8", "node1 stands in line 1 already"),
         ("-oProxyCommand=x slots=8", "'-oProxyCommand=x' is no host name"),
+        ("-oProxyCommand=x@node2 slots=8", "'-oProxyCommand=x@node2' is no host name"),
+        ("node..2 slots=8", "'node..2' is no host name"),
+        (".node2 slots=8", "'.node2' is no host name"),
+        (f"{'n' * 70} slots=8", f"'{'n' * 70}' is no host name"),
+        pytest.param(f"node2 slots={'9' * 5000}", "'slots=9999", id="many digits"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_place(line, said):
     (problem,) = problems(parse_hostfile, f"node1 slots=8\n{line}\n", "/x/hosts")
     assert problem.message.startswith(said)
     assert (problem.code, problem.file, problem.line) == ("bad-hostfile", "/x/hosts", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("node2,node3", "a line of its own"),
+        ("node[2-3]", "a line of its own"),
+        ("node[2]", "a line of its own"),
+        ("node2:22", "a port belongs into ~/.ssh/config"),
+        ("fd00::x", "write an address"),
+        ("[fd00::1]", "without brackets"),
+        ("[fd00::1]:22", "without brackets"),
+        ("root@", "HOST or USER@HOST"),
+        ("@node2", "HOST or USER@HOST"),
+        ("no\0de2", "letters, digits"),
+        ("ro\x1bot@node2", "letters, digits"),
+        ("\ufeffnode2", "letters, digits"),
+    ],
+)
+def test_what_is_no_name_is_told_with_its_mend(name, mend):
+    (problem,) = problems(parse_hostfile, f"# ours\nnode1 slots=8\n{name} slots=8\n", "hosts")
+    assert problem.message.startswith(f"{name!r} is no host name: HOST slots=N")
+    assert (problem.code, problem.line) == ("bad-hostfile", 3)
+    assert mend in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("node2", "Node2"),
+        ("node2", "u@node2"),
+        ("u@node2", "root@NODE2."),
+        ("fd00::1", "FD00:0::1"),
+        ("10.0.0.1", "root@10.0.0.1"),
+    ],
+)
+def test_a_machine_has_one_line_whatever_it_is_called(first, second):
+    (problem,) = problems(parse_hostfile, f"{first} slots=8\n{second} slots=8\n", "hosts")
+    assert problem.message.startswith(f"{second} stands in line 1 already as {first}: one line a machine")
+    assert problem.line == 2
 
 
 def test_all_wrong_lines_are_told_at_once():
@@ -99,6 +146,67 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path, text, on, said):
     assert problem.code == "bad-hostfile"
 
 
+def written(folder, text, extra=""):
+    (folder / "hosts").write_text(text)
+    (folder / "r.yaml").write_text(BASE + f"launch: {{hostfile: hosts}}\n{extra}")
+    return str(folder / "r.yaml")
+
+
+WRITTEN_FOR = "hardware: {num_nodes: 4, devices_per_node: 8, device: A100-80GB}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("a slots=8\nb slot=8\nc slots=8\nd slots=8\n", ":2", "'slot=8' is not `slots=N`"),
+        ("a slots=8\nb slots=8\n", "", "asks for 4 machines, the hostfile names 2"),
+        ("a slots=8\nb slots=4\nc slots=8\nd slots=8\n", ":2", "8 devices of each machine, b has 4 slots"),
+        ("a slots=8\nb slots=8\nc slots=8\nd slots=4\n", ":4", "8 devices of each machine, d has 4 slots"),
+    ],
+)
+def test_validate_and_plan_find_what_run_would(tmp_path, capsys, text, line, said):
+    file = written(tmp_path, text, WRITTEN_FOR)
+    for argv in (
+        ["validate", file],
+        ["plan", file],
+        ["run", file, "--dry-run", "--output-dir", f"{tmp_path}/o"],
+    ):
+        assert main(argv) == 2, argv
+        shown = capsys.readouterr().err
+        assert f"{tmp_path}/hosts{line}: " in shown, argv
+        assert said in shown, argv
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_machine_that_leads_need_not_be_among_the_first(tmp_path, capsys):
+    four = written(tmp_path, "a slots=8\nb slots=8\nc slots=8\nd slots=4\ne slots=8\n", WRITTEN_FOR)
+    assert main(["plan", four]) == 0
+    assert main(["plan", four, "--on", "8xA100-80GB"]) == 0
+    assert main(["plan", four, "--on", "2x16xA100-80GB"]) == 2
+    assert capsys.readouterr().err.count("devices of each machine") == 2  # a and the best of the others
+
+
+def test_plans_for_machines_of_which_none_is_this_one_only_warn(tmp_path, capsys):
+    file = written(tmp_path, "", WRITTEN_FOR)
+    (tmp_path / "hosts").unlink()
+    said = f"cannot read {tmp_path}/hosts: No such file or directory (launch.hostfile)"
+    assert main(["validate", file]) == 0
+    assert f"warning: {said}" in capsys.readouterr().out
+    assert main(["plan", file, "--json"]) == 0
+    assert said in json.loads(capsys.readouterr().out)["warnings"]
+    assert main(["run", file, "--dry-run", "--output-dir", f"{tmp_path}/o"]) == 0
+    assert said in capsys.readouterr().err
+    (tmp_path / "hosts").mkdir()
+    assert main(["validate", file]) == 2
+    assert "Is a directory" in capsys.readouterr().err
+
+
+def test_validate_reads_a_file_that_alone_says_what_there_is(tmp_path, capsys):
+    assert main(["validate", written(tmp_path, "a slots=2\nb slots=1\nc slots=3\n")]) == 2
+    assert capsys.readouterr().err.count("machines must be equal") == 2
+    assert main(["validate", written(tmp_path, "a slots=2\nb slots=2\n")]) == 0
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     (problem,) = problems(gathering, recipe(tmp_path, BASE + "launch: {hostfile: nowhere}\n"))
     assert (problem.code, problem.path) == ("hostfile-missing", "launch.hostfile")
@@ -119,6 +227,8 @@ def test_variables_that_the_recipe_names_are_known(tmp_path, monkeypatch):
         ("node1:30000", ("node1", 30000)),
         ("10.0.0.1:1", ("10.0.0.1", 1)),
         ("fd00::1", ("fd00::1", 29400)),
+        ("fe80::1%eth0", ("fe80::1%eth0", 29400)),
+        ("node_1.a-b.example.", ("node_1.a-b.example.", 29400)),
         ("[fd00::1]:500", ("fd00::1", 500)),
     ],
 )
@@ -126,10 +236,16 @@ def test_an_address_with_and_without_a_port(given, expected):
     assert split_address(given) == expected
 
 
-@pytest.mark.parametrize("given", ["", ":29400", "node1:0", "node1:70000", "node1:x", "node1:٣"])
+@pytest.mark.parametrize(
+    "given",
+    ["", ":29400", "node1:", "node1:0", "node1:70000", "node1:65530", "node1:x", "node1:٣", "node..1",
+     ".node1", "node 1", "-node1", "n" * 70, ".".join(["n" * 50] * 6), "nöde1", "[fd00::1", "fd00::x",
+     pytest.param(f"node1:{'9' * 5000}", id="many digits")],
+)  # fmt: skip
 def test_an_address_that_is_none_is_refused(given):
     (problem,) = problems(split_address, given)
     assert problem.code == "usage"
+    assert len(problem.message) < 200
 
 
 @pytest.mark.parametrize(
@@ -145,6 +261,14 @@ def test_an_address_that_is_none_is_refused(given):
 def test_a_rendezvous_that_cannot_be_is_refused(tmp_path, rank, address, on, said):
     (problem,) = problems(find_gathering, recipe(tmp_path), on, rank, address)
     assert said in problem.message
+
+
+def test_a_hostfile_beside_a_rank_is_told_to_start_nothing(tmp_path, capsys):
+    loaded = with_hosts(tmp_path, "a slots=1\nb slots=1\n")
+    assert find_gathering(loaded, "2x1xcpu", 1, "node1").hosts == ()
+    assert "launch.hostfile: no machine is started over ssh" in capsys.readouterr().err
+    find_gathering(recipe(tmp_path), "2x1xcpu", 1, "node1")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_rehearsal_is_done_on_one_machine(tmp_path):

@@ -14,6 +14,7 @@ from launcher.execute.binding import Order, bind_order
 from launcher.execute.hello import Hello, different_versions, missing_devices
 from launcher.execute.ssh import forwarded
 from launcher.execute.supervise import Limits
+from launcher.facts import queue
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
 from launcher.facts.place import Place
@@ -120,6 +121,14 @@ def test_this_machine_knows_its_addresses():
     assert interface_of("203.0.113.9") is None
     assert is_this_machine("localhost")
     assert not is_this_machine("a.invalid")
+
+
+def test_a_text_that_is_no_name_leads_nowhere(monkeypatch):
+    assert not is_this_machine("a..b")
+    with pytest.raises(OSError, match="label empty"):
+        own_address_towards("a..b")
+    monkeypatch.setattr(queue, "ask", lambda *words: queue.Answer(1, "", "no such node"))
+    assert queue.node_address("a..b") == "a..b"
 
 
 def test_what_other_machines_get_of_the_environment():

@@ -34,6 +34,8 @@ def test_plain_minutes_and_all_of_the_memory(tmp_path):
 WRONG = [
     ("{time: 1e3}", "launch.slurm.time"),
     ("{time: tomorrow}", "launch.slurm.time"),
+    (f"{{time: '{'9' * 5000}:00'}}", "launch.slurm.time"),
+    (f"{{mem: {'9' * 5000}G}}", "launch.slurm.mem"),
     ("{mem: 64}", "launch.slurm.mem"),
     ("{mem: 64GB}", "launch.slurm.mem"),
     ("{mem: 1.5T}", "launch.slurm.mem"),
@@ -57,7 +59,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("text", "path"), WRONG, ids=[text for text, _ in WRONG])
+@pytest.mark.parametrize(("text", "path"), WRONG, ids=[text[:60] for text, _ in WRONG])
 def test_what_slurm_would_refuse_or_misread(text, path, tmp_path):
     with pytest.raises(RecipeError) as caught:
         load(tmp_path, text)
