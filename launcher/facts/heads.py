@@ -43,6 +43,10 @@ class Head:
     """Its matrix is that of the token embedding."""
     saved: bool = False
     """Trained in full beside an adapter: peft does it for the heads of classification."""
+    gathered: int = 0
+    """Logits of all tensor-parallel ranks, which each of them gathers; 0: a rank has its `out_features`."""
+    apart: bool = False
+    """Each tensor-parallel rank keeps its own logits, and takes its part of the loss from them."""
 
     @property
     def own_params(self) -> int:

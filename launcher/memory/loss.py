@@ -1,6 +1,7 @@
 """The last norm, the head and the loss as autograd keeps them; evaluation. Pure arithmetic.
 
-As read in transformers 5.23 (loss/loss_utils.py, trainer.py), trl 1.16 and liger-kernel 0.8
+As read in transformers 5.23 (loss/loss_utils.py, trainer.py, distributed/tensor_parallel.py), DeepSpeed
+0.19.8 (module_inject/layers.py, sequence/cross_entropy.py), trl 1.16 and liger-kernel 0.8
 (ops/fused_linear_cross_entropy.py).
 """
 
@@ -26,7 +27,7 @@ class HeadCost:
     """Bytes of what follows the last layer."""
 
     forward: int
-    """Logits and their copies when the loss is there."""
+    """Logits and their copies when the loss is there, or while they are gathered if that takes more."""
     backward: int
     """Logarithms of shares and two gradients of their size: the most that the loss itself takes later."""
     saved: int
@@ -56,19 +57,55 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
     before, _ = tape.saved()
     logits = _logits(tape, x, block, head)
+    if head.apart:
+        loss, forward, backward = _loss_apart(tape, logits, block)
+    else:
+        casts = task != "seq2seq-lm" or block.dtypes.autocast
+        loss, forward, backward = _loss(tape, logits, head, casts=casts)
+    _, weights = tape.saved()
+    params = sum(node.params for node in tape.nodes)
+    peak = tape.backward(loss, gradient_width, accumulated=accumulated)
+    return HeadCost(forward, backward, before, weights, params, peak)
+
+
+def _loss(tape: Tape, logits: Value, head: Head, *, casts: bool) -> tuple[Value, int, int]:
+    """The loss, and the bytes that it takes forward and backward.
+
+    `casts`: T5 leaves its logits as they are, others cast them up; autocast does so for all.
+    """
+    gathering = _gathering(logits.elements // (head.gathered or head.out_features), head, logits.width)
     forward = logits.size
-    # T5 leaves its logits as they are, others cast them up; autocast does so for all.
-    if task != "seq2seq-lm" or block.dtypes.autocast:
+    if casts:
         wide = cast(tape, logits, 4)
         forward += wide.size if wide is not logits else 0
         logits = wide
     log_shares = tape.step([logits], logits.elements, logits.width, save_out=True)
     forward += log_shares.size
     loss = tape.step([log_shares], 1, 4, saves=[log_shares.storage])
-    _, weights = tape.saved()
-    params = sum(node.params for node in tape.nodes)
-    peak = tape.backward(loss, gradient_width, accumulated=accumulated)
-    return HeadCost(forward, 3 * log_shares.size, before, weights, params, peak)
+    return loss, max(gathering, forward), 3 * log_shares.size
+
+
+def _gathering(rows: int, head: Head, width: int) -> int:
+    """Bytes while a rank gathers its logits: the parts as they arrive, then side by side, and its own."""
+    return rows * width * (head.out_features + 2 * head.gathered) if head.gathered else 0
+
+
+def _loss_apart(tape: Tape, logits: Value, block: Block) -> tuple[Value, int, int]:
+    """DeepSpeed's loss of a rank's own logits; as `_loss`. Exponentials alone are kept for the way back."""
+    words = logits.elements // block.tokens
+    # Without the last token of each row, which has no next one.
+    shifted = tape.step([logits], block.rows * (block.length - 1) * words, logits.width)
+    exponentials = Storage(4 * shifted.elements)
+    loss = tape.step([shifted], 1, 4, saves=[exponentials])
+    cast_back = shifted.size if shifted.width < 4 else 0
+    return loss, _apart(block.rows, block.length, words, logits.width), 2 * exponentials.size + cast_back
+
+
+def _apart(rows: int, length: int, words: int, width: int) -> int:
+    """Bytes when `_loss_apart` is there: logits, and of the shifted ones a copy, if they are of several rows,
+    a float32 one, differences to the largest, and exponentials."""
+    copies = (width if rows > 1 else 0) + (4 if width < 4 else 0) + 8
+    return words * (rows * length * width + rows * (length - 1) * copies)
 
 
 def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
@@ -79,6 +116,9 @@ def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
         x = product(tape, block, x, one)
     bias = head.out_features if head.bias else 0
     logits = matrix(tape, block, x, head.out_features, entries, params=entries + bias if trained else 0)
+    if head.gathered:
+        rows = logits.elements // head.out_features
+        logits = tape.step([logits], rows * head.gathered, logits.width)
     if block.layout.logit_cap:
         logits = tape.step([logits], logits.elements, logits.width)
         logits = tape.step([logits], logits.elements, logits.width, save_out=True)
@@ -124,8 +164,12 @@ def evaluation_bytes(block: Block, head: Head) -> int:
     """
     d, layout, tokens = block.dtypes, block.layout, block.tokens
     rows = tokens if head.per_token else block.rows
-    # The logits, their float32 copy, and the logarithms of their shares.
-    logits = rows * head.out_features * (8 if d.compute == 4 else d.compute + 8)
+    if head.apart:
+        logits = _apart(block.rows, block.length, head.out_features, d.compute)
+    else:
+        # The logits, their float32 copy, and the logarithms of their shares.
+        logits = rows * (head.gathered or head.out_features) * (8 if d.compute == 4 else d.compute + 8)
+        logits = max(logits, _gathering(rows, head, d.compute))
     widest = d.compute * (3 * layout.active_inner + 2 * block.hidden) * tokens
     if block.attention == "eager":
         widest = max(widest, block.heads * tokens * block.length * (4 + d.compute))

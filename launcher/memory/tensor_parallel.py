@@ -1,8 +1,8 @@
 """What one of the devices holds that share a model's matrices, or the tokens of a sample. Pure.
 
 As transformers' plans (`base_model_tp_plan`), which DeepSpeed's AutoTP follows, cut a layer: products that
-read the stream between layers by columns, those that return to it by rows, attention by whole heads. The head
-is cut by words, and the embedding stays whole, unless both are one table.
+read the stream between layers by columns, those that return to it by rows, attention by whole heads. The
+stream itself is whole on each rank. How head and embedding are cut is up to the engine (`_rank_head`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import Layout, Linear
 from launcher.facts.hardware import Hardware
+from launcher.facts.heads import Head
 from launcher.facts.model import ModelSpec
 from launcher.memory.divisors import divisors
 from launcher.memory.job import MemoryJob
@@ -19,6 +20,8 @@ from launcher.memory.optimizers import model_shapes
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
 """What the products read that are cut by rows: each rank has its part of the input."""
+_SCALED_EMBEDDINGS = ("gemma", "gemma2")
+"""Families whose embedding AutoTP cannot cut (VocabParallelEmbedding.validate_embedding)."""
 
 
 def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
@@ -50,12 +53,10 @@ def _divisors(number: int) -> str:
     return ", ".join(map(str, divisors(number)))
 
 
-def rank_spec(spec: ModelSpec, ranks: int) -> ModelSpec:
-    """The model as one of `ranks` tensor-parallel ranks holds it."""
+def rank_spec(spec: ModelSpec, ranks: int, engine: str) -> ModelSpec:
+    """The model as one of `ranks` tensor-parallel ranks of `engine` holds it."""
     layout = _rank_layout(spec, spec.layout, ranks)
-    # A head of its own is cut and the embedding is not; a table that serves as both is cut.
-    cut_embedding = spec.head.tied
-    head = replace(spec.head, out_features=-(-spec.head.out_features // ranks))
+    head, cut_embedding = _rank_head(spec, ranks, engine)
     part = replace(
         spec,
         num_heads=spec.num_heads // ranks,
@@ -68,6 +69,24 @@ def rank_spec(spec: ModelSpec, ranks: int) -> ModelSpec:
     )
     held = sum(shape.values * shape.count for shape in model_shapes(part))
     return replace(part, params=held - (part.loaded_params - part.params))
+
+
+def _rank_head(spec: ModelSpec, ranks: int, engine: str) -> tuple[Head, bool]:
+    """The head as a rank holds it, and whether its token embedding is cut by words, too.
+
+    As read in DeepSpeed 0.19.8 (module_inject/auto_tp.py, engine.py _apply_autotp_partitioning) and
+    transformers 5.23 (distributed/mixin.py): both gather the logits of a head that they cut, so that each
+    rank holds them whole. AutoTP alone leaves them apart, where the head is the embedding's table as well,
+    and takes a loss made for that; what it cannot cut so it leaves whole. transformers cuts every embedding,
+    but the gradient of one that is no head comes back whole: the table is counted so, an upper bound.
+    """
+    head = spec.head
+    cut = replace(head, out_features=-(-head.out_features // ranks))
+    if engine != "deepspeed" or not head.tied:
+        return replace(cut, gathered=head.out_features), head.tied
+    if spec.model_type in _SCALED_EMBEDDINGS:
+        return head, False
+    return replace(cut, apart=True), True
 
 
 def _rank_layout(spec: ModelSpec, layout: Layout, ranks: int) -> Layout:
@@ -117,7 +136,7 @@ def on_rank(spec: ModelSpec, job: MemoryJob) -> tuple[ModelSpec, MemoryJob]:
     job = on_token_rank(job)
     if job.tensor_parallel == 1:
         return spec, job
-    part = rank_spec(spec, job.tensor_parallel)
+    part = rank_spec(spec, job.tensor_parallel, job.engine)
     if job.adapter:
         widths = [
             sum((linear.in_features + linear.out_features) * linear.count for linear in one.linears)

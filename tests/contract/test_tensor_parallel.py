@@ -24,6 +24,10 @@ from engine_runs import (
     result,
     trained,
 )
+from grounds import write_rows
+
+from launcher.facts.model import read_model_spec
+from launcher.memory.tensor_parallel import rank_spec
 
 if not find_spec("deepspeed"):  # not imported here: that takes long
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
@@ -37,7 +41,10 @@ AGAIN = {"activation_checkpointing": True}
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory) -> Path:
-    return make_ground(tmp_path_factory.mktemp("ground"))
+    folder = make_ground(tmp_path_factory.mktemp("ground"))
+    full = [{"prompt": f"w{i} w{i + 1} w3 w4", "completion": f" w{2 * i} w7 w8"} for i in range(16)]
+    write_rows(folder / "full.jsonl", full)  # eight tokens each
+    return folder
 
 
 def family(model_type: str, **more: Any) -> dict[str, Any]:
@@ -87,6 +94,47 @@ def test_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
     # On a CPU the parts that transformers reads may be views of whole tensors.
     for kind in ("gradients", "optimizer", *(("weights",) if "zero_stage" in sharding else ())):
         assert components[kind]["measured"] == pytest.approx(components[kind]["predicted"], rel=0.01), kind
+
+
+TIED = family("llama", tie_word_embeddings=True)
+SCALES = family("gemma", tie_word_embeddings=True)
+WORDS = {
+    "AutoTP": ({}, AUTO),
+    "AutoTP, tied": (TIED, AUTO),
+    "AutoTP, tied to an embedding that scales": (SCALES, AUTO),
+    "transformers": ({}, OWN),
+    "transformers, tied": (TIED, OWN),
+}
+SLOW_WORDS = ("AutoTP, tied to an embedding that scales", "transformers")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW_WORDS else ()) for name in WORDS],
+)
+def test_ranks_hold_the_words_that_the_plan_counts(name, ground, tmp_path, forks):
+    said, sharding = WORDS[name]
+    rows = [{"path": "full.jsonl"}]
+    data = {"train": rows, "max_length": 8, "eval": rows}
+    trainer = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 16}
+    said = {**said, "data": data, "trainer": {**trainer, **WEIGHTS}, "sharding": sharding}
+    out = trained({**said, "global_batch_size": 16}, ground, tmp_path / "run", forks, prelude="widths_seen")
+    config = said.get("model", {}).get("config", LLAMA)
+    part = rank_spec(read_model_spec(name, config, "test"), 2, sharding["engine"])
+    head, words = part.head.out_features, part.head.gathered or part.head.out_features
+    # Counted whole where its gradient is.
+    table = part.vocab_size // 2 if name == "transformers" else part.vocab_size
+    counted = {"training": words, "evaluation": words, "head": head, "table": table}
+    for rank in range(2):
+        assert json.loads((out / f"widths-{rank}.json").read_text()) == counted
+    memory = result(out)["memory"]
+    weights = memory["components"]["weights"]
+    # On a CPU the parts that transformers reads may be views of whole tensors.
+    views = weights["measured"] - weights["predicted"] if sharding is OWN else 0
+    # A thread of gloo lets go of what it has gathered when its turn comes.
+    late = 4 * 16 * 8 * part.head.gathered
+    for peak in (memory, memory["eval"]):
+        assert 0.97 * peak["predicted"] < peak["measured"] - views < 1.03 * peak["predicted"] + late
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow), None])
