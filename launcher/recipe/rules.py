@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.recipe.field_tables import TRAINER_OWNED
+from launcher.recipe.optimizers import needs_of
 from launcher.recipe.slurm_rules import check_slurm
 
 _LAYERS = (
@@ -74,6 +75,7 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
         *_check_evaluation(data, trainer),
         *_check_early_stopping(data, trainer),
         *_check_hub(trainer),
+        *_check_optimizer(trainer),
         *_check_best_metric(data, trainer),
         *(_check_dpo(trainer) if data.get("task") == "dpo" else ()),
         *(_check_images(trainer) if data.get("task") == "image-classification" else ()),
@@ -218,6 +220,21 @@ def _check_hub(trainer: Mapping[str, Any]) -> list[Problem]:
         return []
     message = "needs `hub_model_id`: the repository would be called `checkpoints`"
     return [Problem("conflict", message, path="trainer.push_to_hub", hint="write `hub_model_id: you/name`")]
+
+
+def _check_optimizer(trainer: Mapping[str, Any]) -> list[Problem]:
+    """What transformers would find out only when the model is loaded, and the optimizer made."""
+    optim, path = trainer.get("optim"), "trainer.optim"
+    needs = needs_of(optim)
+    problems = []
+    if needs.device:
+        message = f"is {optim}, which {needs.device} alone have; runs are on NVIDIA GPUs and CPUs"
+        problems.append(Problem("unsupported", message, path=path, hint="write `optim: adamw_torch_fused`"))
+    if needs.targets and not trainer.get("optim_target_modules"):
+        message = f"is {optim}, which needs `optim_target_modules`: the layers that it treats so"
+        hint = "add `optim_target_modules: all-linear` under `trainer:`"
+        problems.append(Problem("conflict", message, path=path, hint=hint))
+    return problems
 
 
 def _check_dpo(trainer: Mapping[str, Any]) -> list[Problem]:

@@ -13,7 +13,7 @@ from engine_runs import prepared
 from forked import KILL, Forks
 from grounds import tokenizer_of_1024_words, write_rows
 
-from launcher.plan.fsdp import OPTIMIZERS
+from launcher.recipe.optimizers import IN_SHARDS
 
 if not find_spec("torch"):  # not imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
@@ -132,7 +132,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     "bf16, LoRA, recomputed": {"precision": "bf16", "adapter": LORA, "trainer": AGAIN},
     "bf16-true": {"precision": "bf16-true"},
     "bf16-true, LoRA": {"precision": "bf16-true", "adapter": LORA, "model": SAVED},
-    **{optim: {"trainer": {"optim": optim}} for optim in sorted({*OPTIMIZERS} - {"adamw_torch_fused"})},
+    **{optim: {"trainer": {"optim": optim}} for optim in sorted({*IN_SHARDS} - {"adamw_torch_fused"})},
 }
 UNCOUNTED = ("DPO",)
 """Whose plan counts more than the trained model: the reference beside it."""
