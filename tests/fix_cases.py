@@ -131,6 +131,19 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
          case("cpu", "model.attn_implementation", **FLASH)],
         [case(A100, **FLASH), case(V100)],
     ),
+    "fa2-fp32": (
+        [case(A100, "model.attn_implementation", **FLASH, precision="fp32"),
+         case(EIGHT, "model.attn_implementation", **FLASH, **NF4, precision="fp32"),
+         case(EIGHT, "model.attn_implementation", **FLASH, **FULL, **ZERO, precision="fp32"),
+         case(A100, "model.attn_implementation", **FLASH, precision="bf16-true", model__dtype="float32"),
+         case(A100, "model.attn_implementation", **FLASH, precision="fp32", model__dtype="auto",
+              published="float32"),
+         case("8xH100-80GB", "model.attn_implementation", **FLASH, **FULL, **ZERO, sharding__sp_size=2,
+              precision="fp32")],
+        [case(A100, **FLASH), case(A100, **FLASH, precision="bf16-true"),
+         case(A100, **FLASH, precision="fp32", model__dtype="bfloat16"), case(A100, precision="fp32"),
+         case(A100, **FLASH, precision="bf16", model__dtype="float32"), case(EIGHT, **FLASH, **DDP)],
+    ),
     # adapters, checkpointing, quantised bases
     "purely-quantized": (
         [case(A100, "model.quantization", **INT8, **FULL), case(A100, "model.quantization", **NF4, **FULL)],
@@ -312,6 +325,7 @@ SHOWN = {
     "autocast-guard": (_REAL, "test_autocast_guard"),
     "tf32-pre-ampere": (_REAL, "test_tf32"),
     "fa2-pre-ampere": (_REAL, "test_flash_attention_on_a_cpu"),
+    "fa2-fp32": (_REAL, "test_what_flash_attention_is_given"),
     "purely-quantized": (_REAL, "test_purely_quantized"),
     "kbit-compile": (_REAL, "test_a_quantised_model_that_was_compiled_before"),
     "enable-input-require-grads": (_REAL, "test_enable_input_require_grads"),

@@ -229,6 +229,18 @@ def test_flash_attention_on_a_cpu(saved):
     assert load(saved, attn_implementation="sdpa").config._attn_implementation == "sdpa"
 
 
+def test_what_flash_attention_is_given():
+    """transformers makes fp32 queries 16-bit by autocast or by the weights; else the kernel gets fp32."""
+    from transformers.integrations.flash_attention import get_target_dtype
+
+    attention = tiny_llama().model.layers[0].self_attn
+    query = torch.ones(1)
+    assert get_target_dtype(query, attention) == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert get_target_dtype(query, attention) == torch.bfloat16
+    assert get_target_dtype(query, attention.to(torch.bfloat16)) == torch.bfloat16
+
+
 def test_purely_quantized(saved, tmp_path):
     with pytest.raises(ValueError, match="fine-tuning on purely quantized models"):
         trained(load_int8(saved), tmp_path)
