@@ -19,6 +19,7 @@ _ELSEWHERE = (
     (r"ep_size|expert_parallel\w*", "experts are not shared out here: use zero_stage: 3"),
 )
 """Keys of `sharding` that other launchers have, as patterns, and what to use instead."""
+_LOFTQ = ("loftq_bits", "loftq_iter")
 _RL = "trl trains it: GRPOTrainer and RLOOTrainer generate while they train, which a recipe cannot say"
 _VISION = "axolotl and LLaMA-Factory train models that read images and text"
 # task -> who trains it, for tasks that are not planned here
@@ -72,6 +73,7 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
         *_check_exclusive(data, trainer),
         *_check_model(data),
         *_check_adapter(data),
+        *_check_adapter_init(data),
         *_check_evaluation(data, trainer),
         *_check_early_stopping(data, trainer),
         *_check_hub(trainer),
@@ -135,6 +137,26 @@ def _check_adapter(data: Mapping[str, Any]) -> list[Problem]:
     message = f"excludes {', '.join(others)}: the adapter in the folder has its own settings"
     hint = "remove `path` to start a new adapter, or the others to continue this one"
     return [Problem("conflict", message, path="adapter.path", hint=hint)]
+
+
+def _check_adapter_init(data: Mapping[str, Any]) -> list[Problem]:
+    """Beginnings of an adapter for which peft wants more than a name."""
+    adapter = _section(data, "adapter")
+    init, path = adapter.get("init_lora_weights"), "adapter.init_lora_weights"
+    if init in ("corda", "eva"):
+        left = "peft then stops" if init == "corda" else "peft then begins as if nothing were asked for"
+        message = f"is {init}, which reads data before the run, and nothing here does: {left}"
+        return [
+            Problem("unsupported", message, path=path, hint="write `init_lora_weights: pissa` or `olora`")
+        ]
+    config = adapter.get("loftq_config")
+    given = config if isinstance(config, Mapping) else {}
+    missing = [key for key in _LOFTQ if key not in given]
+    if init != "loftq" or not missing:
+        return []
+    message = f"is loftq, which needs `loftq_config` with {' and '.join(missing)}"
+    hint = "write `loftq_config: {loftq_bits: 4, loftq_iter: 1}` beside it"
+    return [Problem("conflict", message, path=path, hint=hint)]
 
 
 def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:

@@ -392,3 +392,25 @@ def test_a_best_metric_that_nothing_measures_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="what is measured is loss, perplexity") as caught:
         load_recipe(file)
     assert caught.value.problems[0].line == 3
+
+
+@pytest.mark.parametrize(
+    ("adapter", "expected"),
+    [
+        ("init_lora_weights: corda", "reads data before the run"),
+        ("init_lora_weights: eva", "as if nothing were asked for"),
+        ("init_lora_weights: loftq", "needs `loftq_config` with loftq_bits and loftq_iter"),
+        ("init_lora_weights: loftq, loftq_config: {loftq_bits: 4}", "with loftq_iter"),
+    ],
+)
+def test_beginnings_of_an_adapter_that_need_more_than_a_name(tmp_path, adapter, expected):
+    (only,) = problems(tmp_path, more=f"adapter: {{type: lora, {adapter}}}")
+    assert "adapter.init_lora_weights" in only
+    assert expected in only
+
+
+@pytest.mark.parametrize(
+    "init", ["pissa", "olora", "gaussian", "true", "loftq, loftq_config: {loftq_bits: 4, loftq_iter: 1}"]
+)
+def test_other_beginnings_are_taken(tmp_path, init):
+    load(tmp_path, more=f"adapter: {{type: lora, init_lora_weights: {init}}}")
