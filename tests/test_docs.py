@@ -410,11 +410,11 @@ def test_rows_in_the_documents_have_their_format(tmp_path):
 
 def test_the_page_on_engines_names_what_is_taken_and_refused():
     """Families and optimizers stand in the page as in the plan; its two recipes share as it says."""
-    from launcher.plan.fsdp import OPTIMIZERS
     from launcher.plan.parallel import FAMILIES
+    from launcher.recipe.optimizers import IN_SHARDS
 
     text = PARALLELISM.read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in OPTIMIZERS)
+    assert all(f"`{name}`" in text for name in IN_SHARDS)
     said = re.search(r"families other than ([\w\s,]+?), sliding", text)
     assert said is not None
     named = re.findall(r"[A-Z]\w+", said.group(1))

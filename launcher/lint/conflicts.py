@@ -8,36 +8,9 @@ from typing import Any
 from launcher.lint.finding import Finding
 from launcher.lint.positions import Document, Member
 from launcher.lint.types import for_trainer
+from launcher.plan.profile import STAGE3_ONLY
 
 ZERO = "zero_optimization"
-# Read at stage 3 alone (deepspeed/runtime/engine.py hands them to no other optimizer).
-STAGE3_ONLY = frozenset(
-    {
-        "sub_group_size",
-        "prefetch_bucket_size",
-        "param_persistence_threshold",
-        "model_persistence_threshold",
-        "max_live_parameters",
-        "max_reuse_distance",
-        "gather_16bit_weights_on_model_save",
-        "gather_fp16_weights_on_model_save",
-        "module_granularity_threshold",
-        "use_all_reduce_for_fetch_params",
-        "allgather_sequential",
-        "zero_hpz_partition_size",
-        "zero_quantized_weights",
-        "zero_quantized_nontrainable_weights",
-        "zero_quantized_gradients",
-        "memory_efficient_linear",
-        "override_module_apply",
-        "log_trace_cache_warnings",
-        "enable_sanity_checks",
-        "save_muon_momentum_buffer_in_memory",
-        "leaf_module",
-        "pipeline_loading_checkpoint",
-        "cpu_offload_param",
-    }
-)
 # Two buckets of 16-bit numbers each, 4.5 times (transformers' guide to DeepSpeed).
 OVERLAP_BYTES_PER_ELEMENT = 4.5 * 2
 DEFAULT_BUCKET = 500_000_000

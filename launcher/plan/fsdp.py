@@ -14,13 +14,11 @@ from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
+from launcher.recipe.optimizers import IN_SHARDS
 from launcher.recipe.schema import Recipe
 
 _SHARDS = "checkpoints of engine fsdp are shards, nothing that from_pretrained reads"
 _CONFIG = "trainer.accelerator_config"
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
-"""What updates shards as it updates whole tensors. Of the others Adagrad makes its states before the weights
-are shards, and those of bitsandbytes and transformers were not written for shards."""
 
 
 def decide_fsdp(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
@@ -132,12 +130,12 @@ def _conflicts(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Rec
     if every_save and not draft.get("trainer.save_only_model"):
         hint = "use hub_strategy: end, or checkpoint to send what a run can go on from"
         yield refuse(draft, "fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
-    if optim not in OPTIMIZERS:
+    if optim not in IN_SHARDS:
         message = f"optimizer {optim} does not update FSDP2's shards"
         yield refuse(
             draft,
             "fsdp-optimizer",
             "trainer.optim",
             message,
-            f"use one of {', '.join(OPTIMIZERS)}, or {other}",
+            f"use one of {', '.join(IN_SHARDS)}, or {other}",
         )

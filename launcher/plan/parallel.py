@@ -18,7 +18,7 @@ from launcher.facts.tp_plans import has_tp_plan
 from launcher.memory.job import MemoryJob
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
-from launcher.plan.fsdp import OPTIMIZERS
+from launcher.recipe.optimizers import IN_SHARDS
 from launcher.recipe.schema import Recipe
 
 SIZES = ("tp_size", "sp_size", "cp_size")
@@ -85,7 +85,7 @@ def trains_in_parts(job: MemoryJob) -> bool:
     if job.tensor_parallel == 1:
         return True
     moved = {job.offload_optimizer, job.offload_param} != {"none"}
-    if moved or job.adapter or job.quantization != "none" or job.optim not in OPTIMIZERS:
+    if moved or job.adapter or job.quantization != "none" or job.optim not in IN_SHARDS:
         return False
     if job.engine == "fsdp" or job.precision == "fp16":
         return False
@@ -231,8 +231,8 @@ def _training(draft: Draft, hardware: Hardware, key: str) -> Iterator[RecipeErro
     if theirs is not None and str(theirs).lower() not in PROFILE_OPTIMIZERS:
         message = f"optimizer {theirs} of the base profile was not tried with {key}"
         yield no("sharding.config", message, f"use one of {', '.join(PROFILE_OPTIMIZERS.values())}")
-    if (optim := draft.get("trainer.optim")) not in OPTIMIZERS:
-        yield no("trainer.optim", f"{optim} was not tried with {key}", f"use one of {', '.join(OPTIMIZERS)}")
+    if (optim := draft.get("trainer.optim")) not in IN_SHARDS:
+        yield no("trainer.optim", f"{optim} was not tried with {key}", f"use one of {', '.join(IN_SHARDS)}")
     if draft.get("data.streaming"):
         message = "the ranks of one copy would each read other rows of a stream"
         yield no("data.streaming", message, f"use data.streaming: false, or drop {key}")

@@ -10,6 +10,7 @@ from launcher.plan.draft import Draft
 from launcher.plan.fixes import apply_fixes
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
+from launcher.plan.profile import idle_keys
 from launcher.plan.search import Search, search, situation_of
 from launcher.plan.settling import record_size
 from launcher.plan.stopping import settle_stop
@@ -80,6 +81,7 @@ def _assemble(
             *draft.warnings,
             *_host_warnings(chosen, facts),
             *_logits_warnings(chosen, facts, draft),
+            *_profile_warnings(chosen, draft),
         ),
     )
 
@@ -107,6 +109,18 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
         f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "
         f"for each of {facts.model.vocab_size:,} words at {chosen.batch.micro} x {length} "
         f"positions; less with {', or '.join(mends)}",
+    )
+
+
+def _profile_warnings(chosen: Candidate, draft: Draft) -> tuple[str, ...]:
+    """What the base profile asks for and the chosen stage does not do."""
+    idle = [] if chosen.zero_stage is None else idle_keys(draft.get("deepspeed.profile"), chosen.zero_stage)
+    if not idle:
+        return ()
+    verb = "does" if len(idle) == 1 else "do"
+    return (
+        f"{', '.join(idle)} of the base profile {verb} nothing at ZeRO-{chosen.zero_stage}: DeepSpeed reads "
+        "that at stage 3 alone; say zero_stage: 3, or take it out of the profile",
     )
 
 

@@ -28,15 +28,45 @@ ELSEWHERE = {
     "expert_parallel": "experts are not shared out here: use zero_stage: 3",
 }
 """Blocks of a profile that would change who computes what, without the plan."""
+_ZERO = "zero_optimization."
+_GROUP = f"{_ZERO}zero_hpz_partition_size"
+# Read at stage 3 alone (deepspeed/runtime/engine.py hands them to no other optimizer).
+STAGE3_ONLY = frozenset(
+    {
+        "sub_group_size",
+        "prefetch_bucket_size",
+        "param_persistence_threshold",
+        "model_persistence_threshold",
+        "max_live_parameters",
+        "max_reuse_distance",
+        "gather_16bit_weights_on_model_save",
+        "gather_fp16_weights_on_model_save",
+        "module_granularity_threshold",
+        "use_all_reduce_for_fetch_params",
+        "allgather_sequential",
+        "zero_hpz_partition_size",
+        "zero_quantized_weights",
+        "zero_quantized_nontrainable_weights",
+        "zero_quantized_gradients",
+        "memory_efficient_linear",
+        "override_module_apply",
+        "log_trace_cache_warnings",
+        "enable_sanity_checks",
+        "save_muon_momentum_buffer_in_memory",
+        "leaf_module",
+        "pipeline_loading_checkpoint",
+        "cpu_offload_param",
+    }
+)
 OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
 FROM_PROFILE = "from the base profile"
 """The reason of a setting that the profile says."""
 
 
-def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
+def record_profile(draft: Draft, profile: Mapping[str, Any] | None, processes: int) -> None:
     """Put the profile's stage and offload into the draft and the rest into `deepspeed.profile`.
 
-    Raises RecipeError with every value that contradicts the plan's own.
+    processes: of the whole run. Raises RecipeError with every value that contradicts the plan's own.
     """
     if profile is None:
         draft.put("deepspeed.profile", {}, "no base profile")
@@ -67,7 +97,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None) -> None:
         value = flat.get(key)
         if value not in (None, "auto") and value != draft.get(OWNED[key]):
             problems.append(_conflict(draft, key, value, OWNED[key]))
-    problems += _blocks(draft, profile)
+    problems += [*_blocks(draft, profile), *_groups(draft, flat.get(_GROUP), processes)]
     extras = {key: value for key, value in flat.items() if key not in OWNED}
     extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
     if problems:
@@ -102,6 +132,25 @@ def _blocks(draft: Draft, profile: Mapping[str, Any]) -> list[Problem]:
             )
         )
     return problems
+
+
+def _groups(draft: Draft, size: Any, processes: int) -> list[Problem]:
+    """Groups of ranks with a copy of the weights (hpZ), which have to be alike. Read at stage 3 alone."""
+    ranks = min(size, processes) if isinstance(size, int) and size > 1 else 1
+    if draft.get("sharding.zero_stage", 3) != 3 or processes % ranks == 0:
+        return []
+    fit = ", ".join(str(n) for n in range(2, processes + 1) if processes % n == 0)
+    file, line = draft.place("sharding.config")
+    message = f"{processes} ranks do not divide into groups of {_GROUP} = {size}; DeepSpeed refuses that"
+    hint = f"write a divisor of {processes} ({fit}), in general the devices of one machine"
+    return [Problem("profile-conflict", message, file=file, line=line, path="sharding.config", hint=hint)]
+
+
+def idle_keys(profile: Mapping[str, Any], stage: int) -> list[str]:
+    """Keys of a flat profile that DeepSpeed reads at stage 3 alone, where the plan has another."""
+    named = {key: key.removeprefix(_ZERO).removeprefix("stage3_") for key in profile if key.startswith(_ZERO)}
+    given = [key for key in named if profile[key] is not None and profile[key] is not False]
+    return [key for key in given if stage < 3 and named[key].partition(".")[0] in STAGE3_ONLY]
 
 
 def profile_value(profile: Mapping[str, Any], dotted: str) -> Any:

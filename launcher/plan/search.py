@@ -18,6 +18,7 @@ from launcher.plan.fsdp import decide_fsdp
 from launcher.plan.inputs import Facts
 from launcher.plan.loading_rows import check_accelerator_config
 from launcher.plan.nvme import decide_nvme
+from launcher.plan.optimizers import decide_optimizer
 from launcher.plan.parallel import decide_parallel
 from launcher.plan.plan import AppliedFix
 from launcher.plan.profile import record_profile
@@ -151,10 +152,11 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide_trainer(draft, recipe, facts.hardware)
     decide_fsdp(draft, recipe, facts.hardware)
     decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
-    record_profile(draft, facts.profile)
+    processes = decide.processes_of(recipe, facts.hardware)
+    record_profile(draft, facts.profile, processes)
+    decide_optimizer(draft, recipe, facts.hardware)
     check_accelerator_config(draft, recipe, facts.hardware)
     decide_parallel(draft, recipe, facts.model, facts.hardware)
-    processes = decide.processes_of(recipe, facts.hardware)
     decide_nvme(draft, facts.profile, facts.model, facts.hardware, processes)
     draft.put("tiny", facts.tiny, "asked for by --tiny" if facts.tiny else "not asked for")
     early = apply_fixes(situation_of(draft, facts), recipe.fixes.disable, early=True)

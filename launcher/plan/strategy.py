@@ -16,6 +16,7 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.job import base_job
 from launcher.plan.nvme import with_buffers
+from launcher.plan.optimizers import one_micro_batch
 from launcher.plan.parallel import copies_of
 from launcher.plan.plan import Batch
 from launcher.plan.speed import StepTime, predict_step
@@ -97,7 +98,7 @@ class Bench:
         self.variant, self.draft, self._facts = variant, draft, facts
         copies = copies_of(recipe, facts.hardware)
         self._job = with_buffers(base_job(draft, facts.model, facts.hardware, copies), draft)
-        self.batches = _batches(draft, recipe, copies)
+        self.batches = one_micro_batch(draft, _batches(draft, recipe, copies))
         self.seen: dict[tuple[int, bool, int], Candidate] = {}
         self._kept: int | None = None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.recipe.field_tables import TRAINER_OWNED
+from launcher.recipe.optimizers import needs_of
 from launcher.recipe.slurm_rules import check_slurm
 
 _LAYERS = (
@@ -18,6 +19,7 @@ _ELSEWHERE = (
     (r"ep_size|expert_parallel\w*", "experts are not shared out here: use zero_stage: 3"),
 )
 """Keys of `sharding` that other launchers have, as patterns, and what to use instead."""
+_LOFTQ = ("loftq_bits", "loftq_iter")
 _RL = "trl trains it: GRPOTrainer and RLOOTrainer generate while they train, which a recipe cannot say"
 _VISION = "axolotl and LLaMA-Factory train models that read images and text"
 # task -> who trains it, for tasks that are not planned here
@@ -71,9 +73,11 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
         *_check_exclusive(data, trainer),
         *_check_model(data),
         *_check_adapter(data),
+        *_check_adapter_init(data),
         *_check_evaluation(data, trainer),
         *_check_early_stopping(data, trainer),
         *_check_hub(trainer),
+        *_check_optimizer(trainer),
         *_check_best_metric(data, trainer),
         *(_check_dpo(trainer) if data.get("task") == "dpo" else ()),
         *(_check_images(trainer) if data.get("task") == "image-classification" else ()),
@@ -133,6 +137,26 @@ def _check_adapter(data: Mapping[str, Any]) -> list[Problem]:
     message = f"excludes {', '.join(others)}: the adapter in the folder has its own settings"
     hint = "remove `path` to start a new adapter, or the others to continue this one"
     return [Problem("conflict", message, path="adapter.path", hint=hint)]
+
+
+def _check_adapter_init(data: Mapping[str, Any]) -> list[Problem]:
+    """Beginnings of an adapter for which peft wants more than a name."""
+    adapter = _section(data, "adapter")
+    init, path = adapter.get("init_lora_weights"), "adapter.init_lora_weights"
+    if init in ("corda", "eva"):
+        left = "peft then stops" if init == "corda" else "peft then begins as if nothing were asked for"
+        message = f"is {init}, which reads data before the run, and nothing here does: {left}"
+        return [
+            Problem("unsupported", message, path=path, hint="write `init_lora_weights: pissa` or `olora`")
+        ]
+    config = adapter.get("loftq_config")
+    given = config if isinstance(config, Mapping) else {}
+    missing = [key for key in _LOFTQ if key not in given]
+    if init != "loftq" or not missing:
+        return []
+    message = f"is loftq, which needs `loftq_config` with {' and '.join(missing)}"
+    hint = "write `loftq_config: {loftq_bits: 4, loftq_iter: 1}` beside it"
+    return [Problem("conflict", message, path=path, hint=hint)]
 
 
 def _check_evaluation(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
@@ -218,6 +242,21 @@ def _check_hub(trainer: Mapping[str, Any]) -> list[Problem]:
         return []
     message = "needs `hub_model_id`: the repository would be called `checkpoints`"
     return [Problem("conflict", message, path="trainer.push_to_hub", hint="write `hub_model_id: you/name`")]
+
+
+def _check_optimizer(trainer: Mapping[str, Any]) -> list[Problem]:
+    """What transformers would find out only when the model is loaded, and the optimizer made."""
+    optim, path = trainer.get("optim"), "trainer.optim"
+    needs = needs_of(optim)
+    problems = []
+    if needs.device:
+        message = f"is {optim}, which {needs.device} alone have; runs are on NVIDIA GPUs and CPUs"
+        problems.append(Problem("unsupported", message, path=path, hint="write `optim: adamw_torch_fused`"))
+    if needs.targets and not trainer.get("optim_target_modules"):
+        message = f"is {optim}, which needs `optim_target_modules`: the layers that it treats so"
+        hint = "add `optim_target_modules: all-linear` under `trainer:`"
+        problems.append(Problem("conflict", message, path=path, hint=hint))
+    return problems
 
 
 def _check_dpo(trainer: Mapping[str, Any]) -> list[Problem]:

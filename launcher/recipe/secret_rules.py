@@ -16,6 +16,28 @@ _ASSIGNED = re.compile(r"""(?<![\w$-])([A-Za-z_]\w*)\+?=((?:"[^"]*"|'[^']*'|[^\s
 """NAME=value in a line of shell."""
 
 
+_COUNTED = "`hardware.num_nodes` and `hardware.devices_per_node` say how many ranks there are"
+_MET = "a run finds where its ranks meet; `launch.hostfile` or Slurm names the machines"
+_SHELL = "set it in the shell that starts the run"
+_ENGINE = "`sharding` decides it"
+_PARTS = "`sharding.tp_size`, `sp_size` and `cp_size` decide it"
+_OWNED = (
+    (r"(LOCAL_|ROLE_|GROUP_)?(RANK|WORLD_SIZE)|LOCAL_SIZE|NODE_RANK", _COUNTED),
+    (r"MASTER_(ADDR|PORT)", _MET),
+    (r"CUDA_VISIBLE_DEVICES", f"{_SHELL}; `hardware.devices_per_node` says how many of them are used"),
+    (r"EFFILAUNCH_\w+", _SHELL),
+    (r"ACCELERATE_(USE_CPU|TORCH_DEVICE)", "`hardware.device: cpu` or `--on cpu` decides it"),
+    (r"ACCELERATE_(USE_\w+|DEEPSPEED_\w+|CONFIG_DS_FIELDS|ALLOW_CP_STANDALONE)|FSDP_\w+", _ENGINE),
+    (r"PARALLELISM_CONFIG_\w+", _PARTS),
+    (r"ACCELERATE_(MIXED_PRECISION|DOWNCAST_BF16|FP8_\w+)", "`precision` decides it"),
+    (r"ACCELERATE_DYNAMO_\w+", "write `trainer.torch_compile` and its like"),
+    (r"ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "`global_batch_size` decides it"),
+    (r"ACCELERATE_GRADIENT_CLIPPING", "write `trainer.max_grad_norm`"),
+)
+"""Variables that the run sets itself, or that would change behind the plan what it has decided, as patterns,
+and how the thing is said instead."""
+
+
 def take_secrets(data: dict[str, Any]) -> list[Problem]:
     """Problems of secrets that are written out, or asked for where they would be written down.
 
@@ -37,7 +59,7 @@ def take_secrets(data: dict[str, Any]) -> list[Problem]:
 
 
 def check_environment(data: dict[str, Any]) -> list[Problem]:
-    """Problems of names under `launch.env` that are no names of variables: no shell could set them."""
+    """Problems of names under `launch.env`: no variable's, which no shell could set, or the run's own."""
     launch = data.get("launch")
     env = launch.get("env") if isinstance(launch, dict) else None
     problems = []
@@ -45,6 +67,10 @@ def check_environment(data: dict[str, Any]) -> list[Problem]:
         if not _NAME.fullmatch(str(name)):
             message = "is no name of a variable, expected letters, digits and _, not beginning with a digit"
             problems.append(Problem("wrong-value", message, path=join("launch.env", name)))
+        owner = next((hint for pattern, hint in _OWNED if re.fullmatch(pattern, str(name))), None)
+        if owner is not None:
+            message = "not allowed under `launch.env`: the run sets it, or has decided it"
+            problems.append(Problem("owned-key", message, path=join("launch.env", name), hint=owner))
     return problems
 
 

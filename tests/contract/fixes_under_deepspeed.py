@@ -122,6 +122,24 @@ def offloaded() -> dict[str, Any]:
     }
 
 
+def one_step(engine: Any) -> None:
+    engine.backward(engine(torch.ones(1, 8)).sum())
+    engine.step()
+
+
+def over_partitions() -> dict[str, str]:
+    """The first step of optimizers over two groups of parameters, as the Trainer makes them, at a stage."""
+    found = {}
+    for name, stage in (("Adagrad", 0), ("Adagrad", 1), ("Adagrad", 3), ("RMSprop", 1), ("RMSprop", 3)):
+        model = torch.nn.Linear(8, 8)
+        groups = [{"params": [model.weight]}, {"params": [model.bias]}]
+        optimizer = getattr(torch.optim, name)(groups)
+        config = {**BATCHES, "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
+        made = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+        found[f"{name} {stage}"] = said(partial(one_step, made))
+    return found
+
+
 def swapped() -> dict[str, Any]:
     """The optimizer that accelerate puts in place of the recipe's; DeepSpeed's own needs no compiler here."""
     import bitsandbytes.optim as bnb
@@ -163,7 +181,13 @@ def fp16_by_capability() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    found = {**under_zero3(), "swapped": swapped(), "offloaded": offloaded(), "fp16": fp16_by_capability()}
+    found = {
+        **under_zero3(),
+        "swapped": swapped(),
+        "offloaded": offloaded(),
+        "over_partitions": over_partitions(),
+    }
+    found["fp16"] = fp16_by_capability()
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)

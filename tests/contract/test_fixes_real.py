@@ -229,10 +229,52 @@ def test_flash_attention_on_a_cpu(saved):
     assert load(saved, attn_implementation="sdpa").config._attn_implementation == "sdpa"
 
 
+def test_what_flash_attention_is_given():
+    """transformers makes fp32 queries 16-bit by autocast or by the weights; else the kernel gets fp32."""
+    from transformers.integrations.flash_attention import get_target_dtype
+
+    attention = tiny_llama().model.layers[0].self_attn
+    query = torch.ones(1)
+    assert get_target_dtype(query, attention) == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert get_target_dtype(query, attention) == torch.bfloat16
+    assert get_target_dtype(query, attention.to(torch.bfloat16)) == torch.bfloat16
+
+
 def test_purely_quantized(saved, tmp_path):
     with pytest.raises(ValueError, match="fine-tuning on purely quantized models"):
         trained(load_int8(saved), tmp_path)
     trained(with_lora(load_int8(saved)), tmp_path)
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_beginnings_of_an_adapter_over_a_quantised_base(saved, quantised):
+    def begun(init):
+        config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=init)
+        return peft.get_peft_model(load_int8(saved) if quantised else load(saved), config)
+
+    for init in ("gaussian", "olora", True, False):
+        begun(init)
+    for init in ("pissa", "pissa_niter_2", "mica", "orthogonal"):
+        if not quantised:
+            begun(init)
+            continue
+        with pytest.raises(
+            (TypeError, RuntimeError), match=r"Please initialize|Only Tensors of floating point"
+        ):
+            begun(init)
+
+
+@pytest.mark.filterwarnings("ignore:.*(`init_lora_weights` is|eva initialization)")
+def test_beginnings_of_an_adapter_that_read_data(saved):
+    """CorDA stops without them; EVA begins as if nothing had been asked for."""
+
+    def begun(init):
+        return peft.get_peft_model(load(saved), peft.LoraConfig(r=4, init_lora_weights=init)).state_dict()
+
+    with pytest.raises(ValueError, match="run `preprocess_corda` first"):
+        begun("corda")
+    assert not any(value.any() for name, value in begun("eva").items() if "lora_B" in name)
 
 
 def test_a_quantised_model_that_was_compiled_before(saved, tmp_path):

@@ -13,7 +13,7 @@ from engine_runs import prepared
 from forked import KILL, Forks
 from grounds import tokenizer_of_1024_words, write_rows
 
-from launcher.plan.fsdp import OPTIMIZERS
+from launcher.recipe.optimizers import IN_SHARDS
 
 if not find_spec("torch"):  # not imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
@@ -131,8 +131,9 @@ ALIKE: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "bf16, LoRA, recomputed": {"precision": "bf16", "adapter": LORA, "trainer": AGAIN},
     "bf16-true": {"precision": "bf16-true"},
+    "fp16-true": {"precision": "fp16-true", "trainer": {"adam_epsilon": 1e-4}},
     "bf16-true, LoRA": {"precision": "bf16-true", "adapter": LORA, "model": SAVED},
-    **{optim: {"trainer": {"optim": optim}} for optim in sorted({*OPTIMIZERS} - {"adamw_torch_fused"})},
+    **{optim: {"trainer": {"optim": optim}} for optim in sorted({*IN_SHARDS} - {"adamw_torch_fused"})},
 }
 UNCOUNTED = ("DPO",)
 """Whose plan counts more than the trained model: the reference beside it."""
@@ -145,7 +146,7 @@ def test_two_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
     said = ALIKE[name]
     one = alone(said, ground, tmp_path / "one", forks)
     two = trained(said, ground, tmp_path / "two", forks)
-    check_alike(one, two, half="bf16" in name)
+    check_alike(one, two, half="16" in name)
     told, alone_told = (json.loads((out / "result.json").read_text()) for out in (two, one))
     assert (told["distributed_type"], told["processes"]) == ("FSDP", 2)
     if "eval" in said.get("data", {}):

@@ -58,3 +58,13 @@ def test_two_gpus_learn_what_one_learns(kind, ground, tmp_path):
     two = ran({**weights_alone, "sharding": KINDS[kind]}, ground, tmp_path / "two", "0,1")
     assert column(two, "loss") == pytest.approx(column(one, "loss"), rel=1e-3)
     assert column(two, "grad_norm") == pytest.approx(column(one, "grad_norm"), rel=1e-2)
+
+
+def test_sequence_parallel_flash_attention_learns_what_one_gpu_learns(ground, tmp_path):
+    if not find_spec("flash_attn"):
+        pytest.skip("needs flash_attn")
+    model = {"name_or_path": "model", "tokenizer": "tokenizer", "attn_implementation": "flash_attention_2"}
+    said = {"precision": "bf16", "model": model}  # the kernel takes 16 bits alone
+    one = ran({**said, "sharding": {"engine": "ddp"}}, ground, tmp_path / "one", "0")
+    two = ran({**said, "sharding": KINDS["sequence"]}, ground, tmp_path / "two", "0,1")
+    assert column(two, "loss") == pytest.approx(column(one, "loss"), rel=3e-2)

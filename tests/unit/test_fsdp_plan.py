@@ -11,9 +11,9 @@ from factories import BASE, facts, plan, recipe
 from launcher.errors import RecipeError
 from launcher.facts.model import read_model_spec
 from launcher.plan.adapting import adapt, ways_out
-from launcher.plan.fsdp import OPTIMIZERS
 from launcher.plan.planner import make_plan
 from launcher.plan.tiny import tiny_on_cpu
+from launcher.recipe.optimizers import IN_SHARDS
 from launcher.render.bundle import render
 from launcher.render.command import render_accelerate_config
 
@@ -139,7 +139,7 @@ def test_an_encoder_decoder_is_refused(tmp_path):
     assert caught.value.problems[0].code == "engine-conflict"
 
 
-@pytest.mark.parametrize("optim", OPTIMIZERS)
+@pytest.mark.parametrize("optim", IN_SHARDS)
 def test_optimizers_that_are_tested_are_planned(tmp_path, optim):
     assert fsdp(tmp_path, trainer__optim=optim).value("trainer.optim") == optim
 

@@ -153,6 +153,37 @@ def test_a_base_profile_gives_the_stage_and_keeps_its_own_keys(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("size", "fits"), [(5, False), (3, False), (4, True), (8, True), (16, True), (0, True)]
+)
+def test_groups_of_a_base_profile_divide_the_ranks(tmp_path, size, fits):
+    loaded = recipe(tmp_path, sharding__config="mine.json")
+    profile = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": size}}
+    if fits:
+        make_plan(loaded, facts(profile=profile))
+        return
+    with pytest.raises(RecipeError, match=f"8 ranks do not divide into groups of .* = {size}") as caught:
+        make_plan(loaded, facts(profile=profile))
+    assert caught.value.problems[0].path == "sharding.config"
+    assert "2, 4, 8" in caught.value.problems[0].hint
+
+
+def test_what_a_base_profile_asks_for_in_vain_is_a_warning(tmp_path):
+    asked = {"zero_hpz_partition_size": 5, "zero_quantized_gradients": True, "zero_quantized_weights": False}
+    loaded = recipe(tmp_path, sharding__config="mine.json")
+
+    def told(stage: int) -> list[str]:
+        profile = {"zero_optimization": {"stage": stage, **asked, "zero_hpz_partition_size": 4 + (stage < 3)}}
+        warnings = make_plan(loaded, facts(profile=profile)).warnings
+        return [warning for warning in warnings if "of the base profile" in warning]
+
+    for stage in (0, 1, 2):
+        (only,) = told(stage)
+        assert f"do nothing at ZeRO-{stage}" in only
+        assert "zero_hpz_partition_size, zero_optimization.zero_quantized_gradients of" in only
+    assert told(3) == []
+
+
+@pytest.mark.parametrize(
     "profile",
     [
         {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5},

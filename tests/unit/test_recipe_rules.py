@@ -392,3 +392,60 @@ def test_a_best_metric_that_nothing_measures_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="what is measured is loss, perplexity") as caught:
         load_recipe(file)
     assert caught.value.problems[0].line == 3
+
+
+@pytest.mark.parametrize(
+    ("adapter", "expected"),
+    [
+        ("init_lora_weights: corda", "reads data before the run"),
+        ("init_lora_weights: eva", "as if nothing were asked for"),
+        ("init_lora_weights: loftq", "needs `loftq_config` with loftq_bits and loftq_iter"),
+        ("init_lora_weights: loftq, loftq_config: {loftq_bits: 4}", "with loftq_iter"),
+    ],
+)
+def test_beginnings_of_an_adapter_that_need_more_than_a_name(tmp_path, adapter, expected):
+    (only,) = problems(tmp_path, more=f"adapter: {{type: lora, {adapter}}}")
+    assert "adapter.init_lora_weights" in only
+    assert expected in only
+
+
+@pytest.mark.parametrize(
+    "init", ["pissa", "olora", "gaussian", "true", "loftq, loftq_config: {loftq_bits: 4, loftq_iter: 1}"]
+)
+def test_other_beginnings_are_taken(tmp_path, init):
+    load(tmp_path, more=f"adapter: {{type: lora, init_lora_weights: {init}}}")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        *((name, "hardware.devices_per_node") for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK")),
+        *((name, "hardware.devices_per_node") for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK")),
+        ("MASTER_ADDR", "launch.hostfile"),
+        ("MASTER_PORT", "launch.hostfile"),
+        ("CUDA_VISIBLE_DEVICES", "the shell"),
+        ("EFFILAUNCH_RESUME", "the shell"),
+        ("ACCELERATE_USE_FSDP", "`sharding`"),
+        ("ACCELERATE_USE_DEEPSPEED", "`sharding`"),
+        ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "`sharding`"),
+        ("FSDP_VERSION", "`sharding`"),
+        ("ACCELERATE_USE_CPU", "--on cpu"),
+        ("ACCELERATE_MIXED_PRECISION", "`precision`"),
+        ("ACCELERATE_DYNAMO_BACKEND", "trainer.torch_compile"),
+        ("PARALLELISM_CONFIG_TP_SIZE", "sharding.tp_size"),
+    ],
+)
+def test_variables_of_the_run_itself_are_refused(tmp_path, name, instead):
+    (only,) = problems(tmp_path, more=f"launch: {{env: {{{name}: '1'}}}}")
+    assert f"launch.env.{name}" in only
+    assert instead in only
+
+
+def test_other_variables_are_taken(tmp_path):
+    names = (
+        "NCCL_DEBUG", "NCCL_P2P_DISABLE", "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "HF_HOME",
+        "PYTORCH_ALLOC_CONF", "TORCH_DISTRIBUTED_DEBUG", "ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE",
+        "GLOO_SOCKET_IFNAME", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "MY_RANK",
+    )  # fmt: skip
+    env = dict.fromkeys(names, "1")
+    assert load(tmp_path, more=f"launch: {{env: {env}}}").recipe.launch.env == env

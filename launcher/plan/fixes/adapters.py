@@ -8,6 +8,8 @@ from typing import Any
 from launcher.plan.fixes.fix import Fix, Situation
 
 NON_REENTRANT = {"use_reentrant": False}
+_READ_WEIGHTS = ("pissa", "corda", "loftq", "mica", "orthogonal")
+"""Beginnings of an adapter that compute with the base's weights as they are stored. OLoRA unpacks them."""
 
 
 def _input_grads(s: Situation) -> Mapping[str, Any]:
@@ -67,6 +69,11 @@ def _purely_quantized(s: Situation) -> Mapping[str, Any]:
     return {"model.quantization": "none"} if s.quantization != "none" and not s.has_adapter else {}
 
 
+def _init_reads_weights(s: Situation) -> Mapping[str, Any]:
+    init = str(s.get("adapter.init_lora_weights")).partition("_")[0]  # pissa_niter_16
+    return {"adapter.init_lora_weights": True} if s.quantization != "none" and init in _READ_WEIGHTS else {}
+
+
 def _kbit_compile(s: Situation) -> Mapping[str, Any]:
     applies = s.quantization != "none" and s.get("trainer.torch_compile")
     return {"trainer.torch_compile": False} if applies else {}
@@ -84,6 +91,19 @@ ADAPTER_FIXES = (
         versions="transformers>=4.31",
         changes=_purely_quantized,
         hint="add adapter: {type: lora}, or drop model.quantization",
+        early=True,
+    ),
+    Fix(
+        id="adapter-init-quantized",
+        title="a beginning of the adapter that needs unquantised weights",
+        condition="init_lora_weights pissa, corda, loftq, mica or orthogonal with model.quantization",
+        action="refuse",
+        reason="peft computes with the weights as they are stored, and packed bytes are no matrix: it "
+        "stops when the adapter is made, after the weights are loaded ('Please initialize PiSSA').",
+        source="peft/tuners/lora/layer.py pissa_init, mica_init; peft/utils/loftq_utils.py",
+        versions="*",
+        changes=_init_reads_weights,
+        hint="use init_lora_weights: olora, gaussian or true, or drop model.quantization",
         early=True,
     ),
     Fix(

@@ -58,6 +58,16 @@ def _flash_pre_ampere(s: Situation) -> Mapping[str, Any]:
     return {"model.attn_implementation": "sdpa"} if flash and (s.pre_ampere or s.hardware.is_cpu) else {}
 
 
+def _flash_in_32_bit(s: Situation) -> Mapping[str, Any]:
+    """Nothing makes its inputs 16-bit: neither autocast (`bf16`, `fp16`) nor the weights."""
+    flash = s.get("model.attn_implementation") == "flash_attention_2"
+    dtype = s.get("model.dtype")
+    stored = s.model.pretrained_dtype if dtype == "auto" else dtype
+    whole = s.get("precision") not in ("bf16", "fp16") and stored == "float32"
+    elsewhere = bool(_flash_pre_ampere(s))  # refused for the device already
+    return {"model.attn_implementation": "sdpa"} if flash and whole and not elsewhere else {}
+
+
 def _pure_half_full(s: Situation) -> Mapping[str, Any]:
     half_weights = s.get("model.dtype") in ("float16", "bfloat16")
     plain = s.get("precision") == "fp32" and not s.has_adapter
@@ -204,6 +214,19 @@ PRECISION_FIXES = (
         versions="*",
         changes=_flash_pre_ampere,
         hint="use attn_implementation: sdpa",
+        early=True,
+    ),
+    Fix(
+        id="fa2-fp32",
+        title="FlashAttention-2 takes 16 bits alone",
+        condition="attn_implementation flash_attention_2 with fp32 weights and no bf16 or fp16 computation",
+        action="refuse",
+        reason="transformers loads the kernel for fp32 weights with a warning; it stops in the first forward "
+        "pass: 'FlashAttention only support fp16 and bf16 data type'.",
+        source="transformers/integrations/flash_attention.py get_target_dtype; modeling_utils.py",
+        versions="*",
+        changes=_flash_in_32_bit,
+        hint="use attn_implementation: sdpa, or precision: bf16",
         early=True,
     ),
 )
