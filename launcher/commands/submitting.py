@@ -13,7 +13,7 @@ from launcher.commands.checking_queue import check_queue, placed
 from launcher.commands.following import cancel_command, follow_command, follow_submitted
 from launcher.commands.gather import data_problems, find_hardware, gather
 from launcher.commands.room import check_room
-from launcher.commands.sweeping import Values, combine, folder_name, said, swept_overrides
+from launcher.commands.sweeping import Values, combine, folder_name, refuse_same, said, swept_overrides
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.execute.run_dir import default_run_dir, unwritable, write_file, write_run_dir
 from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
@@ -129,16 +129,13 @@ def _configurations(
     for index, values in enumerate(every):
         run_dir = folder / folder_name(index, values, len(every)) if values else folder
         try:
-            found.append(
-                _configuration(
-                    target, [*overrides, *swept_overrides(values)], on, values, run_dir, tiny, dry_run=dry_run
-                )
-            )
+            found.append(_configuration(target, overrides, on, values, run_dir, tiny, dry_run=dry_run))
         except (RecipeError, DoesNotFit) as error:
             errors.append((values, error))
     if errors:
         raise _all_at_once(errors)
     _check_sizes(found)
+    refuse_same((c.values, c.loaded.recipe.model_dump()) for c in found)
     return found, folder
 
 
@@ -152,7 +149,7 @@ def _configuration(
     *,
     dry_run: bool,
 ) -> Configuration:
-    loaded = load_recipe(target, overrides)
+    loaded = load_recipe(target, overrides, swept_overrides(values))
     absent = [] if dry_run or tiny else data_problems(loaded)
     if absent:
         raise RecipeError(absent)
