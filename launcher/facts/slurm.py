@@ -37,7 +37,7 @@ class Allocation:
     """Tasks of the step on each host; outside a step those that the job asks for."""
     node_rank: int
     task: int
-    """0 .. tasks-1; the first node's are the first."""
+    """0 .. tasks-1, in the order of --distribution: node by node (block), or from node to node (cyclic)."""
     local_task: int
     on_node: bool
     """Whether this process runs on one of the nodes; the shell of `salloc` need not."""
@@ -74,9 +74,27 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
         raise RecipeError(_unread(str(error))) from None
     if len(counts) != len(hosts):
         raise RecipeError(_unread(f"{counted}={environ[counted]} is not about the hosts {listed}"))
+    if step is not None:
+        _check_place(environ, (rank, task, local), counts)
     short = host.partition(".")[0]
     on_node = step is not None or "SLURMD_NODENAME" in environ or short in hosts
     return Allocation(job, step, hosts, counts, rank, task, local, on_node, restarts)
+
+
+def _check_place(environ: Mapping[str, str], place: tuple[int, int, int], counts: tuple[int, ...]) -> None:
+    """RecipeError where a task of a step has no place of its own. place: NODEID, PROCID and LOCALID."""
+    rank, task, local = place
+    names = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
+    if missing := [name for name in names if not environ.get(name)]:
+        raise RecipeError(_unread(f"a task of a step has {', '.join(names)}, and here is no {missing[0]}"))
+    on_node = counts[rank] if rank < len(counts) else 0
+    for name, number, most, of in (
+        (names[0], rank, len(counts), "node(s) of the step"),
+        (names[1], task, sum(counts), "task(s) of the step"),
+        (names[2], local, on_node, f"task(s) on node {rank}"),
+    ):
+        if number >= most:
+            raise RecipeError(_unread(f"{name}={number}, and there are {most} {of}, counted from 0"))
 
 
 def _number(text: str) -> int:

@@ -28,6 +28,7 @@ STEP = (
     f"{JOB} SLURMD_NODENAME=n2 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_TASKS_PER_NODE=2(x2) "
     "SLURM_NODEID=1 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_TASKS_PER_NODE=2(x2)"
 )
+FIRST = STEP.replace("NODEID=1", "NODEID=0").replace("PROCID=3", "PROCID=0").replace("LOCALID=1", "LOCALID=0")
 RUN = "effilaunch run r.yaml"
 
 
@@ -135,7 +136,7 @@ def test_the_steps_of_slurm_itself_are_none(number):
      ("1(x2)", 1, 8, False), ("1(x2)", 4, 8, False), ("1(x2)", 2, 1, True)],
 )  # fmt: skip
 def test_tasks_are_one_a_node_or_one_a_device(tasks, nodes, devices, right):
-    found = read(STEP.replace("STEP_TASKS_PER_NODE=2(x2)", f"STEP_TASKS_PER_NODE={tasks}"))
+    found = read(FIRST.replace("STEP_TASKS_PER_NODE=2(x2)", f"STEP_TASKS_PER_NODE={tasks}"))
     problem = wrong_tasks(found, nodes, devices, RUN)
     assert (problem is None) == right
     if problem is not None:
@@ -154,6 +155,30 @@ def test_variables_that_slurm_would_not_write(broken):
 
 
 @pytest.mark.parametrize(
+    ("broken", "said"),
+    [("SLURM_PROCID=4", "SLURM_PROCID=4, and there are 4 task(s) of the step, counted from 0"),
+     ("SLURM_NODEID=2", "SLURM_NODEID=2, and there are 2 node(s) of the step"),
+     ("SLURM_LOCALID=2", "SLURM_LOCALID=2, and there are 2 task(s) on node 1"),
+     ("SLURM_PROCID=", "here is no SLURM_PROCID"), ("SLURM_NODEID=", "here is no SLURM_NODEID"),
+     ("SLURM_LOCALID=", "here is no SLURM_LOCALID")],
+)  # fmt: skip
+def test_a_task_of_a_step_has_a_place_in_it(broken, said):
+    """Else each task without a number would be the first one."""
+    name = broken.partition("=")[0]
+    given = "" if broken.endswith("=") else broken
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        read(re.sub(rf"{name}=\S+", given, STEP))
+    assert read(re.sub(rf"{name}=\S+", given, BATCH)).step is None  # there it is nobody's place
+
+
+def test_tasks_may_be_dealt_out_node_by_node_or_in_turn():
+    cyclic = read(
+        STEP.replace("NODEID=1 SLURM_PROCID=3 SLURM_LOCALID=1", "NODEID=1 SLURM_PROCID=1 SLURM_LOCALID=0")
+    )
+    assert list(place_in(cyclic).ranks(2)) == [2]
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 5400), ("90:30", 5430), ("24:00:00", 86400), ("1-00:00:00", 86400), ("2-12", 216000),
      ("1-01:30", 91800), ("infinite", None), ("abc", None)],
@@ -164,7 +189,7 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize(
     ("slurm", "on_node", "cores"),
-    [("", "", 3), (STEP, "6", 6), (STEP, "3", 3), (STEP.replace("2(x2)", "1(x2)"), "6", 3)],
+    [("", "", 3), (STEP, "6", 6), (STEP, "3", 3), (FIRST.replace("2(x2)", "1(x2)"), "6", 3)],
 )
 def test_the_cores_that_a_run_may_use(monkeypatch, slurm, on_node, cores):
     """Two tasks a node, each bound to three cores of its own, or sharing three; one that has three."""
