@@ -19,6 +19,7 @@ from launcher.execute.run_dir import default_run_dir, unwritable, write_file, wr
 from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
 from launcher.facts.hardware import Hardware
 from launcher.facts.queue import has_slurm
+from launcher.facts.shell import check_shell
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.snapshot import snapshot
@@ -247,7 +248,8 @@ _NOT_DATA = ("trainer.", "adapter.", "sharding.", "launch.", "deepspeed.", "fsdp
 def _check_job(job: Submission, configurations: Sequence[Configuration]) -> None:
     longest = max((c.bundle.plan for c in configurations), key=warning_seconds)
     loaded = configurations[0].loaded
-    found = [check_warning(job, longest), check_devices(job)]
+    setup = check_shell(job.slurm.setup, "launch.slurm.setup")
+    found = [check_warning(job, longest), check_devices(job), setup]
     if loaded.recipe.launch.hostfile is not None:
         hint = "take it away for Slurm: --set launch.hostfile=null"
         message = "names the machines, which Slurm chooses"
