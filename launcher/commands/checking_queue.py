@@ -11,7 +11,7 @@ from launcher.facts.slurm import time_seconds
 from launcher.plan.draft import Draft
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import SlurmJob
-from launcher.render.slurm import Submission, count_of
+from launcher.render.slurm import Submission, count_of, cpus_of_task
 
 # What Slurm says -> (key of the recipe, what is wrong)
 _SAID = {
@@ -119,7 +119,7 @@ def _problem(
         for p in partitions
     )
     path = "launch.slurm.prepare" if is_prepare else "launch.slurm"
-    wanted = asked.cpus_per_task or (job.hardware.devices_per_node if job.hardware.is_cpu else None)
+    wanted = asked.cpus_per_task if is_prepare else cpus_of_task(job.slurm, job.hardware)
     if "node configuration" in said and wanted is not None and wanted > cpus:
         message = f"{wanted} CPUs of a node are asked for, and no node has more than {cpus} (Slurm: {said})"
         return Problem("slurm-refused", message, path=f"{path}.cpus_per_task", hint=f"there is {sizes}")

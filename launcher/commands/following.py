@@ -23,7 +23,7 @@ def follow_command(folder: str, say: Say) -> Outcome:
 
 
 def cancel_command(folder: str) -> Outcome:
-    """Take the jobs out of the queue, or end them: they are not requeued."""
+    """Take the jobs out of the queue, or end them: they are not requeued. Of one run of a sweep its own."""
     submitted = read_submitted(Path(folder).absolute())
     cancel(submitted)
     try:
@@ -48,11 +48,10 @@ def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
 
 
 def _goes_on(submitted: Submitted) -> Problem:
-    folder = submitted.folder if submitted.is_sweep else submitted.runs[0].run_dir
     return Problem(
         "interrupted",
         f"nobody follows job {submitted.job} any more; it goes on",
-        hint=f"`effilaunch submit {folder} --follow` follows it again, `--cancel` ends it",
+        hint=f"`effilaunch submit {submitted.place} --follow` follows it again, `--cancel` ends it",
     )
 
 
@@ -65,7 +64,7 @@ def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
         rows.append(row)
         if problem is not None:
             problems.append(problem)
-    code = 0 if not problems else max(RunFailed.exit_code, 0)
+    code = RunFailed.exit_code if problems else 0
     return Outcome({**submitted.to_json(), "table": rows}, sweep_text(submitted, rows), problems, code)
 
 

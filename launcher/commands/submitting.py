@@ -91,7 +91,7 @@ def submit_command(
     say(plan_text(first.bundle))
     for line in heard:
         say(line)
-    submitted = _submit(configurations, folder, scripts)
+    submitted = _submit(configurations, folder, scripts, tiny=tiny)
     say(submitted_text(submitted))
     if detach:
         return Outcome({"folder": str(folder), **submitted.to_json()}, "")
@@ -289,14 +289,15 @@ def _files(
     return files
 
 
-def _submit(configurations: Sequence[Configuration], folder: Path, scripts: Mapping[str, str]) -> Submitted:
+def _submit(
+    configurations: Sequence[Configuration], folder: Path, scripts: Mapping[str, str], *, tiny: bool
+) -> Submitted:
     """Write all that the jobs need, and submit them. Never into a folder in which something lies."""
     if configurations[0].values and folder.exists() and any(folder.iterdir()):
         hint = "name another --output-dir"
         raise RecipeError(Problem("run-dir-not-empty", f"the folder {folder} is not empty", hint=hint))
     for c in configurations:
         write_run_dir(c.bundle, c.run_dir, resume=False)
-    tiny = "--tiny" in scripts[JOB]
     try:
         (folder / "logs").mkdir(exist_ok=True)
         for name, text in scripts.items():

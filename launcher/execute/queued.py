@@ -40,6 +40,9 @@ _WAITS = {
     "JobHeldAdmin": "is held by an administrator",
     "JobArrayTaskLimit": "waits for other jobs of the sweep (launch.slurm.array_limit)",
     "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "PartitionDown": "waits until its partition is up: it is down",
+    "PartitionInactive": "waits until its partition starts jobs again: it is inactive",
+    "NodeDown": "waits for a node that is down",
     "Reservation": "waits for its reservation",
     "Licenses": "waits for licenses",
 }
@@ -50,15 +53,20 @@ _STUCK = {
     "PartitionConfig": "the partition does not take such a job (its limits of time, nodes or users)",
     "PartitionTimeLimit": "it asks for more time than the partition gives",
     "PartitionNodeLimit": "it asks for more nodes than the partition gives",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its quality of service is not valid",
     "AccountNotAllowed": "its account may not use the partition",
     "QOSNotAllowed": "its quality of service may not use the partition",
-    "NodeDown": "a node that it needs is down",
 }
-"""The same of a job that will not start by itself."""
+"""The same of a job that does not start unless it, its partition or its account is changed."""
+_OF_ONE_PARTITION = (
+    "PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit", "AccountNotAllowed", "QOSNotAllowed",
+)  # fmt: skip
+"""Slurm shows the reason of the partition that it tried last: the others may take the job."""
+_HINDERED = (
+    "PartitionDown", "PartitionInactive", "NodeDown", "ReqNodeNotAvail", "JobHeldUser", "JobHeldAdmin",
+)  # fmt: skip
+"""What passes once somebody mends it: told also of a sweep, whose other reasons are not."""
 _FAILED = {
     "CANCELLED": "the job was cancelled",
     "TIMEOUT": "the job reached its time limit before it could save",
@@ -131,10 +139,18 @@ def follow(
 
 
 def _counts(submitted: Submitted, found: Mapping[str, Job], ended: Mapping[str, Job | None]) -> str:
-    """How many runs of a sweep are in which state: `2 pending, 1 running, 1 completed`."""
+    """How many runs of a sweep are in which state, `2 pending, 1 running`, and what hinders them."""
     known = {**ended, **found}
-    states = [job.state.lower() if (job := known.get(run.job)) else "unknown" for run in submitted.runs]
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    jobs = [known.get(run.job) for run in submitted.runs]
+    states = ["unknown" if job is None else job.state.lower() for job in jobs]
+    counts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    why = {in_words(job) for job in jobs if job and job.state == "PENDING" and _reason(job) in _HINDERED}
+    return ", ".join([*counts, *sorted(why)])
+
+
+def _reason(job: Job) -> str:
+    """Its first word: `ReqNodeNotAvail,_UnavailableNodes:n1` names the nodes behind it."""
+    return job.reason.partition(",")[0]
 
 
 def _tell(
@@ -156,7 +172,7 @@ def _tell(
 def in_words(job: Job) -> str:
     """What a job does just now."""
     if job.state == "PENDING":
-        reason = job.reason.partition(",")[0]
+        reason = _reason(job)
         words = _WAITS.get(reason, f"waits ({reason})" if reason else "waits")
         again = f"; it was requeued {job.restarts} time(s)" if job.restarts else ""
         return words + again
@@ -205,15 +221,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _check_stuck(submitted: Submitted, job: Job, seen: _Seen) -> None:
-    why = _STUCK.get(job.reason.partition(",")[0]) if job.state == "PENDING" else None
-    if why is None or (job.reason == "DependencyNeverSatisfied" and submitted.prepare):
+    why = _STUCK.get(_reason(job)) if job.state == "PENDING" else None
+    elsewhere = "," in job.partition and _reason(job) in _OF_ONE_PARTITION
+    if why is None or elsewhere or (job.reason == "DependencyNeverSatisfied" and submitted.prepare):
         seen.stuck = 0  # what waits for a job that failed is cancelled by Slurm, and judged then
         return
     seen.stuck += 1
     if seen.stuck < _CERTAIN:
         return
     message = f"job {job.id} will not start: {why} ({job.reason})"
-    hint = f"`effilaunch submit {submitted.folder} --cancel` takes it out of the queue"
+    hint = f"`effilaunch submit {submitted.place} --cancel` takes it out of the queue"
     raise MachineError(Problem("slurm-stuck", message, hint=hint))
 
 

@@ -48,6 +48,21 @@ class Submitted:
         return len(self.runs) > 1 or bool(self.runs[0].values)
 
     @property
+    def is_part(self) -> bool:
+        """Whether it is one run of a sweep, whose prepare job is that of the other runs, too."""
+        return "_" in self.job
+
+    @property
+    def place(self) -> Path:
+        """The directory whose record this is: of the run, or of the sweep."""
+        return self.runs[0].run_dir if self.is_part else self.folder
+
+    @property
+    def own_jobs(self) -> list[str]:
+        """What ends with it: of one run of a sweep its task alone."""
+        return [self.job, *([self.prepare] if self.prepare and not self.is_part else [])]
+
+    @property
     def jobs(self) -> list[str]:
         """Every job, the one that prepares first."""
         return [*([self.prepare] if self.prepare else []), *(run.job for run in self.runs)]
@@ -142,8 +157,8 @@ def read_submitted(folder: Path) -> Submitted:
 
 
 def cancel(submitted: Submitted) -> None:
-    """End the jobs for good. MachineError where Slurm does not do it."""
-    answer = ask("scancel", submitted.job, *([submitted.prepare] if submitted.prepare else []))
+    """End its own jobs for good. MachineError where Slurm does not do it."""
+    answer = ask("scancel", *submitted.own_jobs)
     if answer.code != 0:
         problem = Problem("slurm-no-answer", f"the job cannot be cancelled: {answer.said}")
         raise MachineError(problem)

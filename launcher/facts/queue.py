@@ -73,6 +73,8 @@ class Job:
     start: str = ""
     preempted: str = ""
     """When it was preempted last; empty where it never was."""
+    partition: str = ""
+    """While it waits all that it may run in: low,big."""
 
 
 ENDED = (
@@ -188,6 +190,7 @@ def _read_job(line: str) -> dict[str, Job]:
         _number(words.get("Restarts", "0")),
         _told(words.get("StartTime", "")),
         _told(words.get("PreemptTime", "")),
+        _told(words.get("Partition", "")),
     )
     parent, tasks = words.get("ArrayJobId"), words.get("ArrayTaskId")
     if parent is None or tasks is None:

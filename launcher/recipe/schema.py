@@ -184,7 +184,7 @@ class ShardingSection(Section):
     config: str | None = None
     """Base DeepSpeed profile (a file, or the name of a shipped one such as zero2)."""
     tp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
-    """Devices that share each layer's matrices (tensor parallelism), with every engine."""
+    """Devices that share each layer's matrices (tensor parallelism), engine deepspeed; ddp for one copy."""
     sp_size: Annotated[int, Field(ge=1, le=999_999)] = 1
     """Devices that share each sample's tokens (Ulysses sequence parallelism), engine deepspeed."""
     cp_size: Annotated[int, Field(ge=1, le=999_999)] = 1

@@ -39,8 +39,8 @@ def submitted_text(submitted: Submitted) -> str:
 
 
 def cancelled_text(submitted: Submitted) -> str:
-    numbers = ", ".join([submitted.job, *([submitted.prepare] if submitted.prepare else [])])
-    return f"cancelled job(s) {numbers}; they are not requeued\n"
+    others = f"; the other runs of {printable(str(submitted.folder))} go on" if submitted.is_part else ""
+    return f"cancelled job(s) {', '.join(submitted.own_jobs)}; they are not requeued{others}\n"
 
 
 def sweep_text(submitted: Submitted, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -66,6 +66,35 @@ def test_a_dry_run_does_without_a_slurm_that_is_silent(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("tiny", [False, True])
+def test_each_run_of_a_sweep_is_a_rehearsal_only_where_that_was_asked_for(tiny, tmp_path, capsys):
+    answers = {"sbatch": "7", "sinfo": "gpu|gpu*|infinite|4|128|512000|(null)|gpu:a100:8"}
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "absent").mkdir()
+    (tmp_path / "absent/rows.jsonl").write_text('{"text": "a b c"}\n')
+    command = ["submit", "r.yaml", "--on", "8xA100-80GB", "--detach", "--output-dir", "no--tiny"]
+    command += ["--sweep", "seed=1,2", "--set", "launch.slurm.setup=[echo --tiny]"]
+    assert main([*command, "--tiny"] if tiny else command) == 0, capsys.readouterr().err
+    for script in ("job.sbatch", "1-seed=2/job.sbatch"):
+        assert ("--resume auto --tiny ||" in (tmp_path / "no--tiny" / script).read_text()) is tiny
+
+
+def test_the_cpus_of_the_prepare_job_are_not_those_of_the_processes(tmp_path, capsys):
+    """Where Slurm takes no node for it, that is not because of the eight processes of the other job."""
+    no = "echo 'Requested node configuration is not available' >&2; exit 1"
+    answers = {"sbatch": no, "sinfo": "echo 'gpu|gpu*|infinite|1|2|4000|(null)|(null)'"}
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    command = ["submit", "r.yaml", "--on", "8xcpu", "--tiny", "--dry-run"]
+    assert main([*command, "--set", "launch.slurm.cpus_per_task=null"]) == 2
+    shown = capsys.readouterr().err
+    assert "Slurm would not take the prepare job: Requested node configuration" in shown
+    assert shown.count("8 CPUs of a node are asked for, and no node has more than 2") == 1
+
+
 def test_the_text_of_a_dry_run_has_every_script(capsys):
     assert main(["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run", "--sweep", "seed=1,2"]) == 0
     shown = capsys.readouterr().out

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.commands import following
 from launcher.commands.sweeping import combine, folder_name, swept_overrides
 from launcher.errors import (
     DoesNotFit,
@@ -28,7 +29,7 @@ LINES = {
     "4": "JobId=4 JobName=r JobState=COMPLETED Reason=None Dependency=(null) Requeue=1 Restarts=1 "
     "ExitCode=0:0 StartTime=2026-11-22T19:17:44 PreemptTime=None NodeList=n1 BatchHost=n1",
     "5": "JobId=5 JobName=r JobState=PENDING Reason=PartitionTimeLimit Restarts=0 ExitCode=0:0 "
-    "StartTime=Unknown NodeList=(null)",
+    "StartTime=Unknown Partition=low,big NodeList=(null)",
     "21": "JobId=21 ArrayJobId=21 ArrayTaskId=1-3%2 JobName=r JobState=PENDING Reason=Dependency Restarts=0 "
     "ExitCode=0:0\nJobId=22 ArrayJobId=21 ArrayTaskId=0 JobName=r JobState=FAILED Reason=NonZeroExitCode "
     "Restarts=0 ExitCode=5:0 NodeList=n2",
@@ -64,6 +65,7 @@ def test_jobs(slurm):
         1,
     )
     assert (found["5"].code, found["5"].reason, found["5"].preempted) == (None, "PartitionTimeLimit", "")
+    assert (found["5"].partition, found["4"].partition) == ("low,big", "")
     assert (found["21_0"].state, found["21_0"].code) == ("FAILED", 5)
     assert (found["21_3"].state, found["21_3"].reason) == ("PENDING", "Dependency")
 
@@ -150,6 +152,73 @@ def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason)
     monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
     with pytest.raises(MachineError, match=f"job 4 will not start: .*{reason}"):
         follow(submission(tmp_path), lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("PartitionDown", "waits until its partition is up: it is down"),
+        ("PartitionInactive", "waits until its partition starts jobs again: it is inactive"),
+        ("NodeDown", "waits for a node that is down"),
+        ("ReqNodeNotAvail,_UnavailableNodes:n1", "waits for nodes that are down, drained or reserved"),
+        ("JobHeldUser", "is held: `scontrol release` lets it go"),
+        ("JobHeldAdmin", "is held by an administrator"),
+        ("Resources", "waits for free nodes"),
+        ("Priority", "waits behind jobs of higher priority"),
+    ],
+)
+def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words):
+    states = [*[Job("4", "PENDING", reason)] * 20, Job("4", "COMPLETED", code=0)]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert said == [f"job 4 {words}", "job 4 is done"]
+
+
+def test_the_limit_of_one_of_several_partitions_is_no_end(tmp_path, monkeypatch):
+    waits = Job("4", "PENDING", "PartitionTimeLimit", partition="low,big")
+    states = [*[waits] * 9, Job("4", "COMPLETED", code=0, partition="big")]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    said: list[str] = []
+    assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
+    assert said == ["job 4 waits (PartitionTimeLimit)", "job 4 is done"]
+
+
+def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
+    def both(first, second):
+        return {"4_0": first, "4_1": second}
+
+    answers = [
+        both(Job("4", "PENDING", "Resources"), Job("4", "PENDING", "JobArrayTaskLimit")),
+        *[both(Job("5", "RUNNING"), Job("4", "PENDING", "PartitionDown"))] * 9,
+        both(Job("5", "COMPLETED", code=0), Job("4", "COMPLETED", code=0)),
+    ]
+    monkeypatch.setattr(queued, "read_jobs", lambda ids: answers.pop(0))
+    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    runs = tuple(Run(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
+    said: list[str] = []
+    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs), said.append)) == 2
+    assert said == [
+        "array 4: 2 pending",
+        "array 4: 1 running, 1 pending, waits until its partition is up: it is down",
+        "array 4: 2 completed",
+    ]
+
+
+@pytest.mark.parametrize(("last", "code"), [("COMPLETED", 0), ("FAILED", 5)])
+def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
+    jobs = {"4_0": Job("5", "COMPLETED", code=0), "4_1": Job("4", last, code=code)}
+    monkeypatch.setattr(following, "follow", lambda submitted, say: jobs)
+    for number, job in enumerate(jobs.values()):
+        (tmp_path / str(number)).mkdir()
+        if job.code == 0:
+            (tmp_path / str(number) / "COMPLETED").touch()
+            (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
+    runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
+    outcome = following.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs), print)
+    assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
 
 
 def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
@@ -246,6 +315,33 @@ def test_what_was_submitted_is_read_again_and_a_stranger_refused(tmp_path):
     (tmp_path / "submit.json").write_text("{}")
     with pytest.raises(RecipeError, match="cannot be read"):
         read_submitted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "ended", "said"),
+    [
+        (".", ["12", "11"], "cancelled job(s) 12, 11; they are not requeued\n"),
+        ("1-seed=2", ["12_1"], "cancelled job(s) 12_1; they are not requeued; the other runs of"),
+    ],
+)
+def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(
+    name, ended, said, tmp_path, monkeypatch
+):
+    asked: list[tuple[str, ...]] = []
+    numbers = iter([Answer(0, "11\n", ""), Answer(0, "12\n", "")])
+    monkeypatch.setattr(submit, "submit", lambda script, dependency: next(numbers))
+    monkeypatch.setattr(submit, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
+    monkeypatch.setattr(following, "read_jobs", lambda ids: {})
+    values = [{"seed": 1}, {"seed": 2}]
+    run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]
+    for run_dir in run_dirs:
+        run_dir.mkdir()
+    scripts = (tmp_path / "prepare.sbatch", tmp_path / "job.sbatch")
+    submit.submit_scripts(tmp_path, scripts, "r.yaml", run_dirs, values)
+    outcome = following.cancel_command(str(tmp_path / name))
+    assert asked == [("scancel", *ended)]
+    assert outcome.text.startswith(said)
+    assert read_submitted(tmp_path / name).place == tmp_path / name  # what hints name
 
 
 def test_a_sweep_is_the_product_with_the_types_of_yaml():
