@@ -259,7 +259,7 @@ def _dispatch_run(args: argparse.Namespace) -> Outcome:
         return run_command(
             args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
             resume=args.resume, output_dir=args.output_dir, as_json=args.json,
-            node_rank=args.node_rank, master_addr=args.master_addr,
+            node_rank=args.node_rank, master_addr=args.master_addr, command=args.words,
         )  # fmt: skip
 
 
@@ -271,7 +271,7 @@ def _dispatch_rehearsal(args: argparse.Namespace) -> Outcome:
 
         return rehearse_command(
             args.recipe, args.overrides, on=args.on, seconds=args.seconds, output_dir=args.output_dir,
-            as_json=args.json, node_rank=args.node_rank, master_addr=args.master_addr,
+            as_json=args.json, node_rank=args.node_rank, master_addr=args.master_addr, command=args.words,
         )  # fmt: skip
 
 
@@ -322,6 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         sys.stdout.write(f"effilaunch {__version__}\n" if args.version else parser.format_help())
         return 0 if args.version else 2
+    args.words = argv  # as given, for the hints that repeat the command
     # pydantic scans every installed package for plugins, which costs more than planning.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:

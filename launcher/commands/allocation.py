@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from launcher.commands.gather import find_hardware
 from launcher.errors import Problem, RecipeError
@@ -32,19 +33,23 @@ def refuse_hostfile() -> None:
 
 
 def allocated(
-    loaded: LoadedRecipe, on: str | None, command: str, *, tiny: bool, say: Callable[[str], None]
+    loaded: LoadedRecipe,
+    on: str | None,
+    command: Sequence[str],
+    *,
+    tiny: bool,
+    say: Callable[[str], None],
 ) -> Place | None:
     """The place of this task of a step; None outside a job, and for the only task of one.
 
-    command: as the user gave it, without the recipe, for the line that mends an error.
+    command: the words that the user gave, for the line that mends an error.
     RecipeError (2) in the shell of `salloc` on another machine, without srun in a job of several nodes, and
     for tasks that are neither one a node nor one a device.
     """
     allocation = read_allocation(os.environ, socket.gethostname())
     if allocation is None:
         return None
-    line = f"effilaunch {command} {shell_word(str(loaded.path))}"
-    forgotten = forgotten_srun(allocation, line)
+    forgotten = forgotten_srun(allocation, _line(command))
     if forgotten is not None:
         raise RecipeError(forgotten)
     if allocation.step is None:
@@ -53,7 +58,22 @@ def allocated(
     hardware = find_hardware(loaded.recipe, on)
     # A rehearsal takes one machine and what it finds there.
     nodes, devices = (1, 1) if tiny else (hardware.num_nodes, hardware.devices_per_node)
-    wrong = wrong_tasks(allocation, nodes, devices, line)
+    fewer = replace(hardware, num_nodes=allocation.job_nodes).label
+    wrong = wrong_tasks(allocation, nodes, devices, _line(command), _line(_with_hardware(command, fewer)))
     if wrong is not None:
         raise RecipeError(wrong)
     return None if allocation.tasks == 1 else place_in(allocation, node_address)
+
+
+def _line(words: Sequence[str]) -> str:
+    return " ".join(["effilaunch", *map(shell_word, words)])
+
+
+def _with_hardware(words: Sequence[str], label: str) -> list[str]:
+    """The command with another --on; without one it comes behind the command's name."""
+    given = [at for at, word in enumerate(words) if word == "--on" or word.startswith("--on=")]
+    if not given:
+        return [*words[:1], "--on", label, *words[1:]]
+    at = given[-1]
+    behind = at + (2 if words[at] == "--on" else 1)
+    return [*words[:at], "--on", label, *words[behind:]]

@@ -58,13 +58,13 @@ def find_gathering(
     node_rank: int | None = None,
     master_addr: str | None = None,
     *,
-    command: str = "run",
+    command: Sequence[str] = (),
     alone: str = "",
 ) -> Gathering | None:
     """How the machines of this run come together; None for a run on this machine alone.
 
-    node_rank, master_addr: of the command line. command: its words up to the recipe, for hints. alone: the
-    option that keeps a command on one machine, if one does. RecipeError (2).
+    node_rank, master_addr: of the command line. command: its words as given, for hints. alone: the option
+    that keeps a command on one machine, if one does. RecipeError (2).
     """
     if node_rank is not None or master_addr is not None:
         if alone:
@@ -82,7 +82,8 @@ def find_gathering(
             for warning in hostfile_warnings(loaded.recipe, find_hardware(loaded.recipe, on)):
                 note(warning)
         return None
-    place = allocated(loaded, on, command, tiny=bool(alone), say=note)
+    words = command or ("run", str(loaded.path))
+    place = allocated(loaded, on, words, tiny=bool(alone), say=note)
     return None if place is None else Gathering(place)
 
 

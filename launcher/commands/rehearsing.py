@@ -51,16 +51,18 @@ def rehearse_command(
     as_json: bool,
     node_rank: int | None = None,
     master_addr: str | None = None,
+    command: Sequence[str] = (),
     meet_s: float | None = None,
 ) -> Outcome:
     """Rehearse a recipe's run. Exit 4 where a machine, link or save is bad, or a rank did not come; else 0.
 
-    node_rank, master_addr: as in `run`. meet_s: how long the last rank is waited for. Raises RecipeError (2),
-    DoesNotFit (3) as planning does, MachineError (4) where nothing could be started, Interrupted (130).
+    node_rank, master_addr, command: as in `run`. meet_s: how long the last rank is waited for.
+    Raises RecipeError (2), DoesNotFit (3) as planning does, MachineError (4) where nothing could be started,
+    Interrupted (130).
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
-    gathering = find_gathering(loaded, on, node_rank, master_addr, command="doctor --rehearse")
+    gathering = find_gathering(loaded, on, node_rank, master_addr, command=command)
     asked = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)

@@ -65,15 +65,17 @@ def run_command(
     as_json: bool,
     node_rank: int | None = None,
     master_addr: str | None = None,
+    command: Sequence[str] = (),
 ) -> Outcome:
     """Plan, write the run directory, start the workers, and return what they measured.
 
     node_rank, master_addr: of this machine and of the first one, where the command is started on several.
+    command: the words of the command line, for hints.
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
-    gathering = find_gathering(loaded, on, node_rank, master_addr, alone=alone)
+    gathering = find_gathering(loaded, on, node_rank, master_addr, command=command, alone=alone)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     if gathering is not None and not gathering.place.is_head:
         return take_part(gathering.place, asked, say)

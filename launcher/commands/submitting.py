@@ -13,12 +13,13 @@ from launcher.commands.checking_queue import check_queue, placed
 from launcher.commands.following import cancel_command, follow_command, follow_submitted
 from launcher.commands.gather import data_problems, find_hardware, gather
 from launcher.commands.room import check_room
-from launcher.commands.sweeping import Values, combine, folder_name, said, swept_overrides
+from launcher.commands.sweeping import Values, combine, folder_name, refuse_same, said, swept_overrides
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.execute.run_dir import default_run_dir, unwritable, write_file, write_run_dir
 from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
 from launcher.facts.hardware import Hardware
 from launcher.facts.queue import has_slurm
+from launcher.facts.shell import check_shell
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.snapshot import snapshot
@@ -129,16 +130,13 @@ def _configurations(
     for index, values in enumerate(every):
         run_dir = folder / folder_name(index, values, len(every)) if values else folder
         try:
-            found.append(
-                _configuration(
-                    target, [*overrides, *swept_overrides(values)], on, values, run_dir, tiny, dry_run=dry_run
-                )
-            )
+            found.append(_configuration(target, overrides, on, values, run_dir, tiny, dry_run=dry_run))
         except (RecipeError, DoesNotFit) as error:
             errors.append((values, error))
     if errors:
         raise _all_at_once(errors)
     _check_sizes(found)
+    refuse_same((c.values, c.loaded.recipe.model_dump()) for c in found)
     return found, folder
 
 
@@ -152,7 +150,7 @@ def _configuration(
     *,
     dry_run: bool,
 ) -> Configuration:
-    loaded = load_recipe(target, overrides)
+    loaded = load_recipe(target, overrides, swept_overrides(values))
     absent = [] if dry_run or tiny else data_problems(loaded)
     if absent:
         raise RecipeError(absent)
@@ -250,7 +248,8 @@ _NOT_DATA = ("trainer.", "adapter.", "sharding.", "launch.", "deepspeed.", "fsdp
 def _check_job(job: Submission, configurations: Sequence[Configuration]) -> None:
     longest = max((c.bundle.plan for c in configurations), key=warning_seconds)
     loaded = configurations[0].loaded
-    found = [check_warning(job, longest), check_devices(job)]
+    setup = check_shell(job.slurm.setup, "launch.slurm.setup")
+    found = [check_warning(job, longest), check_devices(job), setup]
     if loaded.recipe.launch.hostfile is not None:
         hint = "take it away for Slurm: --set launch.hostfile=null"
         message = "names the machines, which Slurm chooses"

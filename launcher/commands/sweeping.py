@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.layers import key_tokens
 from launcher.recipe.yaml_marks import parse_yaml
 
 Values = Mapping[str, Any]
@@ -23,14 +24,24 @@ def combine(sweeps: Sequence[str]) -> list[Values]:
         return [{}]
     axes = [_axis(text) for text in sweeps]
     names = [name for name, _ in axes]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        problem = Problem("sweep", "is swept twice", path=twice[0], hint="write all its values behind one =")
-        raise RecipeError(problem)
+    for one, other in itertools.combinations(names, 2):
+        _refuse_overlap(one, other)
     found = [dict(zip(names, values, strict=True)) for values in itertools.product(*(v for _, v in axes))]
     if len(found) > MOST:
         raise RecipeError(Problem("sweep", f"has {len(found)} runs, expected at most {MOST}"))
     return list(found)
+
+
+def _refuse_overlap(one: str, other: str) -> None:
+    """RecipeError where one key is the other, or lies in it: the later one would undo the earlier."""
+    keys = [(key_tokens(name) or [name], name) for name in (one, other)]
+    (outer, section), (inner, key) = sorted(keys, key=lambda pair: len(pair[0]))
+    if inner[: len(outer)] != outer:
+        return
+    message, hint = "is swept twice", "write all its values behind one ="
+    if len(outer) < len(inner):
+        message, hint = f"lies in {section}, which is swept too", f"write {key} in the values of {section}"
+    raise RecipeError(Problem("sweep", message, "--sweep", path=key, hint=hint))
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:
@@ -39,20 +50,40 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     name = name.strip()
     hint = "write --sweep key=a,b,c, e.g. --sweep trainer.learning_rate=1e-4,2e-4"
     if not (equals and name and listed.strip()):
-        raise RecipeError(Problem("sweep", f"cannot read --sweep {text!r}", path=name or None, hint=hint))
+        message = f"cannot read --sweep {text!r}"
+        raise RecipeError(Problem("sweep", message, "--sweep", path=name or None, hint=hint))
     document = parse_yaml(f"[{listed}]", "--sweep", name)
     values = document.data
     if document.problems or not isinstance(values, list):
         why = document.problems[0].message if document.problems else "it is no list of values"
-        raise RecipeError(Problem("sweep", f"cannot read {listed!r}: {why}", path=name, hint=hint))
-    if None in values or len({json.dumps(value) for value in values}) < len(values):
+        raise RecipeError(Problem("sweep", f"cannot read {listed!r}: {why}", "--sweep", path=name, hint=hint))
+    if None in values or len(set(map(frozen, values))) < len(values):
         message = f"has an empty value or one value twice: {listed}"
-        raise RecipeError(Problem("sweep", message, path=name, hint=hint))
+        raise RecipeError(Problem("sweep", message, "--sweep", path=name, hint=hint))
     return name, values
 
 
+def frozen(value: Any) -> Hashable:
+    """Equal for values that are one and the same in a recipe: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, Mapping):
+        return frozenset((key, frozen(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(frozen, value))
+    return isinstance(value, bool), value
+
+
+def refuse_same(runs: Iterable[tuple[Values, Mapping[str, Any]]]) -> None:
+    """RecipeError where two runs (values, recipe) are one and the same recipe, however it was written."""
+    seen: dict[Hashable, Values] = {}
+    for values, recipe in runs:
+        before = seen.setdefault(frozen(recipe), values)
+        if before is not values:
+            message = f"{said(before)} and {said(values)} are one and the same run"
+            raise RecipeError(Problem("sweep", message, "--sweep", hint="leave one of them out"))
+
+
 def swept_overrides(values: Values) -> list[str]:
-    """The same as --set: JSON is YAML, and keeps every value's type."""
+    """The same as --set takes them: JSON is YAML, and keeps every value's type."""
     return [f"{name}={json.dumps(value)}" for name, value in values.items()]
 
 
@@ -62,8 +93,6 @@ def said(values: Values) -> str:
 
 def show(value: Any) -> str:
     """A value as a person writes it."""
-    if isinstance(value, float):
-        return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 

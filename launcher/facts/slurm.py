@@ -33,11 +33,13 @@ class Allocation:
     """Number of the step; None in a batch script, in the shell of `salloc`, in an interactive step."""
     hosts: tuple[str, ...]
     """Of the step; outside one of the whole job."""
+    job_nodes: int
+    """Nodes of the whole job."""
     tasks_per_node: tuple[int, ...]
     """Tasks of the step on each host; outside a step those that the job asks for."""
     node_rank: int
     task: int
-    """0 .. tasks-1; the first node's are the first."""
+    """0 .. tasks-1, in the order of --distribution: node by node (block), or from node to node (cyclic)."""
     local_task: int
     on_node: bool
     """Whether this process runs on one of the nodes; the shell of `salloc` need not."""
@@ -60,13 +62,13 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
     """
     job = environ.get("SLURM_JOB_ID", "")
     step = _step(environ.get("SLURM_STEP_ID", ""))
-    listed = environ.get("SLURM_STEP_NODELIST" if step is not None else "SLURM_JOB_NODELIST", "")
-    listed = listed or environ.get("SLURM_NODELIST", "")
+    of_job = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    listed = (environ.get("SLURM_STEP_NODELIST") if step is not None else "") or of_job
     if not job or not listed:
         return None
     counted = "SLURM_STEP_TASKS_PER_NODE" if step is not None else "SLURM_TASKS_PER_NODE"
     try:
-        hosts = expand_hosts(listed)
+        hosts, job_nodes = expand_hosts(listed), len(expand_hosts(of_job or listed))
         counts = expand_counts(environ[counted]) if environ.get(counted) else (1,) * len(hosts)
         names = ("JOB_ID", "NODEID", "PROCID", "LOCALID", "RESTART_COUNT")
         _, rank, task, local, restarts = (_number(environ.get(f"SLURM_{n}", "0")) for n in names)
@@ -74,9 +76,27 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
         raise RecipeError(_unread(str(error))) from None
     if len(counts) != len(hosts):
         raise RecipeError(_unread(f"{counted}={environ[counted]} is not about the hosts {listed}"))
+    if step is not None:
+        _check_place(environ, (rank, task, local), counts)
     short = host.partition(".")[0]
     on_node = step is not None or "SLURMD_NODENAME" in environ or short in hosts
-    return Allocation(job, step, hosts, counts, rank, task, local, on_node, restarts)
+    return Allocation(job, step, hosts, job_nodes, counts, rank, task, local, on_node, restarts)
+
+
+def _check_place(environ: Mapping[str, str], place: tuple[int, int, int], counts: tuple[int, ...]) -> None:
+    """RecipeError where a task of a step has no place of its own. place: NODEID, PROCID and LOCALID."""
+    rank, task, local = place
+    names = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
+    if missing := [name for name in names if not environ.get(name)]:
+        raise RecipeError(_unread(f"a task of a step has {', '.join(names)}, and here is no {missing[0]}"))
+    on_node = counts[rank] if rank < len(counts) else 0
+    for name, number, most, of in (
+        (names[0], rank, len(counts), "node(s) of the step"),
+        (names[1], task, sum(counts), "task(s) of the step"),
+        (names[2], local, on_node, f"task(s) on node {rank}"),
+    ):
+        if number >= most:
+            raise RecipeError(_unread(f"{name}={number}, and there are {most} {of}, counted from 0"))
 
 
 def _number(text: str) -> int:
@@ -131,10 +151,10 @@ def runs_alone(allocation: Allocation) -> str:
     )
 
 
-def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str) -> Problem | None:
+def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str, fewer: str) -> Problem | None:
     """The problem of a step whose tasks are neither one a node nor one a device of the hardware planned for.
 
-    The same words in every task.
+    The same words in every task. fewer: the command for the nodes of the job, where the plan wants more.
     """
     counts = set(allocation.tasks_per_node)
     hosts = len(allocation.hosts)
@@ -142,10 +162,13 @@ def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str) 
         return None
     has = f"{allocation.tasks} task(s) on {hosts} node(s)"
     message = f"the step has {has}, but the plan is for {nodes} node(s) with {devices} device(s) each"
-    either = srun_line(nodes, 1, command)
-    hint = f"write `{either}` (one task a node)"
+    there = min(nodes, allocation.job_nodes)
+    line = command if there == nodes else fewer
+    hint = f"write `{srun_line(there, 1, line)}` (one task a node)"
     if devices > 1:
-        hint += f" or `{srun_line(nodes, devices, command)}` (one a device)"
+        hint += f" or `{srun_line(there, devices, line)}` (one a device)"
+    if there < nodes:
+        hint = f"start it in a job of {nodes} nodes; or, for the {there} of this one, {hint}"
     return Problem("slurm-tasks", message, hint=hint)
 
 

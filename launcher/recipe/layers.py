@@ -23,7 +23,7 @@ class Place:
 
     source: Literal["recipe", "parent", "override"]
     file: str
-    """As messages show it; `--set` for an override."""
+    """As messages show it; `--set` or `--sweep` for an override."""
     line: int | None
     folder: Path
     """Relative paths in the value start here."""
@@ -83,11 +83,13 @@ def _find_shipped(name: str) -> Path | None:
     return recipes_dir() / f"{stem}.yaml" if stem in shipped_names() else None
 
 
-def load_layers(path: Path, overrides: Sequence[str]) -> Layered:
-    """Read `path` and what it extends, then apply the overrides. Problems are collected, never raised."""
+def load_layers(path: Path, overrides: Sequence[str], swept: Sequence[str] = ()) -> Layered:
+    """Read `path` and what it extends, then apply --set and --sweep. Problems are collected, never raised."""
     layered = _read(path, "recipe", ())
     for override in overrides:
-        _apply(layered, override)
+        _apply(layered, override, "--set")
+    for override in swept:
+        _apply(layered, override, "--sweep")
     return layered
 
 
@@ -173,7 +175,7 @@ def _forget(layered: Layered, path: str) -> None:
         del layered.places[inner]
 
 
-def _tokens(dotted: str) -> list[str | int] | None:
+def key_tokens(dotted: str) -> list[str | int] | None:
     """`data.train[0].path` -> ['data', 'train', 0, 'path']; None when it is malformed."""
     tokens: list[str | int] = []
     at = 0
@@ -186,23 +188,25 @@ def _tokens(dotted: str) -> list[str | int] | None:
     return tokens if 0 < len(tokens) <= _MOST_TOKENS else None
 
 
-def _apply(layered: Layered, override: str) -> None:
+def _apply(layered: Layered, override: str, option: str) -> None:
     """One `key=value`: the value is YAML, the key dotted; missing mappings on the way are made."""
     dotted, equals, text = override.partition("=")
     dotted = dotted.strip()
-    tokens = _tokens(dotted)
+    tokens = key_tokens(dotted)
 
     def refuse(message: str, hint: str | None = None) -> None:
-        layered.problems.append(Problem("override", message, "--set", None, dotted or None, hint))
+        layered.problems.append(Problem("override", message, option, None, dotted or None, hint))
 
     if not equals or tokens is None:
-        return refuse(f"cannot read {override!r}", "write --set key=value, e.g. --set trainer.max_steps=100")
+        return refuse(
+            f"cannot read {override!r}", f"write {option} key=value, e.g. {option} trainer.max_steps=100"
+        )
     if tokens[0] == "extends":
         return refuse("cannot be overridden")
-    document = parse_yaml(text, "--set", dotted)
+    document = parse_yaml(text, option, dotted)
     if document.problems:
         return refuse(document.problems[0].message)
-    place = Place("override", "--set", None, Path.cwd())
+    place = Place("override", option, None, Path.cwd())
     target: Any = layered.data
     path = ""
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):

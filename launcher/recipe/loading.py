@@ -32,7 +32,7 @@ class Origin:
 
     source: Literal["recipe", "parent", "override"]
     by: str
-    """`file:line`, or `--set`."""
+    """`file:line`, `--set` or `--sweep`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class LoadedRecipe:
     """Dotted path (`data.train[0].path`) of every given value, of sections and lists too."""
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Load a file, or the shipped recipe of that name, with `key=value` overrides.
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence[str] = ()) -> LoadedRecipe:
+    """Load a file, or the shipped recipe of that name, with `key=value` overrides, and those of a sweep.
 
     Raises RecipeError with every problem of the recipe, of what it extends and of the overrides.
     """
@@ -65,7 +65,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> LoadedRecipe
                 hint=hint,
             )
         )
-    layered = load_layers(file, overrides)
+    layered = load_layers(file, overrides, swept)
     if any(problem.code in ("yaml-syntax", "unreadable") for problem in layered.problems) or not layered.data:
         raise RecipeError(layered.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
     recipe, problems = _check(layered, os.environ)

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from launcher.errors import Problem
+from launcher.recipe import slurm_rules
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import choice_hint, describe, key_hint
@@ -79,7 +80,8 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
         return Problem("missing-key", "required, but not given" + (f": {doc}" if doc else ""), path=path)
     if kind == "extra_forbidden":
         level = _level(path.rpartition(".")[0])
-        return Problem("unknown-key", "unknown key", path=path, hint=key_hint(path, level, _sections()))
+        hint = slurm_rules.key_hint(path) or key_hint(path, level, _sections())
+        return Problem("unknown-key", "unknown key", path=path, hint=hint)
     expected = list(dict.fromkeys(_expectation(error) for error in group))
     choices = [c for error in group if error["type"] == "literal_error" for c in _choices(error)]
     code = "wrong-type"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.recipe.suggestions import describe
 from launcher.recipe.yaml_marks import join
 
 SECTION = "launch.slurm"
@@ -26,7 +27,7 @@ OWNED: Mapping[str, str] = {
     **{key.replace("_", "-"): f"write it as {SECTION}.{key}" for key in _JOB_KEYS},
     **dict.fromkeys(
         ("nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket",
-         "gpus", "gpus-per-task", "gpus-per-socket"),
+         "ntasks-per-tres", "tasks-per-node", "gpus", "gpus-per-task", "gpus-per-socket"),
         _SIZE,
     ),
     **dict.fromkeys(
@@ -39,6 +40,17 @@ OWNED: Mapping[str, str] = {
     "time-min": "the warning before the end is counted from launch.slurm.time",
 }  # fmt: skip
 """Options of sbatch that a recipe does not set under `options` -> where it does."""
+_FREE = (
+    "acctg-freq", "batch", "bb", "bbf", "begin", "cluster-constraint", "clusters", "comment",
+    "container", "contiguous", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline",
+    "delay-boot", "distribution", "exclusive", "extra-node-info", "get-user-env", "gid", "gpu-bind",
+    "gpu-freq", "gres-flags", "hint", "hold", "licenses", "mail-type", "mail-user", "mcs-label",
+    "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "nodefile",
+    "overcommit", "oversubscribe", "power", "prefer", "priority", "profile", "propagate", "reboot",
+    "sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "tmp", "uid",
+    "use-min-nodes", "wait-all-nodes", "wckey",
+)  # fmt: skip
+"""The others of Slurm 22.05. A later one, and plugins, have more, of which sbatch judges."""
 
 
 def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
@@ -63,14 +75,17 @@ def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
 
 def _check_job(section: Mapping[str, Any], path: str) -> Iterator[Problem]:
     time, memory = section.get("time"), section.get("mem")
-    if isinstance(time, str) and not _TIME.fullmatch(time):
-        message = f"is {time[:40]!r}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
+    if time is not None and not (isinstance(time, (str, int)) and _TIME.fullmatch(str(time))):
+        message = f"is {_show(time)}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
         yield Problem("wrong-value", message, path=f"{path}.time", hint="e.g. 24:00:00 or 1-12:00:00")
-    if isinstance(memory, str) and not _MEMORY.fullmatch(memory):
-        message = f"is {memory[:40]!r}, expected a whole number with its unit K, M, G or T"
-        yield Problem(
-            "wrong-value", message, path=f"{path}.mem", hint="e.g. 64G; 0 is all of a node's memory"
-        )
+    elif time is not None and not re.search("[1-9]", str(time)):
+        message = f"is {_show(time)}, which sbatch takes for no limit at all"
+        hint = "write a limit, e.g. 24:00:00; without the key it is the partition's"
+        yield Problem("wrong-value", message, path=f"{path}.time", hint=hint)
+    if isinstance(memory, bool) or (memory not in (None, 0) and not _MEMORY.fullmatch(str(memory))):
+        message = f"is {_show(memory)}, expected a whole number with its unit K, M, G or T"
+        hint = "e.g. 64G; 0, without quotes, is all of a node's memory"
+        yield Problem("wrong-value", message, path=f"{path}.mem", hint=hint)
     for key in _JOB_KEYS:
         if isinstance(section.get(key), str):
             yield from _check_text(section[key], f"{path}.{key}")
@@ -79,9 +94,31 @@ def _check_job(section: Mapping[str, Any], path: str) -> Iterator[Problem]:
         yield from _check_option(str(name), value, join(f"{path}.options", name))
 
 
+def _show(value: Any) -> str:
+    return repr(value[:40]) if isinstance(value, str) else describe(value)
+
+
+def key_hint(path: str) -> str | None:
+    """Where the recipe says what sbatch calls like the unknown key `path`; None outside the section."""
+    parent, _, name = path.rpartition(".")
+    option = name.replace("_", "-")
+    if parent not in (SECTION, f"{SECTION}.prepare"):
+        return None
+    if parent != SECTION and (option in ("gpus-per-node", "gres") or OWNED.get(option) == _SIZE):
+        return "the prepare job is one task, without devices"
+    return f"write it as {parent}.options.{option}" if option in _FREE else OWNED.get(option)
+
+
 def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
-    if name in OWNED:
-        yield Problem("owned-key", f"not allowed under `{SECTION}.options`", path=path, hint=OWNED[name])
+    # sbatch takes the beginning of a name for the name, where no other one begins so.
+    meant = [name] if name in OWNED else [known for known in (*OWNED, *_FREE) if known.startswith(name)]
+    if len(meant) == 1 and meant[0] in OWNED:
+        short = "" if meant[0] == name else f"is short for --{meant[0]}, which is "
+        message = f"{short}not allowed under `{SECTION}.options`"
+        yield Problem("owned-key", message, path=path, hint=OWNED[meant[0]])
+    elif len(name) > 1 and len(meant) > 1 and name not in meant:
+        message = f"is ambiguous: sbatch has {', '.join(f'--{known}' for known in sorted(meant))}"
+        yield Problem("wrong-value", message, path=path, hint="write the whole name of the option")
     elif not _OPTION.fullmatch(name) or len(name) == 1:
         plain = name.strip("-").replace("_", "-")
         message = "is no long option of sbatch, expected letters and hyphens without the leading ones"

@@ -116,7 +116,7 @@ def check_warning(job: Submission, plan: Plan) -> Problem | None:
     """The problem of a time limit that leaves no time to train before the warning."""
     limit = None if job.slurm.time is None else time_seconds(str(job.slurm.time))
     warning = warning_seconds(plan)
-    if limit is None or limit == 0 or limit > warning:
+    if limit is None or limit > warning:
         return None
     message = (
         f"is {job.slurm.time} ({limit:.0f} s), but a stop with a checkpoint is asked for {warning} s before "

@@ -144,7 +144,30 @@ def test_a_sweep_over_sizes_is_refused_and_one_that_fits_nowhere_told_with_its_v
     assert main(["submit", "r.yaml", *on, "--sweep", "launch.slurm.partition=a,b"]) == 2
     assert "sweep another key" in capsys.readouterr().err
     assert main(["submit", "r.yaml", *on, "--sweep", "trainer.optim=adamw_torch,adam_torsh"]) == 2
-    assert "with trainer.optim=adam_torsh: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "with trainer.optim=adam_torsh: " in said
+    assert "--sweep: trainer.optim: " in said
+    assert "--set" not in said
+
+
+def test_a_setup_that_bash_cannot_read_is_refused_with_its_line(tmp_path, capsys):
+    """Also where the rest of the script has quotes enough to end what it opens."""
+    slurm = 'setup: [module load a, "echo b", \'module load "cuda\']'
+    (tmp_path / "r.yaml").write_text(
+        RECIPE.replace("launch: {slurm: {", "launch: {slurm: {\n  " + slurm + ", ")
+    )
+    assert main(["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "r.yaml:6: launch.slurm.setup[2]: bash cannot read it: unexpected EOF while looking for matching"
+        in said
+    )
+
+
+def test_two_ways_to_write_one_run_are_refused(capsys):
+    on = ["--on", "8xA100-80GB", "--dry-run"]
+    assert main(["submit", "r.yaml", *on, "--sweep", "data.train=[{path: rows}],[{path: ./rows}]"]) == 2
+    assert "are one and the same run" in capsys.readouterr().err
 
 
 def test_a_variable_of_the_recipe_must_be_set_when_it_is_submitted(tmp_path, capsys, monkeypatch):

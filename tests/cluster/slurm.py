@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -99,6 +100,7 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="effilaunch-slurm-", dir="/tmp"))  # short: sockets
         self.environ = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         """Start all daemons and wait until both nodes are idle. NoSlurm where they do not come up."""
@@ -115,7 +117,7 @@ class Cluster:
         self._until(socket_path.exists, "munged opens no socket")
         self._spawn("slurmctld", "-D", "-c")
         for node in NODES:
-            self._spawn("slurmd", "-D", "-N", node)
+            self._nodes[node] = self._spawn("slurmd", "-D", "-N", node)
         self._until(self._idle, "the nodes do not become idle")
 
     def stop(self) -> None:
@@ -161,7 +163,32 @@ class Cluster:
         self._until(there, f"job {number} does not become {'/'.join(states)}", timeout, found)
         return found
 
-    def _spawn(self, *words: str) -> None:
+    def lose(self, node: str, number: str) -> None:
+        """End a node as a power cut does: its slurmd and all that it runs of the job, without a word."""
+        words = {**self.environ, "SLURM_JOB_ID": number, "SLURMD_NODENAME": node}
+        ours = {f"{name}={value}".encode() for name, value in words.items()}
+        tasks: set[int] = set()
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if ours <= set((entry / "environ").read_bytes().split(b"\0")):
+                    tasks.add(int(entry.name))
+        parents = {
+            int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1]) for task in tasks
+        }
+        steps = {pid for pid in parents if b"slurmstepd" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        self._nodes[node].kill()
+        for pid in sorted(steps) + sorted(tasks - steps):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def bring_back(self, node: str) -> None:
+        """Start a lost node again."""
+        self._nodes[node].wait()
+        self._daemons.remove(self._nodes[node])
+        self._nodes[node] = self._spawn("slurmd", "-D", "-N", node)
+        self._until(self._idle, f"{node} does not come back", 120)
+
+    def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
         env = {**os.environ, **self.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
         program = shutil.which(words[0], path=env["PATH"])
         if program is None:
@@ -171,6 +198,7 @@ class Cluster:
                 [program, *words[1:]], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self._daemons.append(started)
+        return started
 
     def _until(self, there, otherwise: str, timeout: float = _READY_S, seen: object = "") -> None:
         deadline = time.monotonic() + timeout

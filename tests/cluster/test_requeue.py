@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -103,6 +104,63 @@ def test_a_requeue_of_one_task_of_a_sweep_leaves_the_others_alone(cluster, recip
     assert [cluster.job(number)["Restarts"] for number in (asked, other)] == ["1", "0"]
     assert cluster.job(other)["JobState"] == "RUNNING"
     cluster.run("scancel", array)
+
+
+@pytest.mark.timeout(400)
+def test_a_lost_node_ends_the_run_on_all_with_its_name(cluster, recipe, tmp_path, monkeypatch):
+    """As in a power cut, which Slurm itself notices only later (SlurmdTimeout): it requeues nothing."""
+    monkeypatch.setenv("STEP_S", "1")
+    run_dir = tmp_path / "run"
+    path = recipe(hardware(2), steps=200)
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 0
+    number = submitted(run_dir)
+    wait_for_step(run_dir, 5, timeout=240)
+    (lost,) = {"n1", "n2"} - {cluster.job(number)["BatchHost"]}
+    log = run_dir / "logs" / f"slurm-{number}.out"
+    cluster.lose(lost, number)
+    try:
+        deadline = time.monotonic() + 60
+        while "was lost: it closed the connection" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+        cluster.wait_state(number, "COMPLETING", "FAILED", timeout=150)
+    finally:
+        cluster.bring_back(lost)
+    ended = cluster.wait_state(number, "FAILED", timeout=60)
+    assert (ended["ExitCode"], ended["Restarts"]) == ("5:0", "0")
+    assert f"the machine {socket.gethostname()} (member 1) was lost" in log.read_text()
+    assert main(["submit", str(run_dir), "--follow"]) == 5
+    done = max(losses(run_dir))
+    again = cluster.run("sbatch", str(run_dir / "job.sbatch")).stdout.split()[-1]
+    wait_for_step(run_dir, done + 1, timeout=240)
+    assert (
+        f"goes on from {run_dir}/checkpoints/checkpoint-"
+        in (run_dir / "logs" / f"slurm-{again}.out").read_text()
+    )
+    cluster.run("scancel", again)
+
+
+@pytest.mark.timeout(400)
+def test_a_node_that_slurm_takes_down_costs_a_requeue(cluster, recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("STEP_S", "1")
+    run_dir = tmp_path / "run"
+    path = recipe(hardware(2), steps=200)
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--detach"]) == 0
+    number = submitted(run_dir)
+    wait_for_step(run_dir, 5, timeout=240)
+    cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
+    try:
+        cluster.wait_state(number, "PENDING", timeout=60)
+        done = max(losses(run_dir))
+    finally:  # ReturnToService may have been quicker, and RESUME is then refused
+        cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME", check=False)
+    wait_for_step(run_dir, done + 1, timeout=240)
+    assert cluster.job(number)["Restarts"] == "1"
+    assert (
+        f"goes on from {run_dir}/checkpoints/checkpoint-"
+        in (run_dir / "logs" / f"slurm-{number}.out").read_text()
+    )
+    cluster.run("scancel", number)
 
 
 def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, monkeypatch):

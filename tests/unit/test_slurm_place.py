@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 
 import pytest
 
@@ -28,6 +29,7 @@ STEP = (
     f"{JOB} SLURMD_NODENAME=n2 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=n[1-2] SLURM_STEP_TASKS_PER_NODE=2(x2) "
     "SLURM_NODEID=1 SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_TASKS_PER_NODE=2(x2)"
 )
+FIRST = STEP.replace("NODEID=1", "NODEID=0").replace("PROCID=3", "PROCID=0").replace("LOCALID=1", "LOCALID=0")
 RUN = "effilaunch run r.yaml"
 
 
@@ -99,14 +101,51 @@ def test_a_batch_script_of_several_nodes_lacks_its_srun():
     assert problem.hint == f"write `srun --nodes=2 --ntasks=2 --ntasks-per-node=1 {RUN}`"
 
 
-@pytest.mark.parametrize("command", ["run", "doctor --rehearse"])
-def test_the_line_to_write_has_the_command_that_was_given(command, tmp_path, monkeypatch, capsys):
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text("model: {name_or_path: m}\ndata: {train: [{path: rows.jsonl}]}\n")
-    for word in BATCH.split():
-        monkeypatch.setenv(*word.split("=", 1))
-    assert main([*command.split(), str(recipe)]) == 2
-    assert f"--ntasks-per-node=1 effilaunch {command} {recipe}`" in capsys.readouterr().err
+@pytest.fixture
+def started(tmp_path, monkeypatch, capsys):
+    """Runs a command beside a recipe r.yaml in a task of Slurm's; returns what it says."""
+    (tmp_path / "r.yaml").write_text("model: {name_or_path: m}\ndata: {train: [{path: rows.jsonl}]}\n")
+    monkeypatch.chdir(tmp_path)
+
+    def start(variables: str, *command: str) -> str:
+        for word in variables.split():
+            monkeypatch.setenv(*word.split("=", 1))
+        assert main([*command]) == 2
+        return capsys.readouterr().err
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run r.yaml --on 2x1xcpu --set seed=3 --set 'data.max_length= 64' --output-dir 'a b' --resume auto",
+     "doctor r.yaml --rehearse"],
+)  # fmt: skip
+def test_the_line_to_write_is_the_command_that_was_given(command, started):
+    assert f"--ntasks-per-node=1 effilaunch {command}`" in started(BATCH, *shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "mended"),
+    [("run r.yaml --on 3x2xcpu --output-dir o", "run r.yaml --on 2x2xcpu --output-dir o"),
+     ("run --on=3x2xcpu r.yaml", "run --on 2x2xcpu r.yaml"),
+     ("run r.yaml --set 'hardware={num_nodes: 3, devices_per_node: 2, device: cpu}'",
+      "run --on 2x2xcpu r.yaml --set 'hardware={num_nodes: 3, devices_per_node: 2, device: cpu}'")],
+)  # fmt: skip
+def test_a_plan_for_more_nodes_than_the_job_has(command, mended, started):
+    """srun cannot give them: another job, or other hardware."""
+    said = started(STEP, *shlex.split(command))
+    assert (
+        "start it in a job of 3 nodes; or, for the 2 of this one, write `srun --nodes=2 --ntasks=2 " in said
+    )
+    assert said.count(f"effilaunch {mended}`") == 2
+
+
+def test_a_step_of_fewer_nodes_than_the_job_has(started):
+    command = "run r.yaml --on 3x2xcpu"
+    said = started(STEP.replace(JOB, JOB.replace("n[1-2]", "n[1-3]")), *command.split())
+    assert f"write `srun --nodes=3 --ntasks=3 --ntasks-per-node=1 effilaunch {command}`" in said
+    assert "this one" not in said
 
 
 def test_a_batch_script_of_one_node_runs_with_a_note():
@@ -135,10 +174,10 @@ def test_the_steps_of_slurm_itself_are_none(number):
      ("1(x2)", 1, 8, False), ("1(x2)", 4, 8, False), ("1(x2)", 2, 1, True)],
 )  # fmt: skip
 def test_tasks_are_one_a_node_or_one_a_device(tasks, nodes, devices, right):
-    found = read(STEP.replace("STEP_TASKS_PER_NODE=2(x2)", f"STEP_TASKS_PER_NODE={tasks}"))
-    problem = wrong_tasks(found, nodes, devices, RUN)
+    found = read(FIRST.replace("STEP_TASKS_PER_NODE=2(x2)", f"STEP_TASKS_PER_NODE={tasks}"))
+    problem = wrong_tasks(found, nodes, devices, RUN, RUN)
     assert (problem is None) == right
-    if problem is not None:
+    if problem is not None and nodes <= 2:
         assert f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {RUN}" in problem.hint
 
 
@@ -154,6 +193,30 @@ def test_variables_that_slurm_would_not_write(broken):
 
 
 @pytest.mark.parametrize(
+    ("broken", "said"),
+    [("SLURM_PROCID=4", "SLURM_PROCID=4, and there are 4 task(s) of the step, counted from 0"),
+     ("SLURM_NODEID=2", "SLURM_NODEID=2, and there are 2 node(s) of the step"),
+     ("SLURM_LOCALID=2", "SLURM_LOCALID=2, and there are 2 task(s) on node 1"),
+     ("SLURM_PROCID=", "here is no SLURM_PROCID"), ("SLURM_NODEID=", "here is no SLURM_NODEID"),
+     ("SLURM_LOCALID=", "here is no SLURM_LOCALID")],
+)  # fmt: skip
+def test_a_task_of_a_step_has_a_place_in_it(broken, said):
+    """Else each task without a number would be the first one."""
+    name = broken.partition("=")[0]
+    given = "" if broken.endswith("=") else broken
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        read(re.sub(rf"{name}=\S+", given, STEP))
+    assert read(re.sub(rf"{name}=\S+", given, BATCH)).step is None  # there it is nobody's place
+
+
+def test_tasks_may_be_dealt_out_node_by_node_or_in_turn():
+    cyclic = read(
+        STEP.replace("NODEID=1 SLURM_PROCID=3 SLURM_LOCALID=1", "NODEID=1 SLURM_PROCID=1 SLURM_LOCALID=0")
+    )
+    assert list(place_in(cyclic).ranks(2)) == [2]
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 5400), ("90:30", 5430), ("24:00:00", 86400), ("1-00:00:00", 86400), ("2-12", 216000),
      ("1-01:30", 91800), ("infinite", None), ("abc", None)],
@@ -164,7 +227,7 @@ def test_times(text, seconds):
 
 @pytest.mark.parametrize(
     ("slurm", "on_node", "cores"),
-    [("", "", 3), (STEP, "6", 6), (STEP, "3", 3), (STEP.replace("2(x2)", "1(x2)"), "6", 3)],
+    [("", "", 3), (STEP, "6", 6), (STEP, "3", 3), (FIRST.replace("2(x2)", "1(x2)"), "6", 3)],
 )
 def test_the_cores_that_a_run_may_use(monkeypatch, slurm, on_node, cores):
     """Two tasks a node, each bound to three cores of its own, or sharing three; one that has three."""

@@ -359,7 +359,19 @@ def test_a_sweep_is_the_product_with_the_types_of_yaml():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "seed", "seed=", "=1", "seed=1,,2", "seed=1,1", "seed=[1", "seed=1,null"]
+    "text",
+    [
+        "",
+        "seed",
+        "seed=",
+        "=1",
+        "seed=1,,2",
+        "seed=1,1",
+        "seed=[1",
+        "seed=1,null",
+        "a=1,1.0",
+        "a={b: [1]},{b: [1.0]}",
+    ],
 )
 def test_slips_of_a_sweep(text):
     with pytest.raises(RecipeError):
@@ -369,5 +381,17 @@ def test_slips_of_a_sweep(text):
 def test_a_key_is_swept_once_and_not_without_end():
     with pytest.raises(RecipeError, match="swept twice"):
         combine(["seed=1,2", "seed=3,4"])
+    with pytest.raises(RecipeError, match="swept twice"):
+        combine(["data.train[0].weight=1,2", "seed=1", "data.train[00].weight=3"])
+    for sweeps in (
+        ["trainer.max_steps=1,2", "trainer={max_steps: 5}"],
+        ["a={b: 1}", "a.b=2"],
+        ["a[0]=1", "a=2"],
+    ):
+        with pytest.raises(RecipeError) as caught:
+            combine(sweeps)
+        assert "which is swept too" in caught.value.problems[0].message
+        assert caught.value.problems[0].file == "--sweep"
+    assert len(combine(["trainer.max_steps=1,2", "trainer.max_step=1,true", "trainer.max_steps_x=1"])) == 4
     with pytest.raises(RecipeError, match="at most 1000"):
         combine([f"seed={','.join(map(str, range(50)))}", f"a={','.join(map(str, range(50)))}"])

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
 
 import pytest
 import yaml
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
+from launcher.recipe import slurm_rules
 from launcher.recipe.loading import load_recipe
+from launcher.recipe.slurm_rules import OWNED
 from launcher.recipe.snapshot import snapshot
 
 BASE = "model: {name_or_path: huggyllama/llama-7b}\ndata: {train: [{path: rows.jsonl}]}\n"
@@ -36,7 +42,8 @@ WRONG = [
     ("{time: tomorrow}", "launch.slurm.time"),
     (f"{{time: '{'9' * 5000}:00'}}", "launch.slurm.time"),
     (f"{{mem: {'9' * 5000}G}}", "launch.slurm.mem"),
-    ("{mem: 64}", "launch.slurm.mem"),
+    *((f"{{time: {time}}}", "launch.slurm.time") for time in ("0", "'0'", "00:00:00", "-5", "true", "1.5")),
+    *((f"{{mem: {size}}}", "launch.slurm.mem") for size in ("64", "-5", "true", "false", "'0'")),
     ("{mem: 64GB}", "launch.slurm.mem"),
     ("{mem: 1.5T}", "launch.slurm.mem"),
     ("{partition: $QUEUE}", "launch.slurm.partition"),
@@ -65,6 +72,74 @@ def test_what_slurm_would_refuse_or_misread(text, path, tmp_path):
         load(tmp_path, text)
     (problem,) = caught.value.problems
     assert (problem.path, problem.line) == (path, 4)
+    assert "put it in quotes" not in str(problem.hint)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("ntasks_per_node: 2", "`hardware` (or --on) says how many"),
+        ("job_name: x", "effilaunch decides it"),
+        ("mail_type: END", "write it as launch.slurm.options.mail-type"),
+        ("prepare: {nodes: 2}", "the prepare job is one task"),
+        ("partitoin: x", "did you mean `partition`?"),
+    ],
+)
+def test_an_unknown_key_that_sbatch_knows_is_told_where_it_belongs(key, hint, tmp_path):
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, f"{{{key}}}")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.message) == ("unknown-key", "unknown key")
+    assert problem.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "owned"),
+    [("no-req", "no-requeue"), ("ntasks-per-n", "ntasks-per-node"), ("tasks", "tasks-per-node"),
+     ("sig", "signal"), ("outp", "output"), ("cpus-per-t", "cpus-per-task")],
+)  # fmt: skip
+def test_the_beginning_of_an_owned_option_is_refused_like_its_name(name, owned, tmp_path):
+    """sbatch takes it for the name, and of two the later one."""
+    with pytest.raises(RecipeError) as caught:
+        load(tmp_path, f"{{options: {{{name}: x}}}}")
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.hint) == ("owned-key", OWNED[owned])
+    assert f"is short for --{owned}" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "some"), [("ntasks-p", "--ntasks-per-core"), ("mail", "--mail-type, --mail-user")]
+)
+def test_an_ambiguous_option_is_refused_as_by_sbatch(name, some, tmp_path):
+    with pytest.raises(RecipeError, match=f"is ambiguous: sbatch has {some}"):
+        load(tmp_path, f"{{options: {{{name}: x}}}}")
+
+
+def test_other_options_may_be_short_or_unknown(tmp_path):
+    options = {"mail-t": "END", "bb": "x", "mem-per-cpu": 3, "no-such-plugin": True}
+    text = json.dumps({"options": options})
+    assert load(tmp_path, text).recipe.launch.slurm.options == options
+
+
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="no Slurm is installed")
+def test_the_list_of_options_is_that_of_sbatch(tmp_path):
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+
+    def said(*words: str) -> str:
+        env = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}
+        done = subprocess.run(["sbatch", *words], env=env, capture_output=True, text=True, input="")
+        return done.stdout + done.stderr
+
+    if "22.05" not in (version := said("--version")):
+        pytest.skip(f"the list is of 22.05, and this is {version}")
+    names = (*OWNED, *slurm_rules._FREE)
+    found = {
+        name
+        for letter in {name[0] for name in names}
+        for name in re.findall(r"'--([a-z-]{2,})'", said(f"--{letter}"))
+    }
+    assert found - {"cluster", "context"} <= set(names)
+    assert set(names) - found <= {"job-name", "kill-on-invalid-dep", "licenses"}
 
 
 KEY = "0123456789abcdef0123456789abcdef01234567"

@@ -15,6 +15,7 @@ from launcher.errors import RecipeError
 from launcher.execute.requeue import decide
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.queue import Job, without_defaults
+from launcher.facts.shell import check_shell
 from launcher.plan.planner import make_plan
 from launcher.render.slurm import (
     Submission,
@@ -194,7 +195,7 @@ def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
     small, plan = job(tmp_path, "    time: 3\n")
     problem = check_warning(small, plan)
     assert (problem.path, problem.code) == ("launch.slurm.time", "slurm-time")
-    for enough in ("4", "0", "1-0"):
+    for enough in ("4", "1-0"):
         asked, plan = job(tmp_path, f"    time: '{enough}'\n")
         assert check_warning(asked, plan) is None
 
@@ -224,6 +225,33 @@ def test_variables_do_not_win_over_the_script():
                "SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_CONF": "/c", "HOME": "/h"}  # fmt: skip
     script = "#SBATCH --partition=low\n#SBATCH --time=5\n#SBATCH --export=ALL\n"
     assert without_defaults(environ, script) == {"SBATCH_QOS": "q", "SLURM_CONF": "/c", "HOME": "/h"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "entry"),
+    [(["a", 'module load "cuda'], 1), (["if true; then", "x"], 1), (["a", "cat <<E", "b", "c"], 1),
+     (["a\nb", "c; fi", "d"], 1), (["module load x \\"], 0), (["a && ", "b &&"], 1),
+     (["x", "echo $(ls", "y"], 1)],
+)  # fmt: skip
+def test_lines_of_setup_that_bash_cannot_read(lines, entry):
+    found = check_shell(lines, "launch.slurm.setup")
+    assert found is not None
+    assert found.path.startswith("launch.slurm.setup[")
+    if "$(" not in str(lines):  # bash says where this one ends, not where it began
+        assert found.path == f"launch.slurm.setup[{entry}]"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], ["module load cuda/12.4"], ["if true; then", "  x", "fi"], ['a "b', 'c"'], ["exit 3"],
+     ["shopt -s extglob", "ls !(a)"], ["cat <<E", "b", "E"], ["x \\", "y"], ["echo \\\\"], ["echo \u00e9"]],
+)  # fmt: skip
+def test_lines_of_setup_that_bash_can_read_are_not_run(lines, monkeypatch, tmp_path):
+    (tmp_path / "env").write_text("echo bash: line 1: no")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "env"))
+    assert check_shell([*lines], "p") is None
+    assert check_shell([*lines, f"touch {tmp_path}/ran"], "p") is None
+    assert not (tmp_path / "ran").exists()
 
 
 RUNNING = Job("7", "RUNNING", start="2026-01-01T10:00:00")
