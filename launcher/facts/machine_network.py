@@ -41,40 +41,43 @@ class NetworkFacts:
 def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> NetworkFacts:
     """Look; no attempt takes longer than HUB_SECONDS, and none is made when offline is asked for."""
     offline = any(environ.get(name, "").upper() in _ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    parts = urlsplit(environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    host = parts.hostname or "huggingface.co"
-    hub = "offline" if offline else _reach(parts.scheme, host, parts.port, environ)
+    url = environ.get("HF_ENDPOINT", "https://huggingface.co")
+    answers = not offline and _succeeds(lambda: _connect(url, environ))
     return NetworkFacts(
         interfaces=_interfaces(),
         default_port_free=_is_free(DEFAULT_PORT),
         host_resolves=_resolves(),
         offline=offline,
-        hub=hub,
-        endpoint=host,
+        hub="offline" if offline else "reachable" if answers else "unreachable",
+        endpoint=_host(url),
         hostfile=_lines(hostfile),
     )
 
 
-def _reach(scheme: str, host: str, port: int | None, environ: Mapping[str, str]) -> str:
-    """Whether a connection to the hub, or to the proxy that stands before it, opens."""
-    proxy = environ.get(f"{scheme}_proxy") or environ.get(f"{scheme.upper()}_PROXY")
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or "huggingface.co"
+    except ValueError:  # e.g. a bracket that is not closed
+        return url
+
+
+def _connect(url: str, environ: Mapping[str, str]) -> None:
+    """A connection to the hub, or to the proxy that stands before it. OSError, or ValueError for no URL."""
+    hub = urlsplit(url)
+    host, port = hub.hostname or "huggingface.co", hub.port or (80 if hub.scheme == "http" else 443)
+    proxy = environ.get(f"{hub.scheme}_proxy") or environ.get(f"{hub.scheme.upper()}_PROXY")
     if proxy:
         parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
         host, port = parts.hostname or host, parts.port or 8080
-    address = (host, port or (80 if scheme == "http" else 443))
-
-    def connect() -> None:
-        socket.create_connection(address, HUB_SECONDS).close()
-
-    return "reachable" if _succeeds(connect) else "unreachable"
+    socket.create_connection((host, port), HUB_SECONDS).close()
 
 
 def _succeeds(attempt: Callable[[], object]) -> bool:
-    """Whether it ends without an OSError in time; looking up a name has no time limit of its own."""
+    """Whether it ends in time, and well; looking up a name has no time limit of its own."""
     done: list[bool] = []
 
     def run() -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # the second: a name or a port that is none
             attempt()
             done.append(True)
 

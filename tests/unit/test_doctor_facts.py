@@ -234,6 +234,12 @@ def test_offline_is_not_asked_and_a_closed_port_is_unreachable(tmp_path):
     assert read_network({"HF_HUB_OFFLINE": "1"}, tmp_path / "none").hostfile is None
 
 
+@pytest.mark.parametrize("url", ["http://x:99999", "http://[x", "http://a..b"])
+def test_an_endpoint_that_is_no_url_is_unreachable(url, tmp_path):
+    found = read_network({"HF_ENDPOINT": url}, tmp_path / "none")
+    assert (found.hub, found.endpoint) == ("unreachable", url if "[" in url else url[7:].split(":")[0])
+
+
 def test_tested_versions_and_ranges_are_the_projects(root):
     lines = (root / "constraints.txt").read_text().splitlines()
     pinned = dict(line.strip().lower().split("==") for line in lines if "==" in line)
