@@ -86,13 +86,16 @@ class Group:
         part.log = message.get("log", part.log)
 
     def raise_if_over(self) -> None:
-        """RunFailed where a member is lost; Interrupted where one was asked to stop. Between tries."""
-        if self.vanished:
-            raise RunFailed(self.lost_problem())
+        """Interrupted where a member was asked to stop; RunFailed where one is lost. Between tries.
+
+        Who was asked to stop may leave: that is no loss.
+        """
         if self._stop is not None:
             number, member = self._stop
             message = f"{number.name}: stopped by a signal to {self.members.names()[member]}"
             raise Interrupted(Problem("interrupted", message, hint="continue it with --resume auto"))
+        if self.vanished:
+            raise RunFailed(self.lost_problem())
 
     def lost_problem(self, saved: str = "") -> Problem:
         """The error of a machine that was lost. saved: what there is to go on from, in words."""

@@ -195,9 +195,12 @@ def _outcome(
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    if group is not None and group.vanished:
-        raise RunFailed(group.lost_problem(saved_at(run_dir)))
     failed = failures_while_stopping(run_dir)
+    if group is not None and group.vanished:
+        saved = saved_at(run_dir)
+        if ended.stopped_by is None or not saved:
+            raise RunFailed(group.lost_problem(saved))
+        failed = [group.vanished, *failed]
     if ended.stopped_by is not None or (not failed and was_stopped(run_dir, ended)):
         raise interruption(run_dir, ended, failed=failed)
     raise supervised_failure(run_dir, ended, before, known)

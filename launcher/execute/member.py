@@ -7,6 +7,7 @@ and leaves with the head's exit code. When the head is lost it ends its ranks an
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -51,8 +52,10 @@ SSH_COME_S = 20.0
 _CONNECT_S = 5.0
 _RETRY_S = 1.0
 _ANSWER_S = 20.0
+_GO_ON = "continue it with --resume auto"
 _LEAVE_S = 60.0
-"""A member that was asked to stop while nothing of it runs waits so long for the head's answer."""
+"""A member that is asked to stop before its first start waits so long for the head's answer. Later it leaves
+only with the head: of ranks that stop, rank 0 may be the last by far, and who leaves then is lost to it."""
 
 
 class MemberPeers:
@@ -227,17 +230,20 @@ def _obey(
     say: Callable[[str], None],
 ) -> int:
     asked_at: float | None = None
+    leave_s = _LEAVE_S
     while True:
         try:
             message = peers.orders.get(timeout=0.2)
         except queue.Empty:
-            if peers.gone:
-                raise RunFailed(_head_lost(peers)) from None
             if stops.first is not None and asked_at is None:
                 asked_at = time.monotonic()
                 peers.say({"kind": "stop", "signal": int(stops.first)})
-            if stops.first is not None and (stops.at_once or time.monotonic() - (asked_at or 0) > _LEAVE_S):
-                raise Interrupted(Problem("interrupted", f"{stops.first.name}: left the job")) from None
+            overdue = asked_at is not None and time.monotonic() - asked_at > leave_s
+            if stops.first is not None and (peers.gone or stops.at_once or overdue):
+                left = f"{stops.first.name}: left the job" + (f"; {peers.gone}" if peers.gone else "")
+                raise Interrupted(Problem("interrupted", left, hint=_GO_ON)) from None
+            if peers.gone:
+                raise RunFailed(_head_lost(peers)) from None
             continue
         match message["kind"]:
             case "goodbye":
@@ -245,6 +251,7 @@ def _obey(
             case "look":
                 peers.say({"kind": "seen", "problems": look(message["files"])})
             case "start":
+                leave_s = math.inf
                 _take_part(place, peers, Order.from_json(message["order"]), devices, say)
 
 
