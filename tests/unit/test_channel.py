@@ -72,6 +72,18 @@ def test_an_end_that_closes_is_lost_at_once_and_one_that_we_close_is_not(sockets
         near.send({"kind": "part"})
 
 
+def test_a_message_that_cannot_be_taken_in_is_a_loss(sockets):
+    """As a part without its code: who waits for that member would wait for ever."""
+    near, far = Channel(sockets[0], FAST), Channel(sockets[1], FAST)
+    lost: list[str] = []
+    near.start(lambda message: message["code"], lost.append)
+    far.send({"kind": "part"})
+    wait_for(lambda: lost)
+    assert lost == ["it sent no message of this protocol: KeyError: 'code'"]
+    near.close()
+    far.close()
+
+
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"a": 1}\n', b"\xff\xfe\n"])
 def test_what_is_no_message_of_ours_closes_the_connection(sockets, sent):
     near = Channel(sockets[0], FAST)
