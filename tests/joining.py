@@ -42,7 +42,7 @@ class Other:
     def __init__(self, place: Place, asked: str = "asked", come_s: float = 10.0) -> None:
         self.place, self.code, self.error = place, None, None
         self._given = asked, come_s
-        self.thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:

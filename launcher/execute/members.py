@@ -70,14 +70,14 @@ class Members:
         try:
             channel = Channel(sock, self._rhythm)
             hello = Hello.from_json(channel.receive(HELLO_S))
-            refused = self._refused(hello)
-            if refused is not None:
-                channel.send({"kind": "refused", "code": refused.code, "message": refused.message})
-                channel.close()
-                return
-            with self.changed:
-                member = self._known[hello.member] = Member(hello, channel)
+            with self.changed:  # one step: two may come with one number
+                refused = self._refused(hello)
+                if refused is not None:
+                    channel.send({"kind": "refused", "code": refused.code, "message": refused.message})
+                    channel.close()
+                    return
                 channel.send({"kind": "welcome", "host": self.own.host})
+                member = self._known[hello.member] = Member(hello, channel)
                 channel.start(lambda message: self._hear(member, message), lambda why: self.lose(member, why))
                 self.changed.notify_all()
                 last_word = self._last_word
@@ -87,7 +87,7 @@ class Members:
             (sock if channel is None else channel).close()
 
     def _refused(self, hello: Hello) -> Problem | None:
-        """Why this is no member of ours; None for one that is."""
+        """Why this is no member of ours; None for one that is. With `changed` held."""
         if hello.job != self.own.job:
             return Problem("another-job", "this port belongs to another job")
         if hello.asked and hello.asked != self.own.asked:
@@ -96,8 +96,7 @@ class Members:
                 f"{self.own.host}, the first machine: start the same command on all"
             )
             return Problem("command-differs", message)
-        with self.changed:
-            there = self._known.get(hello.member)
+        there = self._known.get(hello.member)
         if there is not None or not 0 < hello.member < self.place.members:
             who = "the first machine" if there is None else there.hello.host
             count = self.place.members

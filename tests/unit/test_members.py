@@ -19,9 +19,10 @@ from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import local
 from launcher.execute.binding import bind_order
-from launcher.execute.channel import Channel
+from launcher.execute.channel import Channel, Closed
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
+from launcher.execute.members import Members
 from launcher.execute.shared import digest_of, look
 from launcher.execute.supervise import Limits
 from launcher.facts.place import Place
@@ -199,6 +200,38 @@ def test_two_with_one_number_are_told_apart(place, group):
     assert Other(second(place)).ended().problems[0].code == "rank-taken"
     group.goodbye(None)
     assert first.ended() == 0
+
+
+def test_two_that_come_at_once_with_one_number_are_told_apart(place, group, monkeypatch):
+    def slowly(self, hello):
+        problem = refused(self, hello)
+        time.sleep(0.5)
+        return problem
+
+    refused = Members._refused
+    monkeypatch.setattr(Members, "_refused", slowly)
+    others = [Other(second(place)), Other(second(place))]
+    wait_for(lambda: not all(other.thread.is_alive() for other in others))
+    (error,) = [other.error for other in others if other.error is not None]
+    assert error.problems[0].code == "rank-taken"
+    assert group.members.numbers() == [1]
+
+
+def test_who_left_before_its_welcome_has_not_come(place, group, monkeypatch):
+    def send(self, message):
+        if message["kind"] == "welcome" and not told:
+            told.append(message)
+            raise Closed("the connection failed: Broken pipe")
+        return sent(self, message)
+
+    told, sent = [], Channel.send
+    monkeypatch.setattr(Channel, "send", send)
+    other = Other(second(place))
+    wait_for(lambda: told)
+    group.await_all(10.0, print)
+    assert not group.vanished
+    group.goodbye(None)
+    assert other.ended() == 0
 
 
 def test_a_head_that_is_not_there_is_told(place):
