@@ -53,16 +53,17 @@ class Members:
         self._known: dict[int, Member] = {}
         self._last_word: Message | None = None
         """What a member is told that comes when the job has ended."""
-        self._listener = _listening(place)
+        self._listener, self._listens = _listening(place), True
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="members", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
+        while self._listens:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed; or one that left already, or too many open files just now
+                time.sleep(POLL_S)
+                continue
             threading.Thread(target=self._greet, args=(sock,), name="hello", daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
@@ -92,7 +93,7 @@ class Members:
             return Problem("another-job", "this port belongs to another job")
         if hello.asked and hello.asked != self.own.asked:
             message = (
-                f"{hello.host} was started with another recipe, --set, --on, --tiny or --resume than "
+                f"{hello.host} was started with another recipe, --set, --on or --resume than "
                 f"{self.own.host}, the first machine: start the same command on all"
             )
             return Problem("command-differs", message)
@@ -224,6 +225,7 @@ class Members:
 
         They close first: an end that closes with words unread throws away what it has sent.
         """
+        self._listens = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

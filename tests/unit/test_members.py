@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from launcher.commands import running
 from launcher.commands.gathering import digest_of_request
 from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute import local
+from launcher.execute import local, members
 from launcher.execute.binding import bind_order
 from launcher.execute.channel import Channel, Closed
 from launcher.execute.group import Group
@@ -232,6 +233,27 @@ def test_who_left_before_its_welcome_has_not_come(place, group, monkeypatch):
     assert not group.vanished
     group.goodbye(None)
     assert other.ended() == 0
+
+
+def test_a_head_goes_on_listening_when_a_connection_cannot_be_taken(place, monkeypatch):
+    class Full(socket.socket):
+        def accept(self):
+            if not failed:
+                failed.append(True)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    failed: list[bool] = []
+    sock = socket.create_server(("", place.port))
+    listener = Full(fileno=sock.detach())
+    monkeypatch.setattr(members, "_listening", lambda place: listener)
+    with Closing(Group(place, "asked", FAST)) as group:
+        other = Other(second(place), come_s=3.0)
+        group.await_all(5.0, print)
+        assert failed
+        group.goodbye(None)
+        assert other.ended() == 0
+    wait_for(lambda: "members" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_a_head_that_is_not_there_is_told(place):
