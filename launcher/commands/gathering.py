@@ -188,7 +188,7 @@ def gathered(gathering: Gathering | None, asked: str, say: Callable[[str], None]
         yield None
         return
     place, starting = gathering.place, Starting()
-    group = Group(place, asked)
+    group = Group(place, starting.token if gathering.hosts else asked)
     group.linger_s, group.say = 0.0 if gathering.hosts else LINGER_S, say
     if group.members.port != place.port and not gathering.hosts:
         say(f"port {place.port} is taken: listening on {group.members.port}")

@@ -30,7 +30,7 @@ class Group:
     """The members of a job but this one, the head. Entered once for a command, it serves all its tries."""
 
     def __init__(self, place: Place, asked: str, rhythm: Rhythm | None = None) -> None:
-        """asked: a digest of what the command was given, which must be the same on all machines."""
+        """asked: what all members must know, see greeting.py; a digest of what the command was given."""
         self.place = place
         self.linger_s = 0.0
         """So long members that come late get the goodbye; those that nobody starts look for this one."""

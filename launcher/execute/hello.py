@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher import __version__
 from launcher.errors import Problem
+from launcher.execute.greeting import fingerprint
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware
 from launcher.facts.place import Place
@@ -27,7 +28,7 @@ class Hello:
 
     job: str
     asked: str
-    """A digest of what its user asked for, the same on all machines; empty where nobody asked there."""
+    """A hash of what it was asked, see greeting.py; the same on all machines."""
     member: int
     node_rank: int
     local_task: int
@@ -53,8 +54,9 @@ def own_hello(place: Place, asked: str) -> Hello:
     installed = installed_versions() | {"effilaunch": __version__}
     installed["python"] = ".".join(platform.python_version_tuple()[:2])
     return Hello(
-        place.job, asked, place.member, place.node_rank, place.local_task, socket.gethostname(), os.getpid(),
-        tuple(probe.visible_devices()), {name: installed[name] for name in COMPARED if name in installed},
+        place.job, fingerprint(asked), place.member, place.node_rank, place.local_task, socket.gethostname(),
+        os.getpid(), tuple(probe.visible_devices()),
+        {name: installed[name] for name in COMPARED if name in installed},
     )  # fmt: skip
 
 

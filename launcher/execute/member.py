@@ -31,6 +31,7 @@ from launcher.execute.binding import Order, bind_order
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.channel import Channel, Closed, Message, Rhythm
 from launcher.execute.following import Ended, Start, follow
+from launcher.execute.greeting import Unproven, introduce
 from launcher.execute.group import HOST_LOST
 from launcher.execute.guard import WORKERS_LEAVE_S
 from launcher.execute.hello import own_hello
@@ -53,6 +54,7 @@ _CONNECT_S = 5.0
 _RETRY_S = 1.0
 _ANSWER_S = 20.0
 _GO_ON = "continue it with --resume auto"
+_UNPROVEN = "something else listens there, or another version of effilaunch; name another port: HOST:PORT"
 _LEAVE_S = 60.0
 """A member that is asked to stop before its first start waits so long for the head's answer. Later it leaves
 only with the head: of ranks that stop, rank 0 may be the last by far, and who leaves then is lost to it."""
@@ -141,7 +143,7 @@ def main(said: Mapping[str, Any]) -> int:
         joined = True
 
     try:
-        return serve(Place(**said["place"]), "", note, come_s=SSH_COME_S)
+        return serve(Place(**said["place"]), said["token"], note, come_s=SSH_COME_S)
     except EffilaunchError as error:
         if not joined:
             sys.stdout.write("".join(f"{p.code}: {p.message}\n" for p in error.problems))
@@ -158,6 +160,7 @@ def serve(
 ) -> int:
     """Take part in a job until the head says goodbye: 0, or its error is raised here as well.
 
+    asked: what head and member must both know, see greeting.py.
     MachineError (4) where the head is not found, or refuses this member; RunFailed (5) where it is lost;
     Interrupted (130) after a signal.
     """
@@ -180,7 +183,7 @@ def _joined(
     deadline = time.monotonic() + come_s
     why = ""
     while True:
-        refused = None
+        refused: EffilaunchError | None = None
         for port in range(place.port, place.port + PORTS):
             try:
                 channel = Channel(socket.create_connection((place.head, port), _CONNECT_S), rhythm)
@@ -190,20 +193,21 @@ def _joined(
                     break  # the other ports would not answer either
                 continue
             try:
-                channel.send(hello.to_json())
-                answer = channel.receive(_ANSWER_S)
+                answer = introduce(channel, hello.to_json(), asked, _ANSWER_S)
             except Closed as error:
                 why = f"{place.head}:{port} is no head of this job: {error}"
+                if isinstance(error, Unproven):
+                    refused = refused or MachineError(Problem("head-unproven", why, hint=_UNPROVEN))
                 channel.close()
                 continue
             if answer["kind"] == "welcome":
-                return channel, str(answer["host"]), hello
+                return channel, str(answer.get("host")), hello
             channel.close()
             if answer.get("code") != "another-job":  # or another run on these machines: ours is behind it
-                refused = refused or Problem(str(answer.get("code")), str(answer.get("message")))
+                refused = refused or RecipeError(Problem(str(answer.get("code")), str(answer.get("message"))))
             why = f"{place.head}:{port}: {answer.get('message')}"
         if refused is not None:
-            raise RecipeError(refused)
+            raise refused
         _pause_or_leave(stops, _RETRY_S)
         if time.monotonic() > deadline:
             message = f"the first machine was not found within {come_s:.0f} s: {why}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from launcher.errors import MachineError, Problem
 from launcher.execute.channel import Channel, Closed, Message, Rhythm, listening, plain_address
+from launcher.execute.greeting import Unproven, ask_for_proof
 from launcher.execute.hello import Hello, different_versions, missing_devices, own_hello
 from launcher.execute.peers import Part
 from launcher.facts.hardware import Hardware
@@ -46,7 +47,7 @@ class Members:
         self, place: Place, asked: str, hear: Callable[[Member, Message], None], rhythm: Rhythm | None
     ) -> None:
         """Listens from now on. MachineError (4) where no port is free."""
-        self.place, self.own = place, own_hello(place, asked)
+        self.place, self.own, self._asked = place, own_hello(place, asked), asked
         self.changed = threading.Condition()
         """Notified whenever something was heard or somebody was lost; guards what the threads change."""
         self._hear, self._rhythm = hear, rhythm
@@ -70,12 +71,19 @@ class Members:
         channel = None
         try:
             channel = Channel(sock, self._rhythm)
-            hello = Hello.from_json(channel.receive(HELLO_S))
+            said = channel.receive(HELLO_S)
+            hello = Hello.from_json(said)
+            if refused := self._other(hello):
+                _refuse(channel, refused)
+                return
+            try:
+                ask_for_proof(channel, said, self._asked, HELLO_S)
+            except Unproven as error:
+                _refuse(channel, Problem("unproven", f"{self.own.host} refuses a member: {error}"))
+                return
             with self.changed:  # one step: two may come with one number
-                refused = self._refused(hello)
-                if refused is not None:
-                    channel.send({"kind": "refused", "code": refused.code, "message": refused.message})
-                    channel.close()
+                if refused := self._taken(hello):
+                    _refuse(channel, refused)
                     return
                 channel.send({"kind": "welcome", "host": self.own.host})
                 member = self._known[hello.member] = Member(hello, channel)
@@ -87,16 +95,20 @@ class Members:
         except (Closed, KeyError, TypeError, ValueError, OSError):  # a port scanner, or a member that left
             (sock if channel is None else channel).close()
 
-    def _refused(self, hello: Hello) -> Problem | None:
-        """Why this is no member of ours; None for one that is. With `changed` held."""
+    def _other(self, hello: Hello) -> Problem | None:
+        """Why this is a member of another run; None for one of ours."""
         if hello.job != self.own.job:
             return Problem("another-job", "this port belongs to another job")
-        if hello.asked and hello.asked != self.own.asked:
+        if hello.asked != self.own.asked:
             message = (
                 f"{hello.host} was started with another recipe, --set, --on or --resume than "
                 f"{self.own.host}, the first machine: start the same command on all"
             )
             return Problem("command-differs", message)
+        return None
+
+    def _taken(self, hello: Hello) -> Problem | None:
+        """Why it cannot have its number; None where it can. With `changed` held."""
         there = self._known.get(hello.member)
         if there is not None or not 0 < hello.member < self.place.members:
             who = "the first machine" if there is None else there.hello.host
@@ -245,6 +257,11 @@ def _listening(place: Place) -> socket.socket:
         message = f"none of the ports {place.port} to {last} can be listened on: {error.strerror or error}"
         hint = "end what uses them, or name another one: --master-addr HOST:PORT, the same on all machines"
         raise MachineError(Problem("port-taken", message, hint=hint)) from None
+
+
+def _refuse(channel: Channel, why: Problem) -> None:
+    channel.send({"kind": "refused", "code": why.code, "message": why.message})
+    channel.close()
 
 
 def _is_loopback(address: str) -> bool:

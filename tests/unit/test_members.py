@@ -21,6 +21,7 @@ from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, Reci
 from launcher.execute import local, members
 from launcher.execute.binding import bind_order
 from launcher.execute.channel import Channel, Closed
+from launcher.execute.greeting import introduce
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
 from launcher.execute.members import Members
@@ -205,12 +206,12 @@ def test_two_with_one_number_are_told_apart(place, group):
 
 def test_two_that_come_at_once_with_one_number_are_told_apart(place, group, monkeypatch):
     def slowly(self, hello):
-        problem = refused(self, hello)
+        problem = taken(self, hello)
         time.sleep(0.5)
         return problem
 
-    refused = Members._refused
-    monkeypatch.setattr(Members, "_refused", slowly)
+    taken = Members._taken
+    monkeypatch.setattr(Members, "_taken", slowly)
     others = [Other(second(place)), Other(second(place))]
     wait_for(lambda: not all(other.thread.is_alive() for other in others))
     (error,) = [other.error for other in others if other.error is not None]
@@ -284,8 +285,8 @@ def test_a_stranger_on_the_port_is_let_go(place, group):
 def test_a_member_that_is_lost_between_tries_ends_the_run(place, group):
     with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
         channel = Channel(sock, FAST)
-        channel.send(own_hello(second(place), "asked").to_json())
-        assert channel.receive(5.0)["kind"] == "welcome"
+        answer = introduce(channel, own_hello(second(place), "asked").to_json(), "asked", 5.0)
+        assert answer["kind"] == "welcome"
         group.await_all(10.0, print)
         wait_for(lambda: group.vanished)
         with pytest.raises(RunFailed, match="was lost: no word from it for 1 s"):
@@ -295,7 +296,7 @@ def test_a_member_that_is_lost_between_tries_ends_the_run(place, group):
 def test_a_member_that_is_stopped_between_tries_stops_the_run(place, group):
     with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
         channel = Channel(sock, FAST)
-        channel.send(own_hello(second(place), "asked").to_json())
+        introduce(channel, own_hello(second(place), "asked").to_json(), "asked", 5.0)
         group.await_all(10.0, print)
         channel.send({"kind": "stop", "signal": 15})
         wait_for(lambda: group.stop)

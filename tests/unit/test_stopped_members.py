@@ -19,6 +19,7 @@ from launcher.errors import Interrupted, Problem, RunFailed
 from launcher.execute import local, member
 from launcher.execute.channel import Channel
 from launcher.execute.following import Ended, Start
+from launcher.execute.greeting import introduce
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
 from launcher.execute.supervise import Limits
@@ -47,7 +48,7 @@ def no_handlers(monkeypatch):
 def test_a_member_that_is_stopped_and_leaves_is_not_lost(place, group):
     with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
         channel = Channel(sock, FAST)
-        channel.send(own_hello(second(place), "asked").to_json())
+        introduce(channel, own_hello(second(place), "asked").to_json(), "asked", 5.0)
         group.await_all(10.0, print)
         channel.send({"kind": "stop", "signal": 10})
         channel.close()
