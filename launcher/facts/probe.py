@@ -53,10 +53,32 @@ def resolve_path(ref: str) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on just now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port that nothing listens on just now, at no address of this machine."""
+    with _bound_everywhere(0) as sock:
+        return int(sock.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on a TCP port just now, at any address of this machine."""
+    try:
+        _bound_everywhere(port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bound_everywhere(port: int) -> socket.socket:
+    """A socket that has the port at all addresses, as torch's store will; OSError where it is taken."""
+    both = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if both:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def cache_root() -> Path:
