@@ -91,7 +91,8 @@ def rendezvous(loaded: LoadedRecipe, on: str | None, node_rank: int | None, addr
         message = f"--node-rank {node_rank}: the {nodes} machines are 0 to {nodes - 1}"
         raise RecipeError(Problem("usage", message))
     host, port = split_address(address)
-    return Place(f"{host}:{port}", node_rank, nodes, nodes, node_rank, 1, 0, host, port)
+    # Without the host, which each machine may write in another way.
+    return Place(f"port {port}", node_rank, nodes, nodes, node_rank, 1, 0, host, port)
 
 
 def split_address(address: str) -> tuple[str, int]:

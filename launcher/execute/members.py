@@ -98,7 +98,8 @@ class Members:
     def _other(self, hello: Hello) -> Problem | None:
         """Why this is a member of another run; None for one of ours."""
         if hello.job != self.own.job:
-            return Problem("another-job", "this port belongs to another job")
+            message = f"this port belongs to another job ({self.own.job!r}, and not {hello.job!r})"
+            return Problem("another-job", message)
         if hello.asked != self.own.asked:
             message = (
                 f"{hello.host} was started with another recipe, --set, --on or --resume than "

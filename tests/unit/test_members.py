@@ -15,7 +15,7 @@ from joining import FAST, Closing, Other, a_place, second
 from supervised import wait_for
 
 from launcher.commands import running
-from launcher.commands.gathering import digest_of_request
+from launcher.commands.gathering import digest_of_request, rendezvous
 from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import local, members
@@ -262,6 +262,27 @@ def test_a_head_that_is_not_there_is_told(place):
     assert isinstance(error, MachineError)
     assert error.problems[0].code == "head-missing"
     assert f"127.0.0.1:{place.port}" in error.problems[0].message
+
+
+def test_the_first_machine_may_be_written_in_another_way_on_each(place, tmp_path):
+    """As node1 and node1.cluster, or its address."""
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    loaded = load_recipe(str(tmp_path / "r.yaml"), [])
+    head, other = (
+        rendezvous(loaded, "2x1xcpu", rank, f"{name}:{place.port}")
+        for rank, name in enumerate(("127.0.0.1", "localhost"))
+    )
+    with Closing(Group(head, "asked", FAST)) as group:
+        member = Other(other, come_s=3.0)
+        group.await_all(5.0, print)
+        group.goodbye(None)
+        assert member.ended() == 0
+
+
+def test_the_port_of_another_job_is_told_with_both_names(place):
+    with Closing(Group(replace(place, job="port 29401"), "asked", FAST)):
+        (problem,) = Other(replace(second(place), job="port 29400"), come_s=0.5).ended().problems
+    assert "belongs to another job ('port 29401', and not 'port 29400')" in problem.message
 
 
 def test_members_that_do_not_come_are_named(place, group):
