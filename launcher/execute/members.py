@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from launcher.errors import MachineError, Problem
 from launcher.execute.channel import Channel, Closed, Message, Rhythm, listening, plain_address
 from launcher.execute.greeting import Unproven, ask_for_proof
-from launcher.execute.hello import Hello, different_versions, missing_devices, own_hello
+from launcher.execute.hello import (
+    Hello,
+    different_versions,
+    missing_devices,
+    one_machine_twice,
+    own_hello,
+    smaller_devices,
+)
 from launcher.execute.peers import Part
 from launcher.facts.hardware import Hardware
 from launcher.facts.place import PORTS, Place
@@ -171,9 +178,16 @@ class Members:
         return [self.own, *(member.hello for _, member in others)]
 
     def check(self, hardware: Hardware) -> None:
-        """MachineError (4) where versions differ, or where a machine has too few devices."""
+        """MachineError (4) where versions differ, a machine has too few devices or too small ones, or two are
+        one.
+        """
         hellos, names = self.hellos(), self.names()
-        problems = [*different_versions(hellos, names), *missing_devices(hellos, hardware, names)]
+        problems = [
+            *different_versions(hellos, names),
+            *missing_devices(hellos, hardware, names),
+            *smaller_devices(hellos, hardware, names),
+            *one_machine_twice(hellos, hardware, names),
+        ]
         if problems:
             raise MachineError(problems)
 

@@ -28,6 +28,7 @@ from launcher.execute.members import Members
 from launcher.execute.shared import digest_of, look
 from launcher.execute.supervise import Limits
 from launcher.facts.place import Place
+from launcher.facts.probe import Gpu
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 
@@ -140,10 +141,32 @@ def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
         assert other.ended() == 0
 
 
+def gpus(*indices: str, gib: int = 80) -> list[Gpu]:
+    return [Gpu([i, f"GPU-{i}", "NVIDIA A100-SXM4-80GB", str(gib << 10), "8.0"]) for i in indices]
+
+
+def test_one_machine_under_two_names_is_refused(place, tmp_path, monkeypatch):
+    """As node2 and node2.cluster in a hostfile: its GPUs would be used twice."""
+    monkeypatch.setattr(running.probe, "visible_gpus", lambda: gpus("0", "1"))
+    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    with Closing(Group(place, "asked", FAST)) as group:
+        other = Other(second(place))
+        group.await_all(10.0, print)
+        with pytest.raises(MachineError) as caught:
+            check_machine(plan(tmp_path, "2x2xA100-80GB"), group)
+        (problem,) = caught.value.problems
+        assert problem.code == "machine-twice"
+        host = socket.gethostname()
+        assert problem.message == f"{host} (member 0) and {host} (member 1) are one machine: both take GPU-0"
+        group.members.check(plan(tmp_path, "2x1xcpu").hardware)
+        group.goodbye(None)
+        assert other.ended() == 0
+
+
 @pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
 def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, monkeypatch, sees):
     """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
-    monkeypatch.setattr(running.probe, "visible_devices", lambda: sees)
+    monkeypatch.setattr(running.probe, "visible_gpus", lambda: gpus(*sees))
     monkeypatch.setattr(running, "require_modules", lambda names: None)
     place = replace(place, num_nodes=1, tasks_per_node=2)
     bundle = render(plan(tmp_path, "2xA100-80GB"))
@@ -160,7 +183,7 @@ def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, mo
 
 
 def test_a_gpu_too_few_is_told_with_its_machine(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(running.probe, "visible_devices", lambda: ["0"])
+    monkeypatch.setattr(running.probe, "visible_gpus", lambda: gpus("0"))
     monkeypatch.setattr(running, "require_modules", lambda names: None)
     with Closing(Group(place, "asked", FAST)) as group:
         other = Other(second(place))
