@@ -123,9 +123,7 @@ def execute(
     if prepare:
         prepare_data(bundle, run_dir, echo=echo, group=group)
     if not probe.is_free(order.master_port):  # preparing may have taken hours
-        order = replace(order, master_port=probe.free_port())
-        bound = bind_order(order, place, ids)
-        _record_port(run_dir, order, bound)
+        order, bound = _with_another_port(order, place, ids, run_dir)
     for build_lock in remove_stale_locks(bound.env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
     watch = _watch(bundle.plan, run_dir, order.limits, group)
@@ -243,13 +241,16 @@ def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group
     return values
 
 
-def _record_port(run_dir: Path, order: Order, bound: Bound) -> None:
-    """Another port than was said before, in environment.json."""
+def _with_another_port(order: Order, place: Place, ids: Sequence[str], run_dir: Path) -> tuple[Order, Bound]:
+    """The order with a port that is free, bound and recorded anew."""
+    order = replace(order, master_port=probe.free_port())
+    bound = bind_order(order, place, ids)
     known = json.loads((run_dir / "environment.json").read_text("utf-8"))["bound"]
     try:
         record_bound(run_dir, {**known, "master_port": str(order.master_port), "command": bound.argv})
     except OSError as error:
         raise unwritable(run_dir, error) from error
+    return order, bound
 
 
 def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
