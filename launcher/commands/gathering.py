@@ -102,7 +102,8 @@ def rendezvous(loaded: LoadedRecipe, on: str | None, node_rank: int | None, addr
         message = f"--node-rank {node_rank}: the {nodes} machines are 0 to {nodes - 1}"
         raise RecipeError(Problem("usage", message))
     host, port = split_address(address)
-    return Place(f"{host}:{port}", node_rank, nodes, nodes, node_rank, 1, 0, host, port)
+    # Without the host, which each machine may write in another way.
+    return Place(f"port {port}", node_rank, nodes, nodes, node_rank, 1, 0, host, port)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -189,7 +190,7 @@ def gathered(gathering: Gathering | None, asked: str, say: Callable[[str], None]
         yield None
         return
     place, starting = gathering.place, Starting()
-    group = Group(place, asked)
+    group = Group(place, starting.token if gathering.hosts else asked)
     group.linger_s, group.say = 0.0 if gathering.hosts else LINGER_S, say
     if group.members.port != place.port and not gathering.hosts:
         say(f"port {place.port} is taken: listening on {group.members.port}")

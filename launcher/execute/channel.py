@@ -22,6 +22,7 @@ Message = dict[str, Any]
 LONGEST_LINE = 1 << 24
 """Bytes; more is no message of ours."""
 _BEAT: Message = {"kind": "beat"}
+_FOREIGN = "it sent no message of this protocol"
 _SEND_S = 10.0
 """So long a message may wait for room in the connection."""
 
@@ -79,7 +80,7 @@ class Channel:
     def start(self, hear: Callable[[Message], None], lose: Callable[[str], None]) -> None:
         """From now on a thread calls `hear` with each message, and `lose` once with why it is lost.
 
-        Neither `close` nor what follows it is a loss.
+        Neither `close` nor what follows it is a loss; a message that `hear` raises at is one.
         """
         self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._run, args=(hear, lose), name="channel", daemon=True)
@@ -101,6 +102,8 @@ class Channel:
         except Closed as error:
             if not self._closing:
                 lose(str(error))
+        except Exception as error:  # of `hear`: a word that this end does not know, or an incomplete message
+            lose(f"{_FOREIGN}: {type(error).__name__}: {error}")
 
     def _lines(self, wait_s: float, *, one: bool = False) -> list[Message]:
         """The messages that have come, after `wait_s` seconds at most. one: no more than the first."""
@@ -116,7 +119,7 @@ class Channel:
             self._heard = time.monotonic()
             self._rest += chunk
             if len(self._rest) > LONGEST_LINE:
-                raise Closed("it sent no message of this protocol")
+                raise Closed(_FOREIGN)
         *lines, self._rest = self._rest.split(b"\n", 1) if one else self._rest.split(b"\n")
         return [_parsed(line) for line in lines]
 
@@ -136,7 +139,7 @@ def _parsed(line: bytes) -> Message:
     except ValueError:
         message = None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-        raise Closed("it sent no message of this protocol")
+        raise Closed(_FOREIGN)
     return message
 
 

@@ -30,7 +30,7 @@ class Group:
     """The members of a job but this one, the head. Entered once for a command, it serves all its tries."""
 
     def __init__(self, place: Place, asked: str, rhythm: Rhythm | None = None) -> None:
-        """asked: a digest of what the command was given, which must be the same on all machines."""
+        """asked: what all members must know, see greeting.py; a digest of what the command was given."""
         self.place = place
         self.linger_s = 0.0
         """So long members that come late get the goodbye; those that nobody starts look for this one."""
@@ -86,13 +86,16 @@ class Group:
         part.log = message.get("log", part.log)
 
     def raise_if_over(self) -> None:
-        """RunFailed where a member is lost; Interrupted where one was asked to stop. Between tries."""
-        if self.vanished:
-            raise RunFailed(self.lost_problem())
+        """Interrupted where a member was asked to stop; RunFailed where one is lost. Between tries.
+
+        Who was asked to stop may leave: that is no loss.
+        """
         if self._stop is not None:
             number, member = self._stop
             message = f"{number.name}: stopped by a signal to {self.members.names()[member]}"
             raise Interrupted(Problem("interrupted", message, hint="continue it with --resume auto"))
+        if self.vanished:
+            raise RunFailed(self.lost_problem())
 
     def lost_problem(self, saved: str = "") -> Problem:
         """The error of a machine that was lost. saved: what there is to go on from, in words."""

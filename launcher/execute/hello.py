@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher import __version__
 from launcher.errors import Problem
+from launcher.execute.greeting import fingerprint
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware
 from launcher.facts.place import Place
@@ -20,6 +21,10 @@ COMPARED = ("effilaunch", "python", "torch", "transformers", "accelerate", "deep
             "bitsandbytes", "datasets", "trl")  # fmt: skip
 """Packages that must be the same everywhere: they decide what ranks say to each other, and what they save."""
 
+_GIB = 2**30
+_SAME_SIZE = 0.9
+"""Devices of one name differ by some percent: part of the memory may be kept for error correction."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -27,7 +32,7 @@ class Hello:
 
     job: str
     asked: str
-    """A digest of what its user asked for, the same on all machines; empty where nobody asked there."""
+    """A hash of what it was asked, see greeting.py; the same on all machines."""
     member: int
     node_rank: int
     local_task: int
@@ -37,6 +42,12 @@ class Hello:
     """Ids of the GPUs that it may use."""
     versions: Mapping[str, str]
     """Of COMPARED, what is installed; of Python without the last number."""
+    boot_id: str = ""
+    """Of its machine, whatever that is called."""
+    uuids: tuple[str, ...] = ()
+    """Of `devices`."""
+    sizes: tuple[int, ...] = ()
+    """Their memory, bytes."""
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "hello", **asdict(self)}
@@ -45,16 +56,20 @@ class Hello:
     def from_json(message: Mapping[str, Any]) -> Hello:
         """KeyError or TypeError where it is none."""
         values = {name: message[name] for name in Hello.__dataclass_fields__}
-        return Hello(**{**values, "devices": tuple(values["devices"])})
+        lists = {name: tuple(values[name]) for name in ("devices", "uuids", "sizes")}
+        return Hello(**{**values, **lists})
 
 
 def own_hello(place: Place, asked: str) -> Hello:
     """This process's."""
     installed = installed_versions() | {"effilaunch": __version__}
     installed["python"] = ".".join(platform.python_version_tuple()[:2])
+    gpus = probe.visible_gpus()
     return Hello(
-        place.job, asked, place.member, place.node_rank, place.local_task, socket.gethostname(), os.getpid(),
-        tuple(probe.visible_devices()), {name: installed[name] for name in COMPARED if name in installed},
+        place.job, fingerprint(asked), place.member, place.node_rank, place.local_task, socket.gethostname(),
+        os.getpid(), tuple(gpu.index for gpu in gpus),
+        {name: installed[name] for name in COMPARED if name in installed},
+        probe.boot_id(), tuple(gpu.uuid for gpu in gpus), tuple(gpu.size for gpu in gpus),
     )  # fmt: skip
 
 
@@ -96,3 +111,36 @@ def missing_devices(hellos: Sequence[Hello], hardware: Hardware, names: Mapping[
                 )
             )
     return problems
+
+
+def smaller_devices(hellos: Sequence[Hello], hardware: Hardware, names: Mapping[int, str]) -> list[Problem]:
+    """A problem for each machine that has a GPU with less memory than the plan counts on."""
+    planned = hardware.device_bytes
+    if hardware.is_cpu or planned is None:
+        return []
+    problems: dict[int, Problem] = {}
+    for hello in hellos:
+        least = min(hello.sizes[: hardware.devices_per_node], default=planned)
+        if least < _SAME_SIZE * planned:
+            message = (
+                f"the plan is for {hardware.label}, devices of {planned / _GIB:.0f} GiB, "
+                f"{names[hello.member]} has one of {least / _GIB:.0f} GiB"
+            )
+            hint = "plan for the smallest device of all machines: --on or `hardware`"
+            problems.setdefault(hello.node_rank, Problem("device-smaller", message, hint=hint))
+    return list(problems.values())
+
+
+def one_machine_twice(hellos: Sequence[Hello], hardware: Hardware, names: Mapping[int, str]) -> list[Problem]:
+    """A problem where two machines of the plan are one, under two names, whose GPUs would be used twice."""
+    if hardware.is_cpu:  # processes of a CPU may share a machine
+        return []
+    users: dict[tuple[str, str], Hello] = {}
+    for hello in hellos:
+        for uuid in hello.uuids[: hardware.devices_per_node]:
+            other = users.setdefault((hello.boot_id, uuid), hello)
+            if other.node_rank != hello.node_rank:
+                message = f"{names[other.member]} and {names[hello.member]} are one machine: both take {uuid}"
+                hint = "one line a machine in the hostfile, with all its slots; one --node-rank a machine"
+                return [Problem("machine-twice", message, hint=hint)]
+    return []

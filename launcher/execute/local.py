@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from launcher.execute.run_dir import MARKER, record_bound, unwritable, write_fil
 from launcher.execute.shared import digest_of, prepared_data
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
+from launcher.facts import probe
 from launcher.facts.oom_kills import read_oom_kills
 from launcher.facts.place import Place
 from launcher.plan.plan import Plan
@@ -102,7 +104,8 @@ def execute(
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line. The data is prepared first, in a process of its own; without `prepare` the
+    `echo` gets each output line. master_port: another one is taken where something listens there by the time
+    that the ranks are started. The data is prepared first, in a process of its own; without `prepare` the
     run directory has its data.json already. lock: descriptor of the run directory's lock, where it is held.
     group: the other members of the job, where the plan is for several machines: they start their part of it.
     Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
@@ -112,19 +115,22 @@ def execute(
     """
     order = _order(bundle, run_dir, master_port, resume, limits or Limits(), group)
     ids = [device for device in devices.split(",") if device]
-    bound = bind_order(order, ALONE if group is None else group.place, ids)
+    place = ALONE if group is None else group.place
+    bound = bind_order(order, place, ids)
     _write_try(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
     if prepare:
         prepare_data(bundle, run_dir, echo=echo, group=group)
+    if not probe.is_free(order.master_port):  # preparing may have taken hours
+        order, bound = _with_another_port(order, place, ids, run_dir)
     for build_lock in remove_stale_locks(bound.env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
     watch = _watch(bundle.plan, run_dir, order.limits, group)
     start = Start(
         bound.argv, bound.env, run_dir / "logs" / "launcher.log", echo,
-        stop_s=order.stop_s, orphaned_s=WORKERS_LEAVE_S, master_port=master_port, lock=lock, watch=watch,
-        judge_step=partial(slow_step_word, bundle.plan), peers=group,
+        stop_s=order.stop_s, orphaned_s=WORKERS_LEAVE_S, master_port=order.master_port, lock=lock,
+        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=group,
     )  # fmt: skip
     if group is None:
         return _outcome(run_dir, start)
@@ -195,9 +201,12 @@ def _outcome(
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    if group is not None and group.vanished:
-        raise RunFailed(group.lost_problem(saved_at(run_dir)))
     failed = failures_while_stopping(run_dir)
+    if group is not None and group.vanished:
+        saved = saved_at(run_dir)
+        if ended.stopped_by is None or not saved:
+            raise RunFailed(group.lost_problem(saved))
+        failed = [group.vanished, *failed]
     if ended.stopped_by is not None or (not failed and was_stopped(run_dir, ended)):
         raise interruption(run_dir, ended, failed=failed)
     raise supervised_failure(run_dir, ended, before, known)
@@ -230,6 +239,18 @@ def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group
         values |= {"master_addr": order.master_addr, "node_rank": "0", "interface": bound.interface,
                    "nodes": group.recorded()}  # fmt: skip
     return values
+
+
+def _with_another_port(order: Order, place: Place, ids: Sequence[str], run_dir: Path) -> tuple[Order, Bound]:
+    """The order with a port that is free, bound and recorded anew."""
+    order = replace(order, master_port=probe.free_port())
+    bound = bind_order(order, place, ids)
+    known = json.loads((run_dir / "environment.json").read_text("utf-8"))["bound"]
+    try:
+        record_bound(run_dir, {**known, "master_port": str(order.master_port), "command": bound.argv})
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    return order, bound
 
 
 def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:

@@ -7,6 +7,7 @@ and leaves with the head's exit code. When the head is lost it ends its ranks an
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -14,6 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from launcher.execute.binding import Order, bind_order
 from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.channel import Channel, Closed, Message, Rhythm
 from launcher.execute.following import Ended, Start, follow
+from launcher.execute.greeting import Unproven, introduce
 from launcher.execute.group import HOST_LOST
 from launcher.execute.guard import WORKERS_LEAVE_S
 from launcher.execute.hello import own_hello
@@ -52,9 +55,14 @@ _CONNECT_S = 5.0
 _RETRY_S = 1.0
 _SILENT_S = 3.0
 """A user who waits longer than this is told for what."""
+_NAME_S = 60.0
+"""A name that nobody knows may be that of a pod which is only starting; more often it is a slip."""
 _ANSWER_S = 20.0
+_GO_ON = "continue it with --resume auto"
+_UNPROVEN = "something else listens there, or another version of effilaunch; name another port: HOST:PORT"
 _LEAVE_S = 60.0
-"""A member that was asked to stop while nothing of it runs waits so long for the head's answer."""
+"""A member that is asked to stop before its first start waits so long for the head's answer. Later it leaves
+only with the head: of ranks that stop, rank 0 may be the last by far, and who leaves then is lost to it."""
 
 
 class MemberPeers:
@@ -140,7 +148,7 @@ def main(said: Mapping[str, Any]) -> int:
         joined = True
 
     try:
-        return serve(Place(**said["place"]), "", note, come_s=SSH_COME_S)
+        return serve(Place(**said["place"]), said["token"], note, come_s=SSH_COME_S)
     except EffilaunchError as error:
         if not joined:
             sys.stdout.write("".join(f"{p.code}: {p.message}\n" for p in error.problems))
@@ -158,7 +166,7 @@ def serve(
 ) -> int:
     """Take part in a job until the head says goodbye: 0, or its error is raised here as well.
 
-    waits: told once where the head is not there yet.
+    asked: what head and member must both know, see greeting.py. waits: told once where the head is not there.
     MachineError (4) where the head is not found, or refuses this member; RunFailed (5) where it is lost;
     Interrupted (130) after a signal.
     """
@@ -184,50 +192,73 @@ def _joined(
     """The connection to the head of this job, the head's host, and what was said to it."""
     hello = own_hello(place, asked)
     began = time.monotonic()
-    why = ""
     while True:
-        refused = None
-        for port in range(place.port, place.port + PORTS):
-            try:
-                channel = Channel(socket.create_connection((place.head, port), _CONNECT_S), rhythm)
-            except (OSError, UnicodeError) as error:  # the second: no name that could be looked up
-                unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
-                if unknown or isinstance(error, UnicodeError):
-                    raise MachineError(_no_such_name(place.head)) from None
-                why = why or f"{place.head}:{port}: {error.strerror or error}"
-                if isinstance(error, TimeoutError | socket.gaierror):
-                    break  # the other ports would not answer either
-                continue
-            try:
-                channel.send(hello.to_json())
-                answer = channel.receive(_ANSWER_S)
-            except Closed as error:
-                why = f"{place.head}:{port} is no head of this job: {error}"
-                channel.close()
-                continue
-            if answer["kind"] == "welcome":
-                return channel, str(answer["host"]), hello
-            channel.close()
-            if answer.get("code") != "another-job":  # or another run on these machines: ours is behind it
-                refused = refused or Problem(str(answer.get("code")), str(answer.get("message")))
-            why = f"{place.head}:{port}: {answer.get('message')}"
-        if refused is not None:
-            raise RecipeError(refused)
+        found = _look_for_head(place, hello.to_json(), asked, rhythm)
+        if not isinstance(found, _Missed):
+            return *found, hello
         _pause_or_leave(stops, _RETRY_S)
         waited = time.monotonic() - began
+        limit = min(come_s, _NAME_S) if found.unknown else come_s
         if waits is not None and waited > _SILENT_S:
-            waits(f"waiting for {place.head}:{place.port}, up to {come_s:.0f} s ({why})")
+            waits(f"waiting for {place.head}:{place.port}, up to {limit:.0f} s ({found.why})")
             waits = None
-        if waited > come_s:
-            message = f"the first machine was not found within {come_s:.0f} s: {why}"
-            hint = "start the same command there with --node-rank 0; a firewall must let this one reach it"
-            raise MachineError(Problem("head-missing", message, hint=hint))
+        if waited > limit:
+            raise MachineError(_missing(place, found, limit))
 
 
-def _no_such_name(head: str) -> Problem:
-    """What does not answer may still come up; a name that nobody knows is a slip."""
-    message = f"the first machine was not found: no machine is known here as {head}"
-    hint = f"`getent hosts {head}` asks for it; --master-addr takes an address, too"
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """The head of this job was not met this time."""
+
+    why: str
+    unknown: bool = False
+    """No machine is known by its name."""
+
+
+def _look_for_head(
+    place: Place, hello: dict[str, Any], asked: str, rhythm: Rhythm | None
+) -> tuple[Channel, str] | _Missed:
+    """The connection to the head, and its host. RecipeError (2), MachineError (4) where it refuses."""
+    why = ""
+    refused: EffilaunchError | None = None
+    for port in range(place.port, place.port + PORTS):
+        try:
+            channel = Channel(socket.create_connection((place.head, port), _CONNECT_S), rhythm)
+        except (OSError, UnicodeError) as error:  # the second: what could be no name
+            said = getattr(error, "strerror", None) or str(error)
+            why = why or f"{place.head}:{port}: {said}"
+            if isinstance(error, UnicodeError) or getattr(error, "errno", None) == socket.EAI_NONAME:
+                return _Missed(why, unknown=True)
+            if isinstance(error, TimeoutError | socket.gaierror):
+                break  # the other ports would not answer either
+            continue
+        try:
+            answer = introduce(channel, hello, asked, _ANSWER_S)
+        except Closed as error:
+            why = f"{place.head}:{port} is no head of this job: {error}"
+            if isinstance(error, Unproven):
+                refused = refused or MachineError(Problem("head-unproven", why, hint=_UNPROVEN))
+            channel.close()
+            continue
+        if answer["kind"] == "welcome":
+            return channel, str(answer.get("host"))
+        channel.close()
+        if answer.get("code") != "another-job":  # or another run on these machines: ours is behind it
+            refused = refused or RecipeError(Problem(str(answer.get("code")), str(answer.get("message"))))
+        why = f"{place.head}:{port}: {answer.get('message')}"
+    if refused is not None:
+        raise refused
+    return _Missed(why)
+
+
+def _missing(place: Place, missed: _Missed, waited: float) -> Problem:
+    message = f"the first machine was not found within {waited:.0f} s: "
+    if missed.unknown:
+        message += f"no machine is known here as {place.head}"
+        hint = f"`getent hosts {place.head}` asks for it; --master-addr takes an address, too"
+    else:
+        message += missed.why
+        hint = "start the same command there with --node-rank 0; a firewall must let this one reach it"
     return Problem("head-missing", message, hint=hint)
 
 
@@ -248,17 +279,20 @@ def _obey(
     say: Callable[[str], None],
 ) -> int:
     asked_at: float | None = None
+    leave_s = _LEAVE_S
     while True:
         try:
             message = peers.orders.get(timeout=0.2)
         except queue.Empty:
-            if peers.gone:
-                raise RunFailed(_head_lost(peers)) from None
             if stops.first is not None and asked_at is None:
                 asked_at = time.monotonic()
                 peers.say({"kind": "stop", "signal": int(stops.first)})
-            if stops.first is not None and (stops.at_once or time.monotonic() - (asked_at or 0) > _LEAVE_S):
-                raise Interrupted(Problem("interrupted", f"{stops.first.name}: left the job")) from None
+            overdue = asked_at is not None and time.monotonic() - asked_at > leave_s
+            if stops.first is not None and (peers.gone or stops.at_once or overdue):
+                left = f"{stops.first.name}: left the job" + (f"; {peers.gone}" if peers.gone else "")
+                raise Interrupted(Problem("interrupted", left, hint=_GO_ON)) from None
+            if peers.gone:
+                raise RunFailed(_head_lost(peers)) from None
             continue
         match message["kind"]:
             case "goodbye":
@@ -266,6 +300,7 @@ def _obey(
             case "look":
                 peers.say({"kind": "seen", "problems": look(message["files"])})
             case "start":
+                leave_s = math.inf
                 _take_part(place, peers, Order.from_json(message["order"]), devices, say)
 
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from launcher.errors import MachineError, Problem
 from launcher.execute.channel import Channel, Closed, Message, Rhythm, listening, plain_address
-from launcher.execute.hello import Hello, different_versions, missing_devices, own_hello
+from launcher.execute.greeting import Unproven, ask_for_proof
+from launcher.execute.hello import (
+    Hello,
+    different_versions,
+    missing_devices,
+    one_machine_twice,
+    own_hello,
+    smaller_devices,
+)
 from launcher.execute.peers import Part
 from launcher.facts.hardware import Hardware
 from launcher.facts.place import PORTS, Place
@@ -46,38 +54,46 @@ class Members:
         self, place: Place, asked: str, hear: Callable[[Member, Message], None], rhythm: Rhythm | None
     ) -> None:
         """Listens from now on. MachineError (4) where no port is free."""
-        self.place, self.own = place, own_hello(place, asked)
+        self.place, self.own, self._asked = place, own_hello(place, asked), asked
         self.changed = threading.Condition()
         """Notified whenever something was heard or somebody was lost; guards what the threads change."""
         self._hear, self._rhythm = hear, rhythm
         self._known: dict[int, Member] = {}
         self._last_word: Message | None = None
         """What a member is told that comes when the job has ended."""
-        self._listener = _listening(place)
+        self._listener, self._listens = _listening(place), True
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="members", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
+        while self._listens:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed; or one that left already, or too many open files just now
+                time.sleep(POLL_S)
+                continue
             threading.Thread(target=self._greet, args=(sock,), name="hello", daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
         channel = None
         try:
             channel = Channel(sock, self._rhythm)
-            hello = Hello.from_json(channel.receive(HELLO_S))
-            refused = self._refused(hello)
-            if refused is not None:
-                channel.send({"kind": "refused", "code": refused.code, "message": refused.message})
-                channel.close()
+            said = channel.receive(HELLO_S)
+            hello = Hello.from_json(said)
+            if refused := self._other(hello):
+                _refuse(channel, refused)
                 return
-            with self.changed:
-                member = self._known[hello.member] = Member(hello, channel)
+            try:
+                ask_for_proof(channel, said, self._asked, HELLO_S)
+            except Unproven as error:
+                _refuse(channel, Problem("unproven", f"{self.own.host} refuses a member: {error}"))
+                return
+            with self.changed:  # one step: two may come with one number
+                if refused := self._taken(hello):
+                    _refuse(channel, refused)
+                    return
                 channel.send({"kind": "welcome", "host": self.own.host})
+                member = self._known[hello.member] = Member(hello, channel)
                 channel.start(lambda message: self._hear(member, message), lambda why: self.lose(member, why))
                 self.changed.notify_all()
                 last_word = self._last_word
@@ -86,18 +102,22 @@ class Members:
         except (Closed, KeyError, TypeError, ValueError, OSError):  # a port scanner, or a member that left
             (sock if channel is None else channel).close()
 
-    def _refused(self, hello: Hello) -> Problem | None:
-        """Why this is no member of ours; None for one that is."""
+    def _other(self, hello: Hello) -> Problem | None:
+        """Why this is a member of another run; None for one of ours."""
         if hello.job != self.own.job:
-            return Problem("another-job", "this port belongs to another job")
-        if hello.asked and hello.asked != self.own.asked:
+            message = f"this port belongs to another job ({self.own.job!r}, and not {hello.job!r})"
+            return Problem("another-job", message)
+        if hello.asked != self.own.asked:
             message = (
-                f"{hello.host} was started with another recipe, --set, --on, --tiny or --resume than "
+                f"{hello.host} was started with another recipe, --set, --on or --resume than "
                 f"{self.own.host}, the first machine: start the same command on all"
             )
             return Problem("command-differs", message)
-        with self.changed:
-            there = self._known.get(hello.member)
+        return None
+
+    def _taken(self, hello: Hello) -> Problem | None:
+        """Why it cannot have its number; None where it can. With `changed` held."""
+        there = self._known.get(hello.member)
         if there is not None or not 0 < hello.member < self.place.members:
             who = "the first machine" if there is None else there.hello.host
             count = self.place.members
@@ -158,9 +178,16 @@ class Members:
         return [self.own, *(member.hello for _, member in others)]
 
     def check(self, hardware: Hardware) -> None:
-        """MachineError (4) where versions differ, or where a machine has too few devices."""
+        """MachineError (4) where versions differ, a machine has too few devices or too small ones, or two are
+        one.
+        """
         hellos, names = self.hellos(), self.names()
-        problems = [*different_versions(hellos, names), *missing_devices(hellos, hardware, names)]
+        problems = [
+            *different_versions(hellos, names),
+            *missing_devices(hellos, hardware, names),
+            *smaller_devices(hellos, hardware, names),
+            *one_machine_twice(hellos, hardware, names),
+        ]
         if problems:
             raise MachineError(problems)
 
@@ -225,6 +252,7 @@ class Members:
 
         They close first: an end that closes with words unread throws away what it has sent.
         """
+        self._listens = False
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -244,6 +272,11 @@ def _listening(place: Place) -> socket.socket:
         message = f"none of the ports {place.port} to {last} can be listened on: {error.strerror or error}"
         hint = "end what uses them, or name another one: --master-addr HOST:PORT, the same on all machines"
         raise MachineError(Problem("port-taken", message, hint=hint)) from None
+
+
+def _refuse(channel: Channel, why: Problem) -> None:
+    channel.send({"kind": "refused", "code": why.code, "message": why.message})
+    channel.close()
 
 
 def _is_loopback(address: str) -> bool:

@@ -35,12 +35,6 @@ def marks() -> dict[str, str]:
     return {RUN: uuid.uuid4().hex, SUPERVISOR: f"{socket.gethostname()}:{os.getpid()}:{started}"}
 
 
-def is_running(pid: int) -> bool:
-    """False for a process that is gone or only waits to be reaped."""
-    stat = _stat(pid)
-    return bool(stat) and stat[0] not in "ZX"
-
-
 def processes_of(token: str) -> set[int]:
     """Every living process of a start but this one: those with its token, and whatever these started."""
     mark = f"{RUN}={token}".encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import subprocess
 import sys
@@ -73,6 +74,8 @@ class Starting:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._command = shlex.split((environ or os.environ).get(COMMAND, "")) or ["ssh"]
         self._started: list[Started] = []
+        self.token = secrets.token_hex(32)
+        """By which these members and the head know each other."""
 
     def start(self, host: str, place: Place, env: Mapping[str, str]) -> None:
         """Start a member on a host; returns at once."""
@@ -86,7 +89,8 @@ class Starting:
         except OSError as error:
             raise _no_ssh(self._command[0], error) from None
         one = Started(host, place.member, process, time.monotonic())
-        told = {"place": asdict(place), "env": dict(env), "root": str(_ROOT), "cwd": str(Path.cwd())}
+        told = {"place": asdict(place), "token": self.token, "env": dict(env), "root": str(_ROOT),
+                "cwd": str(Path.cwd())}  # fmt: skip
         threading.Thread(target=_talk, args=(one, told), name="ssh", daemon=True).start()
         self._started.append(one)
 

@@ -53,10 +53,32 @@ def resolve_path(ref: str) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on just now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A TCP port that nothing listens on just now, at no address of this machine."""
+    with _bound_everywhere(0) as sock:
+        return int(sock.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on a TCP port just now, at any address of this machine."""
+    try:
+        _bound_everywhere(port).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bound_everywhere(port: int) -> socket.socket:
+    """A socket that has the port at all addresses, as torch's store will; OSError where it is taken."""
+    both = socket.has_dualstack_ipv6()
+    sock = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if both:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def cache_root() -> Path:
@@ -125,14 +147,27 @@ def probe_hardware_with_notes() -> tuple[Hardware, tuple[str, ...]]:
 
 def visible_devices() -> list[str]:
     """Indices of the GPUs that this process may use, as nvidia-smi numbers them."""
-    return [device.index for device in _visible(_query_gpus(), os.environ)]
+    return [gpu.index for gpu in visible_gpus()]
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that this process may use."""
+    return _visible(_query_gpus(), os.environ)
+
+
+def boot_id() -> str:
+    """The same for all processes of a machine, until it is started again; empty where nobody tells."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 _NO_GPU = ("", "-1", "NoDevFiles")
 """First entries of CUDA_VISIBLE_DEVICES that mean none; the last one is Slurm's."""
 
 
-class _Gpu:
+class Gpu:
     """One line of nvidia-smi's answer."""
 
     __slots__ = ("capability", "index", "name", "size", "uuid")
@@ -162,18 +197,18 @@ def _catalogue_name(marketing: str, mib: int) -> str | None:
     return None
 
 
-def _query_gpus() -> list[_Gpu]:
+def _query_gpus() -> list[Gpu]:
     query = "index,uuid,name,memory.total,compute_cap"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
-        return [_Gpu(row) for row in csv.reader(answer.stdout.splitlines()) if row]
+        return [Gpu(row) for row in csv.reader(answer.stdout.splitlines()) if row]
     except (OSError, subprocess.SubprocessError, ValueError):
         # No driver, a driver that does not answer, or another form of answer: no GPU to plan for.
         return []
 
 
-def _visible(devices: list[_Gpu], environ: Mapping[str, str]) -> list[_Gpu]:
+def _visible(devices: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """The devices that `CUDA_VISIBLE_DEVICES` names; as in CUDA, an unknown entry ends the list.
 
     MachineError where it asks for devices and none of these is meant: a run would train on the CPU.
@@ -181,7 +216,7 @@ def _visible(devices: list[_Gpu], environ: Mapping[str, str]) -> list[_Gpu]:
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return devices
-    chosen: list[_Gpu] = []
+    chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
         match = [d for d in devices if entry and (d.index == entry or d.uuid.startswith(entry))]
         if not match or match[0] in chosen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -57,6 +58,20 @@ def test_a_completed_run_returns_its_result(tmp_path):
     assert log.read_text() == "hello from 0\n"
     bound = json.loads((tmp_path / "run" / "environment.json").read_text())["bound"]
     assert (bound["devices"], bound["master_port"]) == ("0", "29511")
+
+
+SAY_PORT = "print('port {master_port}', flush=True)" + DONE
+
+
+def test_a_port_that_was_taken_meanwhile_is_chosen_anew(tmp_path):
+    """While data was prepared, and at an address that other machines reach."""
+    with socket.create_server(("127.0.0.2", 29511)):
+        _, lines = started(tmp_path, SAY_PORT)
+    bound = json.loads((tmp_path / "run" / "environment.json").read_text())["bound"]
+    assert bound["master_port"] not in ("29511", "0")
+    assert lines[0] == f"port {bound['master_port']}"
+    assert bound["devices"] == "0"
+    assert "log_bytes" in bound
 
 
 FIND_BUFFER = """

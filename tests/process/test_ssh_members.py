@@ -36,7 +36,8 @@ def place() -> Place:
 
 def problems(folder: Path, text: str, place: Place, hosts=("hostb", "hostc")):
     """What is said of hosts whose ssh is this script."""
-    starting, group = Starting(program(folder, text)), Group(place, "", Rhythm())
+    starting = Starting(program(folder, text))
+    group = Group(place, starting.token, Rhythm())
     try:
         for number, host in enumerate(hosts, 1):
             told = replace(place, member=number, node_rank=number, port=group.members.port)
@@ -53,7 +54,7 @@ def test_members_come_and_know_what_they_were_told(place, tmp_path):
     # What goes through standard input is kept, and so is what stood on the command line.
     text = RUNS.replace("exec sh", f'tee "{tmp_path}/seen-$$" | sh') + f'echo "$@" > "{tmp_path}/argv"\n'
     starting = Starting(program(tmp_path, text))
-    group = Group(place, "", Rhythm())
+    group = Group(place, starting.token, Rhythm())
     try:
         for number in (1, 2):
             told = replace(place, member=number, node_rank=number, port=group.members.port)
@@ -66,7 +67,9 @@ def test_members_come_and_know_what_they_were_told(place, tmp_path):
         starting.end()
     assert time.monotonic() - began < 8, "they left by themselves"
     assert all('"HF_TOKEN": "s3cret"' in path.read_text() for path in tmp_path.glob("seen-*"))
-    assert "s3cret" not in (tmp_path / "argv").read_text(), "no secret on a command line"
+    argv = (tmp_path / "argv").read_text()
+    assert "s3cret" not in argv, "no secret on a command line"
+    assert starting.token not in argv
 
 
 @pytest.mark.parametrize(

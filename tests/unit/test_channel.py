@@ -1,38 +1,17 @@
-"""The connection between members, and who may join: over loopback, with a fast heartbeat."""
+"""The connection between two members: over loopback, with a fast heartbeat."""
 
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
-from factories import plan
+from joining import FAST
 from supervised import wait_for
 
-from launcher.commands import running
-from launcher.commands.gathering import digest_of_request
-from launcher.commands.running import check_machine, run_command
-from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute import local, member
-from launcher.execute.binding import bind_order
 from launcher.execute.channel import Channel, Closed, Rhythm, listening
-from launcher.execute.group import Group
-from launcher.execute.hello import own_hello
-from launcher.execute.member import serve
-from launcher.execute.shared import digest_of, look
-from launcher.execute.supervise import Limits
-from launcher.facts.place import PORTS, Place
-from launcher.recipe.loading import load_recipe
-from launcher.render.bundle import render
-
-FAST = Rhythm(0.1, 0.6)
-RECIPE = (
-    "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
-    "global_batch_size: 8\ntrainer: {max_steps: 6}\n"
-)
+from launcher.facts.place import PORTS
 
 
 @pytest.fixture
@@ -93,6 +72,18 @@ def test_an_end_that_closes_is_lost_at_once_and_one_that_we_close_is_not(sockets
         near.send({"kind": "part"})
 
 
+def test_a_message_that_cannot_be_taken_in_is_a_loss(sockets):
+    """As a part without its code: who waits for that member would wait for ever."""
+    near, far = Channel(sockets[0], FAST), Channel(sockets[1], FAST)
+    lost: list[str] = []
+    near.start(lambda message: message["code"], lost.append)
+    far.send({"kind": "part"})
+    wait_for(lambda: lost)
+    assert lost == ["it sent no message of this protocol: KeyError: 'code'"]
+    near.close()
+    far.close()
+
+
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"a": 1}\n', b"\xff\xfe\n"])
 def test_what_is_no_message_of_ours_closes_the_connection(sockets, sent):
     near = Channel(sockets[0], FAST)
@@ -115,312 +106,3 @@ def test_the_next_ports_are_tried():
             assert port < found.getsockname()[1] < port + PORTS
         with pytest.raises(OSError, match="in use"):
             listening(port, 1)
-
-
-@pytest.fixture
-def place() -> Place:
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
-    return Place("ours", 0, 2, 2, 0, 1, 0, "127.0.0.1", port)
-
-
-@pytest.fixture
-def group(place) -> Iterator[Group]:
-    group = Group(place, "asked", FAST)
-    yield group
-    group.goodbye(None)
-
-
-class Other:
-    """A member in a thread, and how it ended."""
-
-    def __init__(self, place: Place, asked: str = "asked", come_s: float = 10.0) -> None:
-        self.place, self.code, self.error = place, None, None
-        self._given = asked, come_s
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-
-    def _run(self) -> None:
-        asked, come_s = self._given
-        try:
-            self.code = serve(self.place, asked, lambda line: None, come_s=come_s, rhythm=FAST)
-        except Exception as error:
-            self.error = error
-
-    def ended(self):
-        self.thread.join(15)
-        assert not self.thread.is_alive()
-        return self.error if self.error is not None else self.code
-
-
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Signals are for main threads; these members are none."""
-    monkeypatch.setattr("launcher.execute.signals.signal.signal", lambda number, handler: None)
-
-
-def second(place: Place, **changes) -> Place:
-    return replace(place, member=1, node_rank=1, **changes)
-
-
-def test_a_member_comes_and_leaves_with_the_heads_word(place, group):
-    other = Other(second(place))
-    group.await_all(10.0, print)
-    assert [h.member for h in group.members.hellos()] == [0, 1]
-    assert group.members.address_for() == "127.0.0.1"
-    group.goodbye(RunFailed(Problem("rank-lost", "rank 3 was lost")))
-    error = other.ended()
-    assert isinstance(error, RunFailed)
-    assert error.problems == [Problem("rank-lost", "rank 3 was lost")]
-
-
-def test_members_that_come_late_get_the_goodbye_and_the_head_waits_for_no_more(place, group):
-    group.linger_s, said = 30.0, []
-    group.say = said.append
-    late = threading.Timer(1.0, lambda: others.append(Other(second(place))))
-    others: list[Other] = []
-    late.start()
-    began = time.monotonic()
-    group.goodbye(DoesNotFit(Problem("does-not-fit", "no plan fits")))
-    assert 1.0 <= time.monotonic() - began < 15
-    error = others[0].ended()
-    assert (type(error), error.problems[0].code) == (DoesNotFit, "does-not-fit")
-    assert said == ["the run is over (does-not-fit): up to 30 s for member 1, not here yet, to be told"]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [Interrupted(Problem("interrupted", "SIGTERM")), MachineError(Problem("host-missing", "member 1"))],
-)
-def test_nobody_is_waited_for_behind_a_signal_or_when_they_did_not_come(group, error):
-    group.linger_s = 30.0
-    began = time.monotonic()
-    group.goodbye(error)
-    assert time.monotonic() - began < 5
-
-
-def test_data_that_the_head_misses_is_told_to_all(place, tmp_path):
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text(RECIPE)
-
-    def run(rank: int) -> str:
-        try:
-            run_command(
-                str(recipe), [], on="2x1xcpu", dry_run=False, tiny=False, resume=None,
-                output_dir=str(tmp_path / "out"), as_json=True, node_rank=rank,
-                master_addr=f"{place.head}:{place.port}",
-            )  # fmt: skip
-        except RecipeError as error:
-            return error.problems[0].code
-        return "no error"
-
-    told: list[str] = []
-    other = threading.Timer(1.0, lambda: told.append(run(1)))
-    other.start()
-    assert run(0) == "data-missing"
-    other.join(15)
-    assert told == ["data-missing"]
-
-
-def test_a_member_finds_the_head_behind_a_port_of_another_job(place):
-    with (
-        Closing(Group(replace(place, job="theirs"), "asked", FAST)),
-        Closing(Group(place, "asked", FAST)) as ours,
-    ):
-        other = Other(second(place))
-        ours.await_all(10.0, print)
-        ours.goodbye(None)
-        assert other.ended() == 0
-
-
-class Closing:
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __enter__(self) -> Group:
-        return self.group
-
-    def __exit__(self, *_: object) -> None:
-        self.group.goodbye(None)
-
-
-def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
-    """With --master-addr a job has no name but its address."""
-    with (
-        Closing(Group(place, "another --set", FAST)) as theirs,
-        Closing(Group(place, "asked", FAST)) as ours,
-    ):
-        other = Other(second(place))
-        ours.await_all(10.0, print)
-        assert theirs.members.numbers() == []
-        again = Other(second(place)).ended()
-        assert again.problems[0].code == "command-differs", "of the first that refused"
-        ours.goodbye(None)
-        assert other.ended() == 0
-
-
-@pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
-def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, monkeypatch, sees):
-    """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
-    monkeypatch.setattr(running.probe, "visible_devices", lambda: sees)
-    monkeypatch.setattr(running, "require_modules", lambda names: None)
-    place = replace(place, num_nodes=1, tasks_per_node=2)
-    bundle = render(plan(tmp_path, "2xA100-80GB"))
-    with Closing(Group(place, "asked", FAST)) as group:
-        other = Other(replace(place, member=1, local_task=1))
-        group.await_all(10.0, print)
-        devices = check_machine(bundle.plan, group)
-        assert devices == ",".join(sees)
-        order = local._order(bundle, tmp_path, 4711, None, Limits(), group)
-        head = bind_order(order, place, devices.split(","))
-        assert (head.env["CUDA_VISIBLE_DEVICES"], head.env["LOCAL_RANK"]) == (devices, "0")
-        group.goodbye(None)
-        assert other.ended() == 0
-
-
-def test_a_gpu_too_few_is_told_with_its_machine(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(running.probe, "visible_devices", lambda: ["0"])
-    monkeypatch.setattr(running, "require_modules", lambda names: None)
-    with Closing(Group(place, "asked", FAST)) as group:
-        other = Other(second(place))
-        group.await_all(10.0, print)
-        with pytest.raises(MachineError, match="shows 1 GPUs"):
-            check_machine(plan(tmp_path, "2x2xA100-80GB"), group)
-        group.goodbye(None)
-        assert other.ended() == 0
-
-
-def test_what_was_asked_has_the_values_of_set(tmp_path):
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text(RECIPE)
-
-    def digest(*overrides: str) -> str:
-        return digest_of_request(load_recipe(str(recipe), overrides), overrides, on=None, resume=None)
-
-    one, two = (f"trainer.learning_rate={rate}" for rate in ("1.0e-4", "2.0e-4"))
-    assert digest(one) == digest(one)
-    assert len({digest(one), digest(two), digest()}) == 3
-
-
-def test_who_was_asked_something_else_is_refused(place, group):
-    error = Other(second(place), asked="another recipe").ended()
-    assert isinstance(error, RecipeError)
-    assert error.problems[0].code == "command-differs"
-
-
-@pytest.mark.parametrize("member", [0, 2])
-def test_a_number_that_is_taken_or_none_is_refused(place, group, member):
-    error = Other(replace(place, member=member)).ended()
-    assert isinstance(error, RecipeError)
-    assert error.problems[0].code == "rank-taken"
-
-
-def test_two_with_one_number_are_told_apart(place, group):
-    first = Other(second(place))
-    group.await_all(10.0, print)
-    assert Other(second(place)).ended().problems[0].code == "rank-taken"
-    group.goodbye(None)
-    assert first.ended() == 0
-
-
-def test_a_head_that_is_not_there_is_told(place):
-    error = Other(second(place), come_s=0.5).ended()
-    assert isinstance(error, MachineError)
-    assert error.problems[0].code == "head-missing"
-    assert f"127.0.0.1:{place.port}" in error.problems[0].message
-
-
-def looked_up(monkeypatch, number: int) -> list[str]:
-    """The names that are asked for from now on, and nobody answers."""
-    asked = []
-
-    def look_up(host, *_):
-        asked.append(host)
-        raise socket.gaierror(number, "it is not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    return asked
-
-
-def test_a_name_that_nobody_knows_is_not_waited_for(place, monkeypatch):
-    asked = looked_up(monkeypatch, socket.EAI_NONAME)
-    error = Other(replace(second(place), head="nodee1")).ended()
-    assert (error.exit_code, error.problems[0].code) == (4, "head-missing")
-    assert error.problems[0].message.endswith("no machine is known here as nodee1")
-    assert asked == ["nodee1"]
-
-
-def test_a_text_that_is_no_name_is_not_waited_for(place):
-    error = Other(replace(second(place), head="node..1")).ended()
-    assert (error.exit_code, error.problems[0].code) == (4, "head-missing")
-
-
-def test_who_waits_for_the_head_is_told_so_once(place, monkeypatch):
-    asked, said = looked_up(monkeypatch, socket.EAI_AGAIN), []
-    monkeypatch.setattr(member, "_SILENT_S", 0.1)
-    monkeypatch.setattr(member, "_RETRY_S", 0.2)
-    with pytest.raises(MachineError, match="not found within 1 s: node1:"):
-        serve(replace(second(place), head="node1"), "asked", print, come_s=0.7, waits=said.append)
-    assert said == [f"waiting for node1:{place.port}, up to 1 s (node1:{place.port}: it is not known)"]
-    assert len(asked) > 2, "a server of names that does not answer just now is asked again"
-
-
-def test_members_that_do_not_come_are_named(place, group):
-    with pytest.raises(MachineError) as caught:
-        group.await_all(0.5, print)
-    (problem,) = caught.value.problems
-    assert problem.code == "host-missing"
-    assert "member 1 of 2 did not come" in problem.message
-
-
-def test_a_stranger_on_the_port_is_let_go(place, group):
-    with socket.create_connection(("127.0.0.1", group.members.port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert stranger.recv(10) == b""
-    other = Other(second(place))
-    group.await_all(10.0, print)
-    group.goodbye(None)
-    assert other.ended() == 0
-
-
-def test_a_member_that_is_lost_between_tries_ends_the_run(place, group):
-    with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
-        channel = Channel(sock, FAST)
-        channel.send(own_hello(second(place), "asked").to_json())
-        assert channel.receive(5.0)["kind"] == "welcome"
-        group.await_all(10.0, print)
-        wait_for(lambda: group.vanished)
-        with pytest.raises(RunFailed, match="was lost: no word from it for 1 s"):
-            group.raise_if_over()
-
-
-def test_a_member_that_is_stopped_between_tries_stops_the_run(place, group):
-    with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
-        channel = Channel(sock, FAST)
-        channel.send(own_hello(second(place), "asked").to_json())
-        group.await_all(10.0, print)
-        channel.send({"kind": "stop", "signal": 15})
-        wait_for(lambda: group.stop)
-        with pytest.raises(Interrupted, match="SIGTERM: stopped by a signal to"):
-            group.raise_if_over()
-
-
-def test_what_a_member_does_not_see_is_told_with_its_name(place, group, tmp_path):
-    (tmp_path / "plan.json").write_text("{}")
-    other = Other(second(place))
-    group.await_all(10.0, print)
-    plan = str(tmp_path / "plan.json")
-    group.look({plan: digest_of(tmp_path / "plan.json"), str(tmp_path): None})
-    with pytest.raises(MachineError) as caught:
-        group.look({plan: "0" * 64, f"{tmp_path}/{{none}}": None})
-    host = socket.gethostname()
-    assert [p.message for p in caught.value.problems] == [
-        f"{host} (member 1) sees another {plan} than the first machine",
-        f"{host} (member 1) does not see {tmp_path}/{{none}}, which the first machine has",
-    ]
-    group.goodbye(caught.value)
-    assert isinstance(other.ended(), MachineError)
-
-
-def test_a_look_finds_nothing_wrong_with_what_is_there(tmp_path):
-    assert look({str(tmp_path): None}) == []

@@ -11,7 +11,13 @@ import pytest
 from factories import plan
 
 from launcher.execute.binding import Order, bind_order
-from launcher.execute.hello import Hello, different_versions, missing_devices
+from launcher.execute.hello import (
+    Hello,
+    different_versions,
+    missing_devices,
+    one_machine_twice,
+    smaller_devices,
+)
 from launcher.execute.ssh import forwarded
 from launcher.execute.supervise import Limits
 from launcher.facts import queue
@@ -162,6 +168,33 @@ def test_too_few_devices_are_named():
     own = [hello(0, 0, "01"), hello(1, 1, "0"), hello(2, 1, "0")]  # each task sees its own GPU as 0
     assert missing_devices(own, hardware, names) == []
     assert missing_devices([hello(0, 0), hello(1, 1)], parse_hardware("2x2xcpu"), names) == []
+
+
+def test_two_machines_are_one_where_a_gpu_of_theirs_is():
+    hardware = parse_hardware("2x1xA100-80GB")
+    names = {number: f"host{number}" for number in range(4)}
+    one = replace(hello(0, 0, "0"), boot_id="b", uuids=("GPU-1",))
+    (problem,) = one_machine_twice(
+        [one, replace(hello(1, 1, "0"), boot_id="b", uuids=("GPU-1",))], hardware, names
+    )
+    assert problem.message == "host0 and host1 are one machine: both take GPU-1"
+    for changes in ({"uuids": ("GPU-2", "GPU-1")}, {"boot_id": "c"}, {"node_rank": 0}, {"uuids": ()}):
+        other = replace(hello(1, 1, "0"), **{"boot_id": "b", "uuids": ("GPU-1",), **changes})
+        assert one_machine_twice([one, other], hardware, names) == [], changes
+
+
+def test_a_machine_with_smaller_devices_is_named():
+    hardware, gib = parse_hardware("2x2xA100-80GB"), 1 << 30
+    names = {0: "host0", 1: "host1"}
+    one = replace(hello(0, 0, "01"), sizes=(80 * gib, 78 * gib))
+    (problem,) = smaller_devices(
+        [one, replace(hello(1, 1, "01"), sizes=(80 * gib, 40 * gib))], hardware, names
+    )
+    assert "devices of 80 GiB, host1 has one of 40 GiB" in problem.message
+    assert (
+        smaller_devices([one, replace(hello(1, 1), sizes=(80 * gib, 80 * gib, gib))], hardware, names) == []
+    )
+    assert smaller_devices([hello(0, 0), hello(1, 1)], hardware, names) == []
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

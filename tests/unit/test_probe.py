@@ -15,6 +15,7 @@ from launcher.facts.probe import (
     find_model_config,
     free_port,
     host_memory_bytes,
+    is_free,
     probe_hardware,
     probe_hardware_with_notes,
     resolve_path,
@@ -134,6 +135,30 @@ def test_resolve_path_problems(ref: str, code: str) -> None:
 def test_free_port_can_be_bound() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", free_port()))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "", "::1"])
+def test_a_port_that_one_address_has_is_not_free(address: str) -> None:
+    """As one of an outer address: torch's store binds all of them."""
+    if address == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6")
+    family = socket.AF_INET6 if address == "::1" else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        assert not is_free(port)
+    assert is_free(port)
+
+
+def test_a_free_port_is_looked_for_at_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spy(socket.socket):
+        def bind(self, address: tuple[str, int]) -> None:
+            bound.append(address)
+            super().bind(address)
+
+    bound: list[tuple[str, int]] = []
+    monkeypatch.setattr("launcher.facts.probe.socket.socket", Spy)
+    assert is_free(free_port())
+    assert bound[0] == ("", 0)
 
 
 @pytest.fixture
