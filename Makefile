@@ -35,7 +35,7 @@ test-full: $(STAMP) ## the tests that `test` leaves out
 	$(PYTEST) -m "(slow or gpu) and not cluster" -rs
 
 # One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
-test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (12 minutes on 2 cores)
+test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (16 minutes on 2 cores)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  PATH="$$PATH:/usr/sbin:/sbin"; for program in slurmctld slurmd munged sshd pdsh ip shellcheck; do \
 	    command -v $$program >/dev/null || missing=1; done; \
