@@ -22,6 +22,7 @@ Message = dict[str, Any]
 LONGEST_LINE = 1 << 24
 """Bytes; more is no message of ours."""
 _BEAT: Message = {"kind": "beat"}
+_CLOSED = "it closed the connection"
 _FOREIGN = "it sent no message of this protocol"
 _SEND_S = 10.0
 """So long a message may wait for room in the connection."""
@@ -64,7 +65,7 @@ class Channel:
             try:
                 self._socket.sendall(line)
             except OSError as error:
-                raise Closed(f"the connection failed: {error.strerror or error}") from None
+                raise Closed(_failure(error)) from None
             self._sent = time.monotonic()
 
     def receive(self, limit_s: float) -> Message:
@@ -113,9 +114,9 @@ class Channel:
                     return []
                 chunk = self._socket.recv(1 << 16)
             except (OSError, ValueError) as error:  # ValueError: closed by `close` meanwhile
-                raise Closed(f"the connection failed: {getattr(error, 'strerror', None) or error}") from None
+                raise Closed(_failure(error)) from None
             if not chunk:
-                raise Closed("it closed the connection")
+                raise Closed(_CLOSED)
             self._heard = time.monotonic()
             self._rest += chunk
             if len(self._rest) > LONGEST_LINE:
@@ -131,6 +132,14 @@ class Channel:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
         self._socket.close()
+
+
+def _failure(error: OSError | ValueError) -> str:
+    """Why nothing can be said or heard any more, in words."""
+    # A process that is killed resets the connection where it had not yet read all, and closes it else.
+    if isinstance(error, ConnectionResetError | BrokenPipeError):
+        return _CLOSED
+    return f"the connection failed: {getattr(error, 'strerror', None) or error}"
 
 
 def _parsed(line: bytes) -> Message:

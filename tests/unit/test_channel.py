@@ -72,6 +72,19 @@ def test_an_end_that_closes_is_lost_at_once_and_one_that_we_close_is_not(sockets
         near.send({"kind": "part"})
 
 
+def test_an_end_that_dies_with_words_unread_has_closed_too(sockets):
+    near, far = Channel(sockets[0], Rhythm(5, 60)), sockets[1]
+    near.send({"kind": "part"})
+    wait_for(lambda: far.recv(1, socket.MSG_PEEK))
+    ear = Ear(near)
+    far.close()  # with something unread: the kernel resets the connection
+    wait_for(lambda: ear.lost)
+    assert ear.lost == ["it closed the connection"]
+    with pytest.raises(Closed, match="it closed the connection"):
+        near.send({"kind": "part"})
+    near.close()
+
+
 def test_a_message_that_cannot_be_taken_in_is_a_loss(sockets):
     """As a part without its code: who waits for that member would wait for ever."""
     near, far = Channel(sockets[0], FAST), Channel(sockets[1], FAST)
