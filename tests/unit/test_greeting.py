@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
 
 import pytest
-from joining import FAST, Other, a_place, second
+from joining import FAST, Other, second
 
 from launcher.errors import MachineError
 from launcher.execute import greeting, member
@@ -15,25 +14,8 @@ from launcher.execute.channel import Channel, Closed, Message
 from launcher.execute.greeting import introduce
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
-from launcher.facts.place import Place
 
-
-@pytest.fixture
-def place() -> Place:
-    return a_place()
-
-
-@pytest.fixture
-def group(place) -> Iterator[Group]:
-    group = Group(place, "asked", FAST)
-    yield group
-    group.goodbye(None)
-
-
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Signals are for main threads; these members are none."""
-    monkeypatch.setattr("launcher.execute.signals.signal.signal", lambda number, handler: None)
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 class Listener:

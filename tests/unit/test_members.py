@@ -6,12 +6,11 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from factories import plan
-from joining import FAST, Closing, Other, a_place, second
+from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
 from launcher.commands import running
@@ -28,7 +27,6 @@ from launcher.execute.member import serve
 from launcher.execute.members import Members
 from launcher.execute.shared import digest_of, look
 from launcher.execute.supervise import Limits
-from launcher.facts.place import Place
 from launcher.facts.probe import Gpu
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
@@ -39,22 +37,7 @@ RECIPE = (
 )
 
 
-@pytest.fixture
-def place() -> Place:
-    return a_place()
-
-
-@pytest.fixture
-def group(place) -> Iterator[Group]:
-    group = Group(place, "asked", FAST)
-    yield group
-    group.goodbye(None)
-
-
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Signals are for main threads; these members are none."""
-    monkeypatch.setattr("launcher.execute.signals.signal.signal", lambda number, handler: None)
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def test_a_member_comes_and_leaves_with_the_heads_word(place, group):

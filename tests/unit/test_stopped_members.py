@@ -6,13 +6,12 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from functools import partial
 from unittest.mock import Mock
 
 import pytest
 from factories import plan
-from joining import FAST, Other, a_place, second
+from joining import FAST, Other, second
 from supervised import wait_for
 
 from launcher.errors import Interrupted, Problem, RunFailed
@@ -23,26 +22,9 @@ from launcher.execute.greeting import introduce
 from launcher.execute.group import Group
 from launcher.execute.hello import own_hello
 from launcher.execute.supervise import Limits
-from launcher.facts.place import Place
 from launcher.render.bundle import render
 
-
-@pytest.fixture
-def place() -> Place:
-    return a_place()
-
-
-@pytest.fixture
-def group(place) -> Iterator[Group]:
-    group = Group(place, "asked", FAST)
-    yield group
-    group.goodbye(None)
-
-
-@pytest.fixture(autouse=True)
-def no_handlers(monkeypatch):
-    """Signals are for main threads; these members are none."""
-    monkeypatch.setattr("launcher.execute.signals.signal.signal", lambda number, handler: None)
+pytestmark = pytest.mark.usefixtures("no_handlers")
 
 
 def test_a_member_that_is_stopped_and_leaves_is_not_lost(place, group):
