@@ -6,6 +6,7 @@ As read in transformers 5.23 (the families' modeling files, integrations/sdpa_at
 
 from __future__ import annotations
 
+from launcher.facts.attention import is_varlen
 from launcher.memory.flow import Block
 from launcher.memory.norms import norm
 from launcher.memory.products import add, cast, dropout, product
@@ -92,8 +93,8 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
         return _eager(tape, block, q, _repeat(tape, block, k), _repeat(tape, block, v))
     # torch's CPU kernel takes neither dropout nor a mask that learns.
     fallback = d.on_cpu and (layout.attention_dropout > 0 or layout.position_bias)
-    # Kernels of CPU and flash_attention_2 take grouped keys, others take them repeated.
-    grouped = block.attention == "flash_attention_2" or (d.on_cpu and not block.masked and not fallback)
+    # Kernels of CPU and those of any length take grouped keys, others take them repeated.
+    grouped = is_varlen(block.attention) or (d.on_cpu and not block.masked and not fallback)
     if not grouped:
         k, v = _repeat(tape, block, k), _repeat(tape, block, v)
     if d.autocast:

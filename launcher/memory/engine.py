@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher.facts.attention import holds_mask
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.optimizers import (
@@ -202,7 +203,7 @@ def engine_buffers(spec: ModelSpec, job: MemoryJob) -> int:
     """The model's own buffers, and what the engine allocates to reduce for the whole run (see held.py)."""
     held = spec.layout.mask_buffer
     width = 4 if job.precision == "fp32" else 2
-    if job.document_mask and job.attention != "flash_attention_2":
+    if job.document_mask and holds_mask(job.attention):
         rows, length = job.rows
         held += rows * length**2 * (width if job.attention == "eager" else 1)
     trained = job.trainable_params

@@ -41,7 +41,7 @@ class Block:
     layout: Layout
     dtypes: Dtypes
     attention: str
-    """eager | sdpa | flash_attention_2"""
+    """eager | sdpa | flash_attention_2 | flex_attention | varlen"""
     rows: int
     length: int
     """Tokens of a row."""

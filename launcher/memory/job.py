@@ -35,7 +35,7 @@ class MemoryJob:
     optim: str
     checkpointing: bool
     attention: str
-    """eager | sdpa | flash_attention_2"""
+    """eager | sdpa | flash_attention_2 | flex_attention | varlen"""
     reduce_bucket_size: int
     allgather_bucket_size: int
     overlap_comm: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from launcher.facts.attention import is_varlen
 from launcher.facts.devices import Figures, figures_of
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
@@ -211,7 +212,7 @@ def _flops(spec: ModelSpec, job: MemoryJob, parts: int) -> float:
     """
     rows, length = job.rows
     tokens = rows * length
-    attended = parts * (job.sequence_length if job.attention == "flash_attention_2" else length)
+    attended = parts * (job.sequence_length if is_varlen(job.attention) else length)
     linears = 2.0 * tokens * (spec.linear_weights + _active_experts(spec))
     if job.quantization == "int8":
         linears *= INT8_SLOWDOWN

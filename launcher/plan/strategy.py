@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.facts.attention import is_varlen
 from launcher.memory.divisors import divisors
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
@@ -120,7 +121,7 @@ class Bench:
     def larger_is_faster(self) -> bool:
         """Whether no smaller micro-batch can be faster. Only a kernel that computes attention between all
         samples of a flattened batch pays for each further one."""
-        return not self._job.one_row or self._job.attention == "flash_attention_2"
+        return not self._job.one_row or is_varlen(self._job.attention)
 
     def strategies(self) -> list[tuple[int, bool]]:
         """(ZeRO stage, checkpointing), what costs least first."""

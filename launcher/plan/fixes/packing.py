@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.facts.attention import holds_mask, is_varlen
 from launcher.plan.fixes.fix import Fix, Situation
 
 VERIFIED_FAMILIES = frozenset(
@@ -49,13 +50,13 @@ def _cache(s: Situation) -> Mapping[str, Any]:
 
 
 def _flash_rows(s: Situation) -> Mapping[str, Any]:
-    flash = s.get("model.attn_implementation") == "flash_attention_2"
+    varlen = is_varlen(s.get("model.attn_implementation"))
     stacked = s.get("data.packing") and not s.get("data.padding_free")
-    return {"data.padding_free": True} if flash and stacked else {}
+    return {"data.padding_free": True} if varlen and stacked else {}
 
 
 def _mask_memory(s: Situation) -> Mapping[str, Any]:
-    masked = s.get("model.attn_implementation") != "flash_attention_2"
+    masked = holds_mask(s.get("model.attn_implementation"))
     micro = s.get("trainer.per_device_train_batch_size") or 1
     too_long = masked and s.get("data.padding_free") and micro * s.get("data.max_length") > MASK_TOKENS
     return {"data.padding_free": False} if too_long else {}
@@ -90,8 +91,8 @@ PACKING_FIXES = (
     ),
     Fix(
         id="packing-flash-rows",
-        title="FlashAttention-2 reads document borders from a single row",
-        condition="data.packing with flash_attention_2 and data.padding_free false",
+        title="kernels of any length read document borders from a single row",
+        condition="data.packing with flash_attention_2 or varlen and data.padding_free false",
         action="refuse",
         reason="In a batch of several packed rows the kernel takes each row for one document, so that "
         "packed documents see each other.",
@@ -103,7 +104,7 @@ PACKING_FIXES = (
     ),
     Fix(
         id="padding-free-mask",
-        title="padding-free batches without FlashAttention",
+        title="padding-free batches without a kernel for documents of any length",
         condition="data.padding_free under sdpa or eager, micro-batch x max_length above 16384 tokens",
         action="warn",
         reason="These kernels get a mask over every pair of tokens of the whole batch, 256 MiB at 16384 "
@@ -111,6 +112,6 @@ PACKING_FIXES = (
         source="transformers/masking_utils.py sdpa_mask, eager_mask",
         versions="*",
         changes=_mask_memory,
-        hint="use data.packing instead, or attn_implementation: flash_attention_2",
+        hint="drop model.attn_implementation: varlen needs no mask",
     ),
 )
