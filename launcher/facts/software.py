@@ -19,14 +19,16 @@ PACKAGES = (
     "datasets",
     "trl",
     "flash_attn",
+    "liger-kernel",
     "wandb",
 )
 
 OF_NO_EXTRA = {
     "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the torch that is here
-    "liger_kernel": "pip install liger-kernel",
 }
 """Module -> what installs it."""
+EXTRAS = {"trl": "dpo", "liger_kernel": "liger"}
+"""Module -> our extra that brings it; all others come with `train`."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -51,6 +53,9 @@ def require_modules(names: Iterable[str]) -> None:
 def install_hint(absent: Collection[str]) -> str:
     """The commands that install packages of ours and of no extra."""
     hints = [OF_NO_EXTRA[name] for name in absent if name in OF_NO_EXTRA]
-    if set(absent) - OF_NO_EXTRA.keys():
-        hints.insert(0, f"pip install 'effilaunch[{'train,dpo' if 'trl' in absent else 'train'}]'")
+    ours = set(absent) - OF_NO_EXTRA.keys()
+    extras = ["train"] if ours - {"liger_kernel"} else []
+    extras += [extra for name, extra in EXTRAS.items() if name in ours]
+    if extras:
+        hints.insert(0, f"pip install 'effilaunch[{','.join(extras)}]'")
     return "; ".join(hints)

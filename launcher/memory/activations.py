@@ -71,6 +71,9 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             adapter_dropout=job.adapter_dropout > 0,
             quantization=job.quantization,
             liger=job.liger and spec.model_type in LIGER_FAMILIES,
+            chunked=job.chunked,
+            one_by_one=job.one_by_one,
+            cast_inputs=job.cast_inputs,
         )
         stacks.append(Stack(block, layout.layers, block if asks else replace(block, grad=False)))
     return stacks

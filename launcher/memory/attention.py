@@ -94,13 +94,16 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     # torch's CPU kernel takes neither dropout nor a mask that learns.
     fallback = d.on_cpu and (layout.attention_dropout > 0 or layout.position_bias)
     # Kernels of CPU and those of any length take grouped keys, others take them repeated.
-    grouped = is_varlen(block.attention) or (d.on_cpu and not block.masked and not fallback)
+    varlen = is_varlen(block.attention)
+    grouped = not fallback if d.on_cpu and (varlen or not block.masked) else varlen and not block.one_by_one
     if not grouped:
         k, v = _repeat(tape, block, k), _repeat(tape, block, v)
     if d.autocast:
         q, k, v = (cast(tape, x, d.compute) for x in (q, k, v))
     if fallback:
         return _fallback(tape, block, q, k, v)
+    if block.one_by_one:  # documents are views, whose gradients are put side by side again
+        q, k, v = (tape.step([x], x.elements, x.width, view=x.storage) for x in (q, k, v))
     saves = [q.storage, k.storage, v.storage, Storage(4 * (q.elements // block.head_dim))]
     maps = block.heads if layout.position_bias else int(block.masked and block.attention == "sdpa")
     # A mask is turned into numbers by each layer; learnt biases of distances are one for each head.
@@ -108,6 +111,8 @@ def _mix(tape: Tape, block: Block, q: Value, k: Value, v: Value) -> Value:
     # CUDA's derivative sums the queries' gradient in float32.
     temporary = 0 if d.on_cpu else 4 * q.elements
     mixed = tape.step([q, k, v], q.elements, q.width, saves=saves, save_out=True, temporary=temporary)
+    if block.one_by_one:  # and so is what attention makes of each
+        mixed = tape.step([mixed], mixed.elements, mixed.width, passes=True)
     # Queries that were put together from parts lie head by head, and so does the kernel's answer; without
     # padding in between, rows are put back to their places.
     moved = block.model_type in SLICED or (block.padded and block.attention == "flash_attention_2")

@@ -56,6 +56,12 @@ class Block:
     adapter_dropout: bool = False
     quantization: str = "none"
     liger: bool = False
+    chunked: bool = False
+    """The loss is computed by chunks of tokens."""
+    one_by_one: bool = False
+    """Attention is computed document by document."""
+    cast_inputs: bool = True
+    """An adapter copies its input into its own dtype."""
     grad: bool = True
     """The input needs a gradient; a frozen embedding's output does not."""
 

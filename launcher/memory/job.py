@@ -56,6 +56,12 @@ class MemoryJob:
     """The sequences of a micro-batch lie side by side in one row."""
     liger: bool = False
     """Liger's kernels: no logits of the whole vocabulary, leaner norms and feed-forward blocks."""
+    chunked: bool = False
+    """The loss takes the logits of some hundred tokens at a time (model.loss)."""
+    one_by_one: bool = False
+    """Attention varlen calls torch's kernel for each document, where none takes all of them."""
+    cast_inputs: bool = True
+    """Adapters copy their input into their own dtype (adapter.cast_input_dtype_enabled)."""
     padded: bool = False
     """A batch carries a mask of its padding."""
     tensor_parallel: int = 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from launcher.facts.head_loss import chunk_rows
 from launcher.facts.heads import Head
 from launcher.memory.flow import Block
 from launcher.memory.norms import norm
@@ -55,6 +56,8 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
     if not head.per_token:
         # The first token alone is read; its gradient is written into zeros.
         x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
+    if block.chunked and head.per_token and task == "causal-lm":
+        return _by_chunks(tape, x, block, head, gradient_width, accumulated)
     before, _ = tape.saved()
     logits = _logits(tape, x, block, head)
     if head.apart:
@@ -155,6 +158,31 @@ def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
     peak = Peak(saved + logits, saved)
     del loss
     return HeadCost(logits, logits, saved, weights, trained, peak)
+
+
+def _by_chunks(
+    tape: Tape, x: Value, block: Block, head: Head, gradient_width: float, accumulated: bool
+) -> HeadCost:
+    """Our own loss (train/head_loss.py): gradients of hidden states and head are made in the forward pass,
+    chunk by chunk of the learnt tokens, as which all are counted here."""
+    d = block.dtypes
+    entries = head.in_features * head.out_features
+    trained = entries if block.full or head.saved else 0
+    for one in (one for one in block.layout.linears if one.name == "project_out"):
+        x = product(tape, block, x, one)
+    learnt = tape.step([x], x.elements, x.width)
+    read = cast(tape, learnt, d.compute) if d.autocast else learnt
+    made = Storage(read.size + d.weight * trained)
+    loss = tape.step([read], 1, 4, saves=[made], params=trained, fresh=d.weight * trained)
+    saved, weights = tape.saved()
+    narrow = 0 if d.weight == read.width else read.width * entries
+    # Logits, the logarithms of their shares, and errors: these in float32 over the logarithms themselves,
+    # else a copy. A CPU widens 16-bit logits beforehand.
+    each = 8 + (2 if d.on_cpu and read.width < 4 else 0)
+    chunk = min(block.tokens, chunk_rows(head.out_features)) * head.out_features * each
+    forward = chunk + narrow * (2 if trained else 1) + learnt.size + (read.size if read is not learnt else 0)
+    peak = tape.backward(loss, gradient_width, accumulated=accumulated)
+    return HeadCost(forward, 0, saved, weights, trained, peak)
 
 
 def evaluation_bytes(block: Block, head: Head) -> int:

@@ -68,7 +68,7 @@ def _adapted(tape: Tape, block: Block, x: Value, linear: Linear) -> Value:
     assert d.adapter is not None
     # peft's layers over quantised weights leave casts to autocast, but ask only whether CUDA's is on.
     conversion = block.quantization == "none" or not d.autocast or d.on_cpu
-    source = cast(tape, x, d.adapter) if conversion else x
+    source = cast(tape, x, d.adapter) if conversion and block.cast_inputs else x
     source = dropout(tape, source, block.adapter_dropout, d.on_cpu)
     inner = _small(tape, block, source, linear.in_features, block.rank)
     update = _small(tape, block, inner, block.rank, out)

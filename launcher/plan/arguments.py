@@ -14,7 +14,6 @@ EVALUATIONS = 10
 """How often a run is evaluated by steps where the recipe does not say after how many."""
 MOST_STEPS_BETWEEN = 500
 """Steps between two evaluations at most, where the number of all steps is known."""
-TENSOR_CORE = 8
 
 
 def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
@@ -53,20 +52,6 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     for name, (value, reason) in defaults.items():
         if f"trainer.{name}" not in draft.settings:
             draft.put(f"trainer.{name}", value, reason)
-    draft.put("data.pad_to_multiple_of", *_padding(draft, hardware))
-
-
-def _padding(draft: Draft, hardware: Hardware) -> tuple[int | None, str]:
-    """To a multiple of how many tokens the rows of a batch are filled up, None for the longest row."""
-    if draft.get("task") == "image-classification":
-        return None, "pictures are not made of tokens"
-    if draft.get("task") == "dpo":
-        return None, "trl pads, as trainer.pad_to_multiple_of says"
-    if draft.get("data.padding_free"):
-        return None, "nothing is padded"
-    if hardware.is_cpu:
-        return None, "a CPU gains nothing from it, and every padded token costs there"
-    return TENSOR_CORE, "tensor cores want multiples of 8"
 
 
 def _learning_rate(recipe: Recipe) -> tuple[float, str]:

@@ -9,9 +9,12 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.plan.decide import AMPERE
 from launcher.plan.draft import Draft
 from launcher.plan.fsdp import reduces_each
 
+KERNEL_WIDTHS = 256
+"""The widest head that torch's kernel for documents of any length takes; widths are multiples of 8."""
 SMALL_DEVICE_BYTES = 25 * 10**9
 """Devices up to this size get smaller buckets to reduce and gather in."""
 
@@ -26,7 +29,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     dpo, one_row = draft.get("task") == "dpo", bool(draft.get("data.padding_free"))
     return MemoryJob(
         micro_batch=1,
-        sequence_length=spec.tokens_per_sample or draft.get("data.max_length"),
+        sequence_length=spec.tokens_per_sample or _length(draft),
         # A chosen and a rejected answer.
         sequences_per_sample=2 if dpo else 1,
         # An adapter is switched off to have the reference; a full model needs a frozen copy.
@@ -61,9 +64,30 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         overlap_comm=False,
         eval_batch=1,
         liger=bool(draft.get("trainer.use_liger_kernel")),
+        chunked=draft.get("model.loss") == "chunked",
+        one_by_one=_one_by_one(draft, spec, hardware),
+        cast_inputs=draft.get("adapter.cast_input_dtype_enabled") is not False,
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+
+
+def _length(draft: Draft) -> int:
+    """Tokens of the longest row as it is filled up; a flattened row is filled up once, by less than one."""
+    length: int = draft.get("data.max_length")
+    multiple = 1 if draft.get("data.padding_free") else draft.get("data.pad_to_multiple_of") or 1
+    return -(-length // multiple) * multiple
+
+
+def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
+    """Whether attention varlen has to call a kernel for each document: torch's for all of them is for 16 bits
+    on compute capability 8.0 and later."""
+    if draft.get("model.attn_implementation") != "varlen":
+        return False
+    in_16_bits = draft.get("precision") != "fp32" or draft.get("model.dtype") in ("float16", "bfloat16")
+    fits = spec.head_dim % 8 == 0 and spec.head_dim <= KERNEL_WIDTHS
+    ampere = hardware.compute_capability is not None and hardware.compute_capability >= AMPERE
+    return not (in_16_bits and fits and ampere)
 
 
 def _padded(draft: Draft, spec: ModelSpec) -> bool:

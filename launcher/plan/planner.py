@@ -15,6 +15,7 @@ from launcher.plan.search import Search, search, situation_of
 from launcher.plan.settling import record_size
 from launcher.plan.stopping import settle_stop
 from launcher.plan.strategy import Candidate
+from launcher.plan.throughput import settle_compile
 from launcher.plan.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
 
@@ -39,6 +40,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
     draft = found.of(chosen).draft.copy()
     record_size(draft, chosen, reasons(found))
     settle_stop(draft, loaded.recipe, chosen, facts)
+    settle_compile(draft, loaded.recipe, chosen, facts)
     late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
     plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
     if not chosen.fits:

@@ -39,10 +39,6 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
     # A shipped fact's name is resolved here: the worker gets the configuration itself.
     config_value = None if recipe.model.config is None else dict(config)
     draft.put_recipe("model.config", config_value, "not asked for")
-    default, reason = "sdpa", "torch's own kernels: present on every device, no extra package"
-    if config.get("model_type") in ONLY_EAGER:
-        default, reason = "eager", "its capped attention scores have no sdpa kernel in transformers"
-    draft.put_recipe("model.attn_implementation", recipe.model.attn_implementation or default, reason)
     _record_adapter(draft, recipe.adapter)
     _record_data(draft, recipe.data)
     stopping = recipe.early_stopping
@@ -85,21 +81,6 @@ def _record_data(draft: Draft, data: DataSection) -> None:
     }
     for name, reason in reasons.items():
         draft.put_recipe(f"data.{name}", getattr(data, name), reason)
-    _record_batches(draft, data)
-
-
-def _record_batches(draft: Draft, data: DataSection) -> None:
-    """Whether a batch is one long row without padding, which only a variable-length kernel makes cheap."""
-    if data.padding_free is not None:
-        draft.put_recipe("data.padding_free", data.padding_free, "")
-        return
-    varlen = draft.get("model.attn_implementation") == "flash_attention_2"
-    if data.packing and varlen:
-        draft.put("data.padding_free", True, "flash_attention_2 takes documents of any length side by side")
-    elif data.packing:
-        draft.put("data.padding_free", False, "other kernels would pay for a mask over the whole batch")
-    else:
-        draft.put("data.padding_free", False, "not asked for")
 
 
 def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
@@ -109,6 +90,11 @@ def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
     fields: dict[str, Any] = adapter.model_dump()
     draft.put_recipe("adapter.type", fields.pop("type"), "the adapter method")
     path = fields.pop("path")
+    for name in (
+        "cast_input_dtype_enabled",
+        "autocast_adapter_dtype",
+    ):  # plan/throughput.py
+        del fields[name]
     if path is not None:
         draft.put_recipe("adapter.path", path, "")
         return

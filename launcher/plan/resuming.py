@@ -110,7 +110,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("trainer.use_cpu", "model.attn_implementation", "trainer.use_liger_kernel", "trainer.tf32",
-         "trainer.torch_compile*", "data.pad_to_multiple_of", "deepspeed.profile"),
+         "trainer.torch_compile*", "model.compile_blocks", "model.loss", "adapter.cast_input_dtype_enabled",
+         "data.padding_free", "data.pad_to_multiple_of", "deepspeed.profile"),
         "word",
         _NUMBERS,
     ),
@@ -170,8 +171,17 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 """The first rule that names a setting holds. The last one names all: what nobody thought of must be equal."""
 
-_BEFORE = {"sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1}
-"""What plans did that were written before there was such a setting."""
+BEFORE: Mapping[str, Any] = {
+    "sharding.tp_size": 1,
+    "sharding.sp_size": 1,
+    "sharding.cp_size": 1,
+    "model.loss": "full",
+    "model.compile_blocks": False,
+    "model.vocab_multiple": None,
+    "adapter.cast_input_dtype_enabled": True,
+    "adapter.autocast_adapter_dtype": True,
+}
+"""What plans did that were written before there was such a setting; the worker reads them so, too."""
 _CONSTANT = ("constant", "constant_with_warmup")
 _VERSIONS = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
 """Whose versions are compared: what writes and reads a checkpoint, or computes the steps."""
@@ -205,7 +215,7 @@ def compare_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Dif
 def value_of(plan: Mapping[str, Any], setting: str) -> Any:
     """The value of a setting of plan.json; where it has none, that of older versions, or None."""
     found = plan["settings"].get(setting)
-    return _BEFORE.get(setting) if found is None else found["value"]
+    return BEFORE.get(setting) if found is None else found["value"]
 
 
 def _stretched(plan: Mapping[str, Any]) -> bool:

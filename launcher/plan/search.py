@@ -25,6 +25,7 @@ from launcher.plan.profile import record_profile
 from launcher.plan.record import record_recipe
 from launcher.plan.settling import record_size
 from launcher.plan.strategy import Bench, Candidate
+from launcher.plan.throughput import decide_throughput
 from launcher.plan.variants import Variant, filled_in, origins_without, variants
 from launcher.recipe.loading import LoadedRecipe
 
@@ -149,6 +150,7 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide.decide_engine(draft, recipe, facts.hardware)
     decide.decide_launcher(draft, recipe, facts.hardware)
     decide.decide_weights(draft, recipe, facts.hardware)
+    decide_throughput(draft, recipe, facts)
     decide_trainer(draft, recipe, facts.hardware)
     decide_fsdp(draft, recipe, facts.hardware)
     decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)

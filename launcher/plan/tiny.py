@@ -103,8 +103,8 @@ def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
 
 
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
-    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention by SDPA, FSDP by auto, tf32, context
-    parallelism and parameters on NVMe by nothing, groups of ranks by two."""
+    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention and flex by SDPA, FSDP by auto, tf32,
+    context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
     recipe = loaded.recipe
     update: dict[str, Any] = {}
     if recipe.sharding.offload_param == "nvme":
@@ -119,7 +119,7 @@ def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
         update["sharding"] = recipe.sharding.model_copy(update={**fewer, "cp_size": 1, "engine": engine})
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
-    if recipe.model.attn_implementation == "flash_attention_2":
+    if recipe.model.attn_implementation in ("flash_attention_2", "flex_attention"):
         update["model"] = recipe.model.model_copy(update={"attn_implementation": "sdpa"})
     if "tf32" in recipe.trainer:
         update["trainer"] = {k: v for k, v in recipe.trainer.items() if k != "tf32"}

@@ -15,7 +15,8 @@ _HUB_ONLY = ("name", "split", "revision")
 # keys that mean nothing where no text becomes tokens
 _TOKEN_KEYS = (
     "data.max_length", "data.overlong", "data.max_truncated",
-    "model.tokenizer", "model.chat_template", "model.add_tokens",
+    "model.tokenizer", "model.chat_template", "model.add_tokens", "model.vocab_multiple",
+    "data.pad_to_multiple_of",
 )  # fmt: skip
 _OWN_METRIC = "`python:` names a file with a compute_metrics of yours"
 _CAUSAL_KEYS = {
@@ -180,6 +181,9 @@ def _check_model(data: Mapping[str, Any]) -> list[Problem]:
             for path in _TOKEN_KEYS
             if _given(data, path)
         ]
+    if task == "dpo" and _given(data, "data.pad_to_multiple_of"):
+        message = "means nothing for preference rows, which trl pads"
+        problems.append(_conflict("data.pad_to_multiple_of", message, "use trainer.pad_to_multiple_of"))
     tokens = _section(data, "model").get("add_tokens")
     seen: set[str] = set()
     for index, token in enumerate(tokens if isinstance(tokens, list) else []):

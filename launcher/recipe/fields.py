@@ -72,6 +72,8 @@ _LIMITS: dict[str, tuple[float, bool]] = {
     "trainer.precompute_ref_batch_size": (1, True),
 }
 # fields that are a share, besides their smallest value above
+ADAPTER_KEYS = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")
+"""Keys of `adapter:` that are ours and not LoraConfig's; they go with a continued adapter, too."""
 _SHARES = ("adapter.lora_dropout", "trainer.ld_alpha")
 
 
@@ -130,18 +132,18 @@ def check_trainer(
 
 
 def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
-    """Problems of single `adapter:` fields (not `type` and `path`), without file and line."""
+    """Problems of single `adapter:` fields (not `ADAPTER_KEYS`), without file and line."""
     fields = adapter_fields()
     problems = []
     for name, value in adapter.items():
         path = f"adapter.{name}"
-        if name in ("type", "path"):
+        if name in ADAPTER_KEYS:
             continue
         if name in ADAPTER_OWNED:
             problems.append(Problem("owned-key", "not allowed here", path=path, hint=ADAPTER_OWNED[name]))
         elif name not in fields:
             version = field_table("peft")["version"]
-            near = ADAPTER_ALIASES.get(name) or close_key(name, [*fields, "type", "path"])
+            near = ADAPTER_ALIASES.get(name) or close_key(name, [*fields, *ADAPTER_KEYS])
             hint = f"did you mean `{near}`?" if near else _belongs_to_trainer(name)
             problems.append(
                 Problem(

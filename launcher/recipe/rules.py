@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.recipe.field_tables import TRAINER_OWNED
+from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.optimizers import needs_of
 from launcher.recipe.slurm_rules import check_slurm
 
@@ -108,6 +109,9 @@ def _check_exclusive(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> lis
         message = "excludes `trainer.max_steps`"
         hint = "keep one of the two; null takes away what a parent gave"
         problems.append(Problem("conflict", message, path="trainer.num_train_epochs", hint=hint))
+    if trainer.get("torch_compile") is True and _section(data, "model").get("compile_blocks") is True:
+        message = "excludes `trainer.torch_compile`, which compiles the whole model"
+        problems.append(Problem("conflict", message, path="model.compile_blocks", hint="keep one of the two"))
     if steps == 0 and not isinstance(steps, bool):
         problems.append(Problem("wrong-value", "is 0, expected at least 1", path="trainer.max_steps"))
     return problems
@@ -131,7 +135,7 @@ def _check_model(data: Mapping[str, Any]) -> list[Problem]:
 
 def _check_adapter(data: Mapping[str, Any]) -> list[Problem]:
     adapter = _section(data, "adapter")
-    others = [f"`{key}`" for key in adapter if key not in ("path", "type")]
+    others = [f"`{key}`" for key in adapter if key not in ADAPTER_KEYS]
     if adapter.get("path") is None or not others:
         return []
     message = f"excludes {', '.join(others)}: the adapter in the folder has its own settings"

@@ -10,6 +10,7 @@ from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+Kernel = Literal["eager", "sdpa", "flash_attention_2", "flex_attention", "varlen"]
 Stage = Literal["auto"] | Annotated[int, Field(ge=0, le=3)]
 Share = Annotated[float, Field(ge=0, le=1)]
 if TYPE_CHECKING:
@@ -62,8 +63,17 @@ class ModelSection(Section):
     adapter the fastest of none, int8 and nf4 that fits."""
     dtype: DtypeName | None = None
     """Dtype of the weights in memory; absent: derived from precision; auto: the checkpoint's."""
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2"] | None = None
-    """Attention kernel; absent: sdpa."""
+    attn_implementation: Kernel | None = None
+    """Attention kernel; absent: varlen where data.padding_free is on by itself, else sdpa. varlen: torch's
+    own kernels, sample by sample of one long row, without a mask."""
+    loss: Literal["full", "chunked"] | None = None
+    """chunked: the scores of all words exist for some hundred tokens at a time, and for learnt tokens alone;
+    absent: chunked where the model's head allows it."""
+    compile_blocks: bool | None = None
+    """Compile each layer (torch.compile); absent: on GPUs of compute capability 8.0 or later, for runs that
+    are predicted to take an hour or more."""
+    vocab_multiple: Annotated[int, Field(ge=2, le=4096)] | None = None
+    """Fill the vocabulary up to a multiple of this, with words that nobody says; absent: not."""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None = None
     """Spreads one process's layers over its devices (naive model parallelism); one process only."""
     chat_template: str | None = None
@@ -84,7 +94,12 @@ class AdapterSection(BaseModel):
     type: Literal["lora"] = "lora"
     """The adapter method."""
     path: str | None = None
-    """Folder of an adapter to continue; excludes every other field but type."""
+    """Folder of an adapter to continue; excludes every field of LoraConfig."""
+    cast_input_dtype_enabled: bool | None = None
+    """Whether each layer copies its input into the adapter's dtype; absent: not where autocast narrows the
+    copy again (precision bf16 and fp16, without lora_dropout)."""
+    autocast_adapter_dtype: bool | None = None
+    """Whether a new adapter is kept in float32 over a 16-bit model, as peft does; absent: true."""
 
 
 class DataSource(Section):
@@ -143,7 +158,11 @@ class DataSection(Section):
     packing: bool = False
     """Fill each sample with whole documents up to max_length; no document sees another."""
     padding_free: bool | None = None
-    """Lay the samples of a batch end to end instead of padding them; absent: decided by the plan."""
+    """Lay the samples of a batch end to end instead of padding them: the same samples, and nothing is
+    computed for padding; absent: for task causal-lm true where model and kernel keep samples apart."""
+    pad_to_multiple_of: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Fill each row of a batch up to a multiple of so many tokens, 1: to none; absent: 64 on GPUs of compute
+    capability 8.0 or later, 8 on others, none on a CPU."""
     loss_on: Literal["completion", "assistant", "all"] | None = None
     """Tokens that are learnt; absent: completion for prompt/completion and instruction rows,
     assistant for chat rows, all for text."""

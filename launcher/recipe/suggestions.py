@@ -173,6 +173,7 @@ _CHOICE_ALIASES = {
     "bf16": ("bfloat16",), "fp16": ("float16",), "half": ("float16", "fp16"), "fp32": ("float32",),
     "bfloat16": ("bf16",), "float16": ("fp16",), "float32": ("fp32",),
     **dict.fromkeys(("flash", "flash-attention", "flash-attention-2"), ("flash_attention_2",)),
+    "flex": ("flex_attention",),
 }  # fmt: skip
 # TrainingArguments fields that are gone -> what to do instead.
 TRAINER_REMOVED = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.plan.resuming import BEFORE
 from launcher.recipe.env import resolve_env
 
 
@@ -21,8 +22,13 @@ class Job:
     plan: Mapping[str, Any]
 
     def value(self, dotted: str) -> Any:
-        """The resolved value of a setting. RecipeError when the plan does not hold it."""
+        """The resolved value of a setting, of an older plan what was done before there was such a setting.
+
+        RecipeError when the plan does not hold it.
+        """
         setting = self.plan["settings"].get(dotted)
+        if setting is None and dotted in BEFORE:
+            return BEFORE[dotted]
         if setting is None:
             path = str(self.run_dir / "plan.json")
             raise RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))

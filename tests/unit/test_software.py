@@ -24,7 +24,7 @@ def test_what_is_missing_is_named():
         (["torch"], "pip install 'effilaunch[train]'"),
         (["torch", "trl"], "pip install 'effilaunch[train,dpo]'"),
         (["flash_attn"], "pip install flash-attn --no-build-isolation"),
-        (["liger_kernel"], "pip install liger-kernel"),
+        (["liger_kernel"], "pip install 'effilaunch[liger]'"),
         (
             ["peft", "flash_attn"],
             "pip install 'effilaunch[train]'; pip install flash-attn --no-build-isolation",
