@@ -137,7 +137,6 @@ def test_what_cannot_be_had_is_refused_at_its_line(tmp_path, given, on, code, wo
         (OPT, "chunked", "1,280 learnt tokens"),
         ({"model__loss": "full"}, "full", "said by the recipe"),
         (GEMMA2, "full", "gemma2"),
-        ({**MIXTRAL, "model__quantization": "nf4"}, "full", "mixtral"),
         ({"adapter__target_modules": "[q_proj, lm_head]"}, "full", "head"),
         ({"adapter__modules_to_save": "[lm_head]"}, "full", "head"),
         ({"model__add_tokens": "[<a>]"}, "full", "added tokens"),
@@ -151,6 +150,11 @@ def test_where_the_loss_is_computed_by_chunks(tmp_path, given, loss, why):
     made = plan(tmp_path, A100, **given)
     assert made.value("model.loss") == loss
     assert why in made.settings["model.loss"].reason
+
+
+def test_the_loss_of_routers_is_left_alone(tmp_path):
+    made = plan(tmp_path, "8xH200-141GB", **MIXTRAL)
+    assert of(made, "model.loss", FREE) == ("full", True)
 
 
 @pytest.mark.parametrize(
