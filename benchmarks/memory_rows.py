@@ -47,6 +47,7 @@ def recipe_of(row: Row) -> dict[str, Any]:
             "config": {**model.config, **row.config},
             "quantization": row.quantization,
             "attn_implementation": row.attention,
+            "loss": "full",  # as the record was measured
         },
         "data": {
             "train": [{"path": "random", "format": _FORMATS.get(model.task, "prompt-completion")}],
@@ -68,6 +69,7 @@ def recipe_of(row: Row) -> dict[str, Any]:
     if row.adapter is not None:
         targets = "all-linear" if row.adapter == "all-linear" else list(model.attention)
         recipe["adapter"] = {"r": RANK, "target_modules": targets, "lora_dropout": row.adapter_dropout}
+        recipe["adapter"]["cast_input_dtype_enabled"] = True
     if row.engine == "deepspeed":
         recipe["sharding"] |= {"zero_stage": row.zero_stage, "offload_optimizer": row.offload_optimizer}
     return recipe

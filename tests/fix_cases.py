@@ -54,6 +54,8 @@ ZERO2, ZERO3 = {**ZERO, "sharding__zero_stage": 2}, {**ZERO, "sharding__zero_sta
 DDP = {"sharding__engine": "ddp"}
 INT8, NF4 = {"model__quantization": "int8"}, {"model__quantization": "nf4"}
 FLASH = {"model__attn_implementation": "flash_attention_2"}
+VARLEN = {"model__attn_implementation": "varlen"}
+SDPA = {"model__attn_implementation": "sdpa"}
 DPO = {"task": "dpo", "adapter__lora_dropout": 0.1}
 GEMMA, MT0 = {"model__name_or_path": "google/gemma-2-9b"}, {"model__name_or_path": "bigscience/mt0-large"}
 OPT = {"model__name_or_path": "facebook/opt-6.7b"}
@@ -294,12 +296,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
          case(EIGHT, **PACKED)],
     ),
     "packing-flash-rows": (
-        [case(EIGHT, "data.padding_free", data__padding_free="false", **PACKED, **FLASH)],
+        [case(EIGHT, "data.padding_free", data__padding_free="false", **PACKED, **FLASH),
+         case(EIGHT, "data.padding_free", data__padding_free="false", **PACKED, **VARLEN)],
         [case(EIGHT, **PACKED, **FLASH), case(EIGHT, data__padding_free="false", **PACKED)],
     ),
     "padding-free-mask": (
-        [case(EIGHT, "data.padding_free", data__max_length=2048, **FREE, **{MICRO: 16})],
-        [case(EIGHT, data__max_length=2048, **FREE, **{MICRO: 8}),
+        [case(EIGHT, "data.padding_free", data__max_length=2048, **FREE, **SDPA, **{MICRO: 16})],
+        [case(EIGHT, data__max_length=2048, **FREE, **SDPA, **{MICRO: 8}),
+         case(EIGHT, data__max_length=2048, **FREE, **{MICRO: 16}),
          case(EIGHT, data__max_length=2048, **FREE, **FLASH, **{MICRO: 16}),
          case(EIGHT, data__max_length=2048, **PACKED, **{MICRO: 16})],
     ),

@@ -26,6 +26,7 @@ from launcher.facts.machine import Machine
 from launcher.failures import FAILURES as KNOWN
 from launcher.failures.page import CHAPTERS, page_text
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
+from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.schema import Recipe, SlurmSection
@@ -365,7 +366,7 @@ def test_every_key_of_a_recipe_is_documented():
 
 
 def test_trainer_and_adapter_fields_that_are_named_exist():
-    fields = {*trainer_fields("seq2seq-lm"), *trainer_fields("dpo"), *adapter_fields(), "path", "type"}
+    fields = {*trainer_fields("seq2seq-lm"), *trainer_fields("dpo"), *adapter_fields(), *ADAPTER_KEYS}
     for path in GUIDES:
         prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
         for text in ticked(prose):

@@ -47,7 +47,7 @@ def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
     kernel = draft.get(ATTENTION)
     if recipe.data.padding_free is not None:
         draft.put_recipe(FREE, recipe.data.padding_free, "")
-    elif padded:
+    elif padded and not (recipe.data.packing and is_varlen(kernel)):  # packs hold several documents anyway
         draft.put(FREE, False, padded)
     elif is_varlen(kernel):
         reason = f"{kernel} takes the same samples side by side: what was padding is not computed"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import DoesNotFit, Problem
+from launcher.facts.head_loss import PLAIN_HEADS
 from launcher.plan.draft import Draft
 from launcher.plan.fixes import apply_fixes
 from launcher.plan.inputs import Facts
@@ -107,6 +108,8 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
     shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
     if draft.get("task") == "causal-lm" and not shared:
         mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
+    if draft.explicit("model.loss") and facts.model.model_type in PLAIN_HEADS:
+        mends.insert(0, "model.loss: chunked")
     return (
         f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "
         f"for each of {facts.model.vocab_size:,} words at {chosen.batch.micro} x {length} "

@@ -185,10 +185,10 @@ def _decide_casts(draft: Draft, recipe: Recipe) -> None:
     if recipe.adapter is None:
         return
     key, own = "adapter.cast_input_dtype_enabled", "adapter.autocast_adapter_dtype"
-    if recipe.adapter.autocast_adapter_dtype is False and draft.get("precision") == "fp16":
+    if not recipe.adapter.autocast_adapter_dtype and draft.get("precision") == "fp16":
         message = "false makes float16 adapters, whose gradients the loss scaler refuses"
         raise refuse(draft, "adapter-dtype", own, message, "drop it, or use another precision")
-    draft.put_recipe(own, recipe.adapter.autocast_adapter_dtype is not False, _FLOAT_ADAPTER)
+    draft.put_recipe(own, recipe.adapter.autocast_adapter_dtype, _FLOAT_ADAPTER)
     if recipe.adapter.cast_input_dtype_enabled is not None:
         draft.put_recipe(key, recipe.adapter.cast_input_dtype_enabled, "")
         return

@@ -98,8 +98,8 @@ class AdapterSection(BaseModel):
     cast_input_dtype_enabled: bool | None = None
     """Whether each layer copies its input into the adapter's dtype; absent: not where autocast narrows the
     copy again (precision bf16 and fp16, without lora_dropout)."""
-    autocast_adapter_dtype: bool | None = None
-    """Whether a new adapter is kept in float32 over a 16-bit model, as peft does; absent: true."""
+    autocast_adapter_dtype: bool = True
+    """Whether the adapter is kept in float32 over a 16-bit model, as peft does; false: in 16 bits."""
 
 
 class DataSource(Section):

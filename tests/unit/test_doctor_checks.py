@@ -25,7 +25,7 @@ from machines import (
 from launcher.commands.doctoring import subject_of
 from launcher.doctor import CHECKS, examine
 from launcher.facts.machine_model import ModelFacts
-from launcher.facts.software import OF_NO_EXTRA
+from launcher.facts.software import install_hint
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 OFFLOAD = "sharding: {engine: deepspeed, zero_stage: 3, offload_optimizer: cpu}\nprecision: bf16\n"
@@ -295,7 +295,9 @@ def test_tf32_is_refused_by_transformers_on_old_devices(tmp_path, plan):
     old = changed("gpu", gpus=gpus(V100))
     assert verdict("tf32", old, asking).status == "fail"
     assert verdict("tf32", HEALTHY, asking).status == "ok"
-    assert verdict("tf32", old, plan).status == "skip"
+    assert verdict("tf32", old, plan).status == "fail", "planned for another device"
+    silent = {name: entry for name, entry in plan.settings.items() if name != "trainer.tf32"}
+    assert verdict("tf32", old, replace(plan, settings=silent)).status == "skip"
 
 
 def test_host_memory_that_others_use_is_a_warning(plan):
@@ -371,7 +373,7 @@ def test_a_package_of_no_extra_is_asked_for_by_its_own_name(plan, monkeypatch, s
     asking = replace(plan, settings={**plan.settings, setting: entry})
     said = verdict("versions", HEALTHY, asking)
     assert (said.status, said.message) == ("fail", f"not installed: {package}")
-    assert said.hint == OF_NO_EXTRA[package]
+    assert said.hint == install_hint([package])
     assert verdict("versions", packages(**{package: "1.0"}), asking).status == "ok"
     assert verdict("versions", HEALTHY, plan).status == "ok"
 

@@ -10,6 +10,7 @@ from launcher.plan.fixes.packing import PACKING_FIXES, VERIFIED_FAMILIES
 
 OPT = BASE.replace("huggyllama/llama-7b", "facebook/opt-6.7b")
 FLASH = {"model__attn_implementation": "flash_attention_2"}
+SDPA = {"model__attn_implementation": "sdpa"}
 
 # id: (recipe, overrides, setting at fault)
 REFUSED = {
@@ -74,8 +75,9 @@ def test_other_tasks_are_not_packed(tmp_path, task, key):
 @pytest.mark.parametrize(
     ("overrides", "warned"),
     [
-        ({"data__padding_free": "true", "trainer__per_device_train_batch_size": 8}, False),
-        ({"data__padding_free": "true", "trainer__per_device_train_batch_size": 16}, True),
+        ({"data__padding_free": "true", "trainer__per_device_train_batch_size": 8, **SDPA}, False),
+        ({"data__padding_free": "true", "trainer__per_device_train_batch_size": 16, **SDPA}, True),
+        ({"data__padding_free": "true", "trainer__per_device_train_batch_size": 16}, False),
         ({"data__padding_free": "true", "trainer__per_device_train_batch_size": 16, **FLASH}, False),
         ({"data__packing": "true", "trainer__per_device_train_batch_size": 16}, False),
         ({"trainer__per_device_train_batch_size": 16}, False),

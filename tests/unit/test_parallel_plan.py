@@ -118,7 +118,7 @@ def test_fp32_may_be_cut_at_stage_0_whose_norm_is_right_there(tmp_path):
 
 
 def test_more_ranks_hold_less_each(tmp_path):
-    one = {**PINNED, "trainer__activation_checkpointing": "true"}
+    one = {**PINNED, "trainer__activation_checkpointing": "true", "model__loss": "full"}
     alone, tensor, tokens = (
         shared(tmp_path, **one, **more).memory.components
         for more in ({}, {"sharding__tp_size": 2}, {"sharding__sp_size": 2})

@@ -329,10 +329,11 @@ def test_what_pictures_need_is_in_the_plan(tmp_path):
 @pytest.mark.parametrize(
     ("on", "asked", "expected"),
     [
-        ("8xA100-80GB", {}, 8),
+        ("8xA100-80GB", {}, 64),
+        ("8xV100-32GB", {}, 8),
         ("cpu", {"model__name_or_path": "facebook/opt-125m"}, None),
-        ("8xA100-80GB", {"data__packing": "true"}, 8),
-        ("8xA100-80GB", {"data__padding_free": "true"}, None),
+        ("8xA100-80GB", {"data__packing": "true"}, 64),
+        ("8xA100-80GB", {"data__padding_free": "false"}, 64),
         ("8xA100-80GB", {"task": "dpo"}, None),
     ],
 )

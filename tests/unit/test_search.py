@@ -103,7 +103,8 @@ def _less(candidate: Candidate) -> list[tuple[str, Any]]:
     return found + [(name, "none") for name in SETTINGS[3:5] if choices[name] == "cpu"]
 
 
-FLAT = LORA.replace("max_length: 512", "max_length: 4096, padding_free: true")
+SDPA = LORA.replace("7b}", "7b, attn_implementation: sdpa, loss: full}")
+FLAT = SDPA.replace("max_length: 512", "max_length: 4096, padding_free: true")
 
 
 @pytest.mark.parametrize("text", [OPEN, FULL_OPEN, FLAT])
@@ -122,10 +123,19 @@ def test_smaller_micro_batches_are_left_unseen_only_where_they_are_no_faster(tmp
 
 def test_a_flattened_batch_is_kept_small_where_attention_is_computed_between_its_samples(tmp_path):
     sdpa = searched(tmp_path, FLAT, "1xH200-141GB").first
-    flash = searched(
-        tmp_path, FLAT.replace("7b}", "7b, attn_implementation: flash_attention_2}"), "1xH200-141GB"
-    )
-    assert sdpa.batch.micro < flash.first.batch.micro
+    for kernel in ("flash_attention_2", "varlen"):
+        found = searched(tmp_path, FLAT.replace("sdpa", kernel), "1xH200-141GB")
+        assert sdpa.batch.micro < found.first.batch.micro
+
+
+@pytest.mark.parametrize("on", ["cpu", "1xV100-32GB", "1xH200-141GB"])
+def test_sample_by_sample_a_larger_micro_batch_is_never_slower(tmp_path, on):
+    found = searched(tmp_path, LORA, on)
+    bench = found.of(found.first)
+    assert bench.draft.get("model.attn_implementation") == "varlen"
+    assert bench.larger_is_faster
+    given = [bench.candidate(found.first.strategy, batch).seconds_per_sample for batch in bench.batches]
+    assert given == sorted(given), "the largest stands first"
 
 
 def test_the_global_batch_is_the_same_for_all(tmp_path):
@@ -374,7 +384,8 @@ def test_the_longest_rows_that_fit_are_said(tmp_path):
 
 
 def test_what_the_recipe_pins_is_among_the_hints(tmp_path):
-    pinned = LORA.replace("max_length: 512", "max_length: 4096").replace(
+    copying = SDPA.replace("r: 8}", "r: 8, cast_input_dtype_enabled: true}")
+    pinned = copying.replace("max_length: 512", "max_length: 4096").replace(
         "max_steps: 10", "max_steps: 10, per_device_train_batch_size: 64, activation_checkpointing: false"
     )
     with pytest.raises(DoesNotFit) as caught:
