@@ -73,8 +73,8 @@ def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
         return f"{noise}: its noise follows from the length of a row"
     if spec.config.get("output_router_logits"):
         return "the loss of the routers counts every token of a row"
-    if _reads_predictions(draft, recipe):
-        return "metrics read the predictions of each sample"
+    if recipe.data.packing and _reads_predictions(draft, recipe):  # evaluations of samples stay padded
+        return "metrics read the predictions of each pack"
     if "dispatch_batches" in str(draft.get("trainer.accelerator_config")):
         return "trainer.accelerator_config deals out a batch by its rows"
     return ""

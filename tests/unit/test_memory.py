@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from memory_cases import A100, FULL, GIB, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, MT0, STARCODER, spec
 
+from launcher.facts.head_loss import chunk_rows
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.activations import layer_bytes
 from launcher.memory.estimate import estimate_memory
@@ -159,3 +160,39 @@ def test_a_classifier_beside_an_adapter_does_not_raise_its_rank() -> None:
         lora = model.lora_params(4, "all-linear")
         kept.append(components(model, replace(job, trainable_params=lora)).activations)
     assert kept[0] == kept[1] > 0
+
+
+def test_documents_in_one_row_cost_varlen_what_they_cost_flash_attention() -> None:
+    row = replace(JOB_1B, sequence_length=512, document_mask=True, one_row=True)
+    varlen, flash = (replace(row, attention=name) for name in ("varlen", "flash_attention_2"))
+    assert components(LLAMA_1B, varlen) == components(LLAMA_1B, flash)
+    sdpa = components(LLAMA_1B, replace(row, attention="sdpa"))
+    assert components(LLAMA_1B, varlen).total < sdpa.total
+    # Where no kernel takes all documents, what attention makes of each is put side by side, and keys and
+    # values are repeated.
+    apart = components(LLAMA_1B, replace(varlen, one_by_one=True))
+    assert components(LLAMA_1B, varlen).total < apart.total < sdpa.total
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_loss_by_chunks_never_holds_all_logits(adapter: bool, precision: str) -> None:
+    job = replace(JOB_1B, precision=precision, adapter=adapter, sequence_length=4096, checkpointing=True)
+    full, chunked = (components(LLAMA_1B, replace(job, chunked=value)) for value in (False, True))
+    assert chunked.total < full.total
+    rows = chunk_rows(LLAMA_1B.vocab_size)
+    weights = LLAMA_1B.head.in_features * LLAMA_1B.head.out_features
+    hidden = 4 * 4096 * LLAMA_1B.hidden_size
+    assert chunked.logits <= rows * LLAMA_1B.vocab_size * 8 + 4 * weights + 8 * hidden
+    longer = replace(job, chunked=True, sequence_length=8192)
+    grown = components(LLAMA_1B, longer).logits - chunked.logits
+    assert grown <= 8 * hidden, "the chunk itself does not grow with the rows"
+
+
+def test_an_adapter_that_reads_its_input_as_it_is_keeps_no_copy() -> None:
+    job = replace(JOB_1B, precision="bf16", dtype="bfloat16", adapter=True, trainable_params=10**7)
+    saves = components(LLAMA_1B, replace(job, cast_inputs=False)).activations
+    copies = components(LLAMA_1B, job).activations
+    assert saves <= copies
+    masked = replace(job, adapter_dropout=0.1)
+    assert components(LLAMA_1B, masked).activations >= copies

@@ -22,7 +22,7 @@ OPT = {"model__name_or_path": "facebook/opt-6.7b"}
 MIXTRAL = {"model__name_or_path": "mistralai/Mixtral-8x7B-v0.1"}
 TP = {"sharding__tp_size": 2, "adapter": "null", "precision": "bf16"}
 SP = {"sharding__sp_size": 2, "adapter": "null"}
-ROWS = "data__train"
+MEASURED = {"data__eval": "{split: 0.1}", "data__metrics": "[accuracy]"}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_the_samples_of_a_batch_lie_in_one_row_by_themselves(tmp_path, on):
         (GEMMA2, "eager", False, "eager would pay"),
         (GPT2, "sdpa", False, "sdpa would pay"),  # drops attention weights
         ({"trainer__neftune_noise_alpha": 5.0}, "sdpa", False, "noise"),
-        ({"data__eval": "{split: 0.1}", "data__metrics": "[accuracy]"}, "sdpa", False, "predictions"),
-        ({"data__eval": "{split: 0.1}", "data__metrics": "[perplexity]"}, "varlen", True, "side by side"),
+        ({**MEASURED, "data__packing": "true"}, "sdpa", False, "predictions"),
+        (MEASURED, "varlen", True, "side by side"),
         ({"task": "dpo"}, "sdpa", False, "padded"),
     ],
 )
