@@ -47,7 +47,7 @@ def probe_processor() -> Processor | None:
 
 
 def read_processor(text: str) -> Processor | None:
-    """The processor of /proc/cpuinfo's text, by its first core; None without clock or flags, which x86 has."""
+    """The processor of /proc/cpuinfo's text, of its first core; None without clock or flags."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(":")
