@@ -38,7 +38,7 @@ def spec_of(row: Row) -> ModelSpec:
     return read_model_spec(row.model, {**model.config, **row.config}, "the grid", model.task)
 
 
-def recipe_of(row: Row) -> dict[str, Any]:
+def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
     """The recipe of a row. Engine fsdp is planned as ddp, which decides the same settings."""
     model = MODELS[row.model]
     recipe: dict[str, Any] = {
@@ -57,7 +57,7 @@ def recipe_of(row: Row) -> dict[str, Any]:
         "precision": row.precision,
         "sharding": {"engine": "deepspeed" if row.engine == "deepspeed" else "ddp"},
         "trainer": {
-            "max_steps": STEPS,
+            "max_steps": steps,
             "per_device_train_batch_size": row.micro_batch,
             "gradient_accumulation_steps": row.accumulation,
             "activation_checkpointing": row.checkpointing,
@@ -75,8 +75,8 @@ def recipe_of(row: Row) -> dict[str, Any]:
     return recipe
 
 
-def plan_of(row: Row) -> Plan:
-    return make(recipe_of(row), spec_of(row), hardware_of(row))
+def plan_of(row: Row, steps: int = STEPS) -> Plan:
+    return make(recipe_of(row, steps), spec_of(row), hardware_of(row))
 
 
 def make(recipe: dict[str, Any], spec: ModelSpec, hardware: Hardware) -> Plan:

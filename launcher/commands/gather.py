@@ -16,6 +16,7 @@ from launcher.facts.calibration import Calibration, read_calibration
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
 from launcher.facts.hostfile import Host, parse_hostfile
 from launcher.facts.model import ModelSpec
+from launcher.facts.processor import probe_processor
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.slurm import read_allocation
 from launcher.facts.software import installed_versions
@@ -338,6 +339,7 @@ def gather(
         versions=versions,
         profile=load_profile(loaded.recipe),
         cpu_cores=usable_cores(),
+        processor=probe_processor() if hardware.is_cpu else None,
         python=sys.executable,
         hooks=hooks,
         warnings=tuple(warnings),

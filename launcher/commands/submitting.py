@@ -161,7 +161,8 @@ def _configuration(
     hardware = find_hardware(loaded.recipe, on)
     planned, facts = gather(loaded, on, tiny=tiny)
     if cpus := cpus_of_task(loaded.recipe.launch.slurm, facts.hardware):
-        facts = replace(facts, cpu_cores=cpus)  # what the job has, and not this machine
+        # What the job has, and not this machine.
+        facts = replace(facts, cpu_cores=cpus, processor=None)
     bundle = render(make_plan(planned, facts))
     if tiny:  # a rehearsal takes one node, and finds its devices there
         hardware = replace(hardware, num_nodes=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.facts.hardware import Hardware
+from launcher.facts.processor import Processor
 
 T, G = 1e12, 1e9
 
@@ -76,11 +77,28 @@ UNNAMED = Figures(100 * T, 50 * T, 25 * T, 600 * G, PCIE4, PCIE4, "a stand-in: n
 """In place of a device that the catalogue does not have: plans are ranked by it, never timed."""
 A_CPU = Figures(1 * T, 1 * T, 1 * T, 200 * G, 10 * G, 10 * G, "a stand-in: nobody's figures")
 """In place of a processor, likewise."""
+CORE_MEMORY = 12 * G
+"""Assumption: bytes a second from memory that one core can use at most."""
+SOCKET_MEMORY = 200 * G
+"""Assumption: the same of all cores together."""
 
 
-def figures_of(hardware: Hardware) -> tuple[Figures, bool]:
-    """The device's figures, and whether they are its own rather than a stand-in's."""
+def figures_of(
+    hardware: Hardware, processor: Processor | None = None, cores: int = 1
+) -> tuple[Figures, bool]:
+    """The device's figures, and whether they are its own rather than a stand-in's.
+
+    `processor`: this machine's, where the plan is for it, and `cores` that the processes share.
+    """
     if hardware.is_cpu:
-        return A_CPU, False
+        return (A_CPU, False) if processor is None else (_share(processor, hardware, cores), True)
     found = FIGURES.get(hardware.device)
     return (UNNAMED, False) if found is None else (found, True)
+
+
+def _share(processor: Processor, hardware: Hardware, cores: int) -> Figures:
+    """The peaks of one process's cores; other processes are reached through memory."""
+    own = cores / hardware.devices_per_node
+    memory = min(own * CORE_MEMORY, SOCKET_MEMORY / hardware.devices_per_node)
+    single, half = own * processor.single, own * processor.half
+    return Figures(half, single, single, memory, memory, memory, f"counted: {processor.name}")

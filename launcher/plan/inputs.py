@@ -9,6 +9,7 @@ from typing import Any
 from launcher.facts.calibration import Calibration
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
+from launcher.facts.processor import Processor
 from launcher.facts.trace import Trace
 
 
@@ -33,6 +34,8 @@ class Facts:
     profile: Mapping[str, Any] | None = None
     """Content of the recipe's `sharding.config`."""
     cpu_cores: int = 1
+    processor: Processor | None = None
+    """One of those cores, where the plan is for this machine's."""
     python: str = "python"
     """The interpreter that will start the workers."""
     hooks: tuple[str, ...] = ()

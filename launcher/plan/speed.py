@@ -13,6 +13,7 @@ from launcher.facts.attention import is_varlen
 from launcher.facts.devices import Figures, figures_of
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
+from launcher.facts.processor import Processor
 from launcher.memory.engine import sharded_states
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.states import MIXED
@@ -109,14 +110,21 @@ class StepTime:
 
 
 def predict_step(
-    spec: ModelSpec, job: MemoryJob, hardware: Hardware, *, kept: int, tf32: bool = False
+    spec: ModelSpec,
+    job: MemoryJob,
+    hardware: Hardware,
+    *,
+    kept: int,
+    tf32: bool = False,
+    processor: Processor | None = None,
+    cores: int = 1,
 ) -> StepTime:
     """Seconds of one step of `job`.
 
     `kept`: bytes of activations that one sample keeps where nothing is recomputed. `tf32`: the recipe
-    lets fp32 products use the tensor cores.
+    lets fp32 products use the tensor cores. `processor` with its `cores`: this machine's, for a plan on it.
     """
-    figures, known = figures_of(hardware)
+    figures, known = figures_of(hardware, processor, cores)
     work = step_work(spec, job, kept)
     group = job.tensor_parallel * job.sequence_parallel
     far = hardware.num_nodes > 1 and job.data_parallel * group > 1

@@ -163,7 +163,10 @@ class Bench:
         facts = self._facts
         job, memory = self._with_evaluation(self._sized(strategy, batch))
         tf32 = bool(self.draft.get("trainer.tf32"))
-        time = predict_step(facts.model, job, facts.hardware, kept=self._kept_bytes(), tf32=tf32)
+        time = predict_step(
+            facts.model, job, facts.hardware,
+            kept=self._kept_bytes(), tf32=tf32, processor=facts.processor, cores=facts.cpu_cores,
+        )  # fmt: skip
         fits, host = self._fits(job, memory), self._host_bytes(job)
         return Candidate(self.variant, batch, job, memory, time, fits, host)
 

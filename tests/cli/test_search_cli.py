@@ -11,6 +11,7 @@ from factories import BASE
 from launcher.cli import main
 from launcher.commands.gather import gather
 from launcher.facts.probe import host_memory_bytes
+from launcher.facts.processor import Processor
 from launcher.recipe.loading import load_recipe
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
@@ -69,7 +70,8 @@ def test_the_time_is_a_range_that_says_it_was_predicted(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("on", ["2x24GB", "2xcpu"])
-def test_no_time_without_published_figures(capsys, tmp_path, on):
+def test_no_time_without_published_figures(capsys, tmp_path, monkeypatch, on):
+    monkeypatch.setattr("launcher.commands.gather.probe_processor", lambda: None)
     small = OPEN.replace("huggyllama/llama-7b", "facebook/opt-125m")
     code, out, _ = called(capsys, small, tmp_path, "--search", "--on", on, "--json")
     assert code == 0
@@ -78,6 +80,16 @@ def test_no_time_without_published_figures(capsys, tmp_path, on):
     assert "ranked by a stand-in's, without seconds" in text
     assert "s/step" not in text
     assert "not predicted" in called(capsys, small, tmp_path, "--on", on)[1]
+
+
+def test_a_processor_whose_units_are_known_is_timed(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("launcher.commands.gather.probe_processor", lambda: Processor(1e11, 4e11, "made up"))
+    small = OPEN.replace("huggyllama/llama-7b", "facebook/opt-125m")
+    low, high = json.loads(called(capsys, small, tmp_path, "--on", "2xcpu", "--json")[1])["time"][
+        "seconds_per_step"
+    ]
+    assert 0 < low < high
+    assert f"{low:.3g} to {high:.3g} s, predicted" in called(capsys, small, tmp_path, "--on", "2xcpu")[1]
 
 
 def test_the_ranking_as_text(capsys, tmp_path):

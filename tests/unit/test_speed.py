@@ -14,6 +14,7 @@ from launcher.facts.hardware import DEVICES, parse_hardware
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
+from launcher.facts.processor import Processor
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.plan.speed import HOST_MEMORY_BYTES, INT8_SLOWDOWN, predict_step, step_work
@@ -139,6 +140,22 @@ def test_no_seconds_without_published_figures(on: str) -> None:
     assert time.to_json(10) == {"seconds_per_step": None, "total": None}
     assert time.likely > 0
     assert figures_of(parse_hardware(on))[0].source.endswith("nobody's figures")
+
+
+def test_a_known_processor_gives_seconds_and_emulated_bf16_is_slower_than_fp32() -> None:
+    job = replace(LORA, data_parallel=1, precision="fp32", dtype="float32")
+    seconds = {}
+    for name, half in (("plain", 25e9), ("matrix units", 1600e9)):
+        processor = Processor(100e9, half, name)
+        for precision in ("fp32", "bf16"):
+            time = predict_step(
+                LLAMA, replace(job, precision=precision), parse_hardware("cpu"), kept=KEPT,
+                processor=processor, cores=8,
+            )  # fmt: skip
+            assert time.seconds is not None
+            seconds[name, precision] = time.likely
+    assert seconds["plain", "bf16"] > seconds["plain", "fp32"]
+    assert seconds["matrix units", "bf16"] < seconds["matrix units", "fp32"]
 
 
 def test_the_network_between_nodes_is_slower_than_the_link() -> None:

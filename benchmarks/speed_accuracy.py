@@ -1,0 +1,141 @@
+"""The plan's speed model beside measured steps: does it rank configurations as a clock does?
+
+    python benchmarks/speed_accuracy.py            every recorded row, predicted beside measured
+    python benchmarks/speed_accuracy.py --check    exit 1 when a target is missed
+
+Measured seconds come from records/speed_cpu.json (benchmarks/speed_measure.py). Predictions are computed
+here, for the processor that the record names. Rank correlation is Spearman's, over rows of the
+held-out half, which no figure was tuned on, and over all. Of each `Choice` the planner's first pick is
+compared with the fastest way that was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memory_grid import Row
+from memory_rows import job_of, make, plan_of, recipe_of, spec_of
+from speed_grid import CHOICES, ROWS, Choice
+
+from launcher.facts.hardware import parse_hardware
+from launcher.facts.processor import Processor
+from launcher.memory.estimate import estimate_memory
+from launcher.plan.speed import StepTime, predict_step
+
+RECORD = Path(__file__).parent / "records" / "speed_cpu.json"
+CORRELATION = 0.9
+BEHIND = 1.05
+"""A chosen configuration may take this much of the fastest measured one's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One row: seconds of a step."""
+
+    name: str
+    half: str
+    measured: float
+    predicted: StepTime
+
+
+def read_record(path: Path = RECORD) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return record
+
+
+def predict(row: Row, record: dict[str, Any]) -> StepTime:
+    """What the planner predicts for the row on the processor of the record."""
+    plan = plan_of(row)
+    job, hardware = job_of(row, plan), parse_hardware(f"{row.processes}xcpu")
+    alone = replace(job, micro_batch=1, checkpointing=False, spread=1)
+    phases = estimate_memory(plan.model, alone, hardware).phases.values()
+    kept = max(moment.activations for moment in phases)
+    processor = Processor(**record["processor"])
+    return predict_step(plan.model, job, hardware, kept=kept, processor=processor, cores=record["cores"])
+
+
+def timed_rows(record: dict[str, Any]) -> list[Timed]:
+    return [
+        Timed(row.name, row.half, record["seconds"][row.name], predict(row, record))
+        for row in ROWS
+        if row.name in record["seconds"]
+    ]
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """1 for the smallest; equal values share the mean of their ranks."""
+    ordered = sorted(values)
+    return [(2 * ordered.index(v) + ordered.count(v) + 1) / 2 for v in values]
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """Rank correlation of two equally long sequences; ValueError for fewer than three."""
+    if len(one) != len(other) or len(one) < 3:
+        raise ValueError(f"{len(one)} and {len(other)} values have no rank correlation")
+    a, b = ranks(one), ranks(other)
+    middle = (len(a) + 1) / 2
+    both = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
+    spread = math.sqrt(sum((x - middle) ** 2 for x in a) * sum((y - middle) ** 2 for y in b))
+    return both / spread
+
+
+def picked(choice: Choice) -> Row:
+    """The way to compute a choice that the planner takes."""
+    first = next(iter(choice.rows()))
+    recipe = recipe_of(first)
+    del recipe["trainer"]["per_device_train_batch_size"], recipe["trainer"]["gradient_accumulation_steps"]
+    del recipe["trainer"]["activation_checkpointing"]
+    recipe["global_batch_size"] = choice.samples
+    plan = make(recipe, spec_of(first), parse_hardware("cpu"))
+    found = (plan.batch.micro, plan.job.checkpointing)
+    return next(row for row in choice.rows() if (row.micro_batch, row.checkpointing) == found)
+
+
+def compare_choices(record: dict[str, Any]) -> list[tuple[str, Row, float]]:
+    """(choice, the planner's row, its measured seconds over the fastest row's)."""
+    found = []
+    for choice in CHOICES:
+        seconds = {row.name: record["seconds"][row.name] for row in choice.rows()}
+        taken = picked(choice)
+        found.append((choice.name, taken, seconds[taken.name] / min(seconds.values())))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    options = parser.parse_args()
+    record = read_record()
+    rows = timed_rows(record)
+    print(f"{record['cores']} cores, {record['processor']['name']}, {record['date']}")
+    print(f"{'row':<34}{'measured s':>11}{'likely s':>10}{'ratio':>7}{'range s':>18}  half")
+    for row in sorted(rows, key=lambda one: one.measured):
+        time = row.predicted
+        print(f"{row.name:<34}{row.measured:>11.3f}{time.likely:>10.3f}{time.likely / row.measured:>7.2f}"
+              f"{time.low:>9.3f}{time.high:>9.3f}  {row.half}")  # fmt: skip
+    missed = []
+    for half in ("held-out", "all"):
+        some = [row for row in rows if half in (row.half, "all")]
+        value = spearman([row.measured for row in some], [row.predicted.likely for row in some])
+        inside = sum(row.predicted.low <= row.measured <= row.predicted.high for row in some)
+        print(f"{half}: rank correlation {value:.3f} over {len(some)} rows, {inside} inside their range")
+        if value < CORRELATION:
+            missed.append(f"rank correlation of {half} rows: {value:.3f} < {CORRELATION}")
+    for name, taken, behind in compare_choices(record):
+        print(f"{name}: the planner takes {taken.name}, {behind:.3f} of the fastest measured")
+        if behind > BEHIND:
+            missed.append(f"{name}: {behind:.3f} > {BEHIND}")
+    for text in missed:
+        print(f"missed: {text}")
+    return 1 if options.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
