@@ -1,0 +1,11 @@
+"""Which attention kernels read documents of any length from one row. Pure."""
+
+from __future__ import annotations
+
+VARLEN = ("flash_attention_2", "varlen")
+"""They take the borders of documents (cu_seq_lens) instead of a mask over every pair of tokens."""
+
+
+def is_varlen(name: str | None) -> bool:
+    """Whether the kernel of this name costs a flattened row what its documents cost one by one."""
+    return name in VARLEN
