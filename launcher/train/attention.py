@@ -124,7 +124,7 @@ def attend(
         longest = max_length_q or max(_lengths(cu_seq_lens_q))
         return _in_one_call(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling), None
     lengths = _lengths(cu_seq_lens_q) if cu_seq_lens_q is not None else _counted(attention_mask)
-    return _one_by_one(query, key, value, lengths, sliding_window, scaling, dropout), None
+    return one_by_one(query, key, value, lengths, sliding_window, scaling, dropout), None
 
 
 def _refuse_scores(others: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def _counted(numbers: torch.Tensor | None) -> list[int]:
     return known
 
 
-def _one_by_one(
+def one_by_one(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -182,7 +182,7 @@ def _one_by_one(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """A causal call for each document."""
+    """A causal call for each document of so many tokens; [1, tokens, heads, width] (see `attend`)."""
     if sum(lengths) != query.shape[2]:
         raise ValueError(f"documents of {sum(lengths)} tokens in a row of {query.shape[2]}")
     grouped = query.device.type == "cpu"  # kernels of GPUs without flash take no grouped keys
