@@ -75,6 +75,11 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     """Keyword arguments of from_pretrained that hold for every source of weights."""
     options: dict[str, Any] = {"dtype": job.value("model.dtype")}
     attention = job.value("model.attn_implementation")
+    if attention == "varlen":
+        from launcher.train.attention import register_varlen
+
+        register_varlen()
+        attention = "varlen" if distributed else "sdpa"  # nothing but training flattens rows
     if attention:
         options["attn_implementation"] = attention
     device_map = job.value("model.device_map")

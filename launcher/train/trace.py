@@ -96,11 +96,18 @@ def _replays(
 @contextlib.contextmanager
 def device_of(request: Any) -> Iterator[None]:
     """What the plan's device does otherwise than fake CPU tensors."""
-    from launcher.train.trace_kernels import experts_of_any_dtype, imitating_cuda, plain_positions
+    from launcher.train.trace_kernels import (
+        documents_one_by_one,
+        experts_of_any_dtype,
+        imitating_cuda,
+        plain_positions,
+    )
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(experts_of_any_dtype())
-        stack.enter_context(plain_positions(documents=request.memory["document_mask"]))
+        stack.enter_context(plain_positions(documents=request.document_mask))
+        if request.one_by_one:
+            stack.enter_context(documents_one_by_one(request.memory["sequence_length"]))
         if not request.on_cpu:
             stack.enter_context(imitating_cuda(request.capability))
         yield

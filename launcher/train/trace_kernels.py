@@ -58,6 +58,28 @@ def experts_of_any_dtype() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def documents_one_by_one(length: int) -> Iterator[None]:
+    """Attention varlen over documents of this length: bounds are values, which fake tensors do not have."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from launcher.train.attention import NAME, one_by_one, register_varlen
+
+    def attend(
+        _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: None,
+        dropout: float = 0.0, scaling: float | None = None, **_others: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        lengths = [length] * (query.shape[2] // length)
+        return one_by_one(query, key, value, lengths, None, scaling, dropout), None
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, lambda **_: None)
+    try:
+        yield
+    finally:
+        register_varlen()
+
+
+@contextlib.contextmanager
 def plain_positions(*, documents: bool) -> Iterator[None]:
     """Let transformers see that rows hold one document each, unless they hold several.
 

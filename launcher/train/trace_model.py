@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from launcher.facts.attention import holds_mask
 from launcher.train.adapters import attach_adapter
 from launcher.train.job import Job
 from launcher.train.models import auto_class
@@ -39,6 +40,16 @@ class Request:
         if self.memory["engine"] == "deepspeed" or precision not in ("bf16", "fp16"):
             return None
         return torch.bfloat16 if precision == "bf16" else torch.float16
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether attention varlen calls a kernel for each document of a row."""
+        return self.memory["attention"] == "varlen" and bool(self.memory.get("one_by_one", self.on_cpu))
+
+    @property
+    def document_mask(self) -> bool:
+        """Whether a mask keeps the documents of a row apart."""
+        return bool(self.memory["document_mask"]) and holds_mask(self.memory["attention"])
 
 
 def depth_names(config: Any) -> tuple[str, ...]:
@@ -115,8 +126,9 @@ def place(model: Any) -> Any:
 def _build(request: Request, config: Any) -> Any:
     memory, job = request.memory, request.job
     options: dict[str, Any] = {"dtype": getattr(torch, memory["dtype"])}
-    if memory["attention"] != "flash_attention_2":  # its package is not asked for: torch's kernel is like it
+    if request.one_by_one or holds_mask(memory["attention"]):
         options["attn_implementation"] = memory["attention"]
+    # Else torch's causal kernel over the whole row holds what they do; their packages are not asked for.
     model = auto_class(request.task).from_config(config, **options)
     if getattr(model.config, "pad_token_id", None) is None:
         model.config.pad_token_id = 0  # a decoder's classification finds the last token by it

@@ -38,7 +38,13 @@ class PlannedTrainer(Stoppable):
     evaluated_by = 1
     """Ranks that evaluate the same rows, each all of them."""
 
+    data_collator: Any
+    collate_eval: Any = None
+    """Samples to a batch of an evaluation; None: as in training."""
+
     _sampler: Any = None
+    _uncounted: Any = None
+    """This rank's tokens that `num_input_tokens_seen` lacks: an int, or int64, 0-d, on the device."""
     resumed: Path | None = None
     """The checkpoint that training goes on from."""
     meter: Meter | None = None
@@ -106,6 +112,7 @@ class PlannedTrainer(Stoppable):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The Trainer's own save, written aside, and moved to its place when it is whole."""
+        self._count_tokens()
         with status().within("save"):
             final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
         if self.is_deepspeed_enabled:
@@ -160,6 +167,15 @@ class PlannedTrainer(Stoppable):
             persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        in_training = self.data_collator
+        if self.collate_eval is not None and not kwargs.get("is_training"):
+            self.data_collator = self.collate_eval
+        try:
+            return super()._get_dataloader(*args, **kwargs)
+        finally:
+            self.data_collator = in_training
 
     def _telling(self, collate: Any) -> Any:
         """A resumed stream reads again what it gave, perhaps for hours: each batch of that is progress."""
@@ -222,23 +238,26 @@ class PlannedTrainer(Stoppable):
         return own[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else own
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
-        """Each token once: upstream adds up over all ranks, also over those that read the same rows."""
-        before = self.state.num_input_tokens_seen
-        self._count_tokens(inputs)
-        self.state.num_input_tokens_seen = (
-            before + (self.state.num_input_tokens_seen - before) // self.shared_by
-        )
+        """Noted where the tokens are: upstream waits at each micro-batch for the device and for all ranks."""
+        if self.args.include_num_input_tokens_seen != "no":
+            found = real_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
+            self._uncounted = found if self._uncounted is None else self._uncounted + found
 
-    def _count_tokens(self, inputs: Any) -> None:
-        """Packed batches have no attention mask, and upstream would take every pad id for padding."""
-        if "position_ids" not in inputs or "attention_mask" in inputs:
-            super()._track_num_input_tokens(inputs)
+    def _count_tokens(self) -> None:
+        """Bring `num_input_tokens_seen` up to date, each token once: ranks may read the same rows.
+
+        Every rank must call it at the same place.
+        """
+        if self._uncounted is None:
             return
-        if self.args.include_num_input_tokens_seen == "no":
-            return
-        count = packed_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
-        total = self.accelerator.gather(count.to(self.args.device)).sum()
-        self.state.num_input_tokens_seen += int(total.item())
+        noted = torch.as_tensor(self._uncounted, device=self.args.device, dtype=torch.int64)
+        self._uncounted = None
+        total = int(self.accelerator.gather(noted).sum().item())
+        self.state.num_input_tokens_seen += total // self.shared_by
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        self._count_tokens()
+        super().log(*args, **kwargs)
 
 
 class ByLength(LengthGroupedSampler):
@@ -267,6 +286,16 @@ class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
+
+
+def real_tokens(inputs: Any, pad_token_id: int | None) -> Any:
+    """Tokens of a batch without padding: int64, 0-d on the batch's device, or an int."""
+    ids = inputs["input_ids"]
+    if "attention_mask" in inputs:
+        return inputs["attention_mask"].sum()
+    if "position_ids" in inputs:
+        return packed_tokens(inputs, pad_token_id)
+    return ids.numel() if pad_token_id is None else (ids != pad_token_id).sum()
 
 
 def packed_tokens(inputs: Any, pad_token_id: int | None) -> torch.Tensor:

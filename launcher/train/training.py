@@ -111,6 +111,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
     trainer.streams = data.streaming
+    trainer.collate_eval = data.collate_eval
     trainer.shared_by = ranks_of_copy(job)
     trainer.evaluated_by = job.value("sharding.tp_size")
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)

@@ -26,6 +26,7 @@ class Rows:
     labels: tuple[str, ...] | None = None
     counts: dict = field(default_factory=dict)
     streaming: bool = False
+    collate_eval: Any = None
 
 
 def job(folder: Path, changes: Mapping[str, Any]) -> Job:

@@ -47,6 +47,22 @@ def test_a_good_batch_passes(tmp_path, tokenizer):
     check(tmp_path, tokenizer, good, data__loss_on="completion")
 
 
+def test_flattened_rows_do_without_the_first_label_of_a_sample(tmp_path, tokenizer):
+    """Which nothing predicts; any other label that is lost stops the run."""
+    good = [sample(tokenizer, "ask", "answer", all_=True), sample(tokenizer, "ask more", "x", all_=True)]
+    job = read_job(write_run(tmp_path / "run", {}))
+    collate = make_collator("flatten", tokenizer, pad_to_multiple_of=8)
+    check_first_batch(job, tokenizer, Data(good, None, collate, None, {}, samples=good), 2)
+
+    def loses(samples):
+        batch = collate(samples)
+        batch["labels"][0, 1] = -100
+        return batch
+
+    with pytest.raises(RecipeError, match="learnt tokens"):
+        check_first_batch(job, tokenizer, Data(good, None, loses, None, {}, samples=good), 2)
+
+
 def test_no_learnt_token_stops_and_shows_the_sample(tmp_path, tokenizer):
     bad = [sample(tokenizer, "ask", "answer", eos=False, learnt=False)] * 2
     with pytest.raises(RecipeError, match="no token of the first batch carries loss") as caught:

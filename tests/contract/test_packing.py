@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
+from launcher.train.attention import register_varlen  # noqa: E402
 from launcher.train.data.collate import make_collator  # noqa: E402
 from launcher.train.data.pack import PackedRows, pack_lengths  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
@@ -97,6 +98,7 @@ def rows() -> Any:
 
 
 def build(family: str, attention: str) -> Any:
+    register_varlen()
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **CONFIGS[family])
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -161,7 +163,7 @@ def assert_same_as_separate(model: Any, rows: Any, kind: str) -> None:
 
 
 def attentions(family: str) -> list[str]:
-    return ["eager"] if family in EAGER_ONLY else ["eager", "sdpa"]
+    return ["eager"] if family in EAGER_ONLY else ["eager", "sdpa", "varlen"]
 
 
 VERIFIED = [(family, attention) for family in sorted(VERIFIED_FAMILIES) for attention in attentions(family)]
@@ -211,9 +213,12 @@ def test_every_verified_family_is_known_to_the_planner() -> None:
 
 
 @pytest.mark.parametrize("family", EAGER_ONLY)
-def test_a_family_without_sdpa_says_so(family: str) -> None:
+def test_a_family_without_sdpa_says_so(rows: Any, family: str) -> None:
     with pytest.raises(ValueError, match="does not support an attention implementation"):
         build(family, "sdpa")
+    model = build(family, "varlen")
+    with pytest.raises(ValueError, match="does not know `softcap`"):
+        model(**batch_of(rows, "flatten")[0], use_cache=False)
 
 
 def variable_length(

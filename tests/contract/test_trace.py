@@ -14,6 +14,7 @@ from traces import LORA_16, peak, request
 
 from launcher.facts.probe import shipped_model_config
 from launcher.train import trace as tracer
+from launcher.train.attention import register_varlen
 from launcher.train.memory_meter import Meter
 
 LLAMA = {
@@ -129,6 +130,20 @@ def test_grouped_keys_are_not_repeated_for_flash_attention():
     assert peak(answer, 4) / GIB == pytest.approx(32.81 - 2 * 1536 * 2 * 8192 * 16 / GIB, rel=0.001)
 
 
+FLAT = {"one_row": True, "document_mask": True}
+"""A micro-batch in one row."""
+
+
+def test_kernels_that_read_bounds_hold_no_mask():
+    """Such a row takes what padded ones do, but for the numbers of its positions."""
+    plain = peak(tracer.trace(request(LLAMA, SHORT, batches=(2, 4))), 4)
+    for kernel in ("flash_attention_2", "varlen", "flex_attention"):
+        answer = tracer.trace(request(LLAMA, {**SHORT, "attention": kernel, **FLAT}, batches=(2, 4)))
+        assert peak(answer, 4) == pytest.approx(plain, rel=0.005)
+    masked = tracer.trace(request(LLAMA, {**SHORT, **FLAT}, batches=(2, 4)))
+    assert peak(masked, 4) > 1.1 * plain
+
+
 def measured(model, batch, steps=2):
     """Peak bytes of real training, from the second step on with the optimizer's states."""
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -166,11 +181,12 @@ def built(config, task):
         (LLAMA, "causal-lm", {}),
         (LLAMA, "causal-lm", {"checkpointing": True}),
         (LLAMA, "causal-lm", {"attention": "eager"}),
+        (LLAMA, "causal-lm", {"attention": "varlen", **FLAT}),
         (BERT, "sequence-classification", {}),
         (VIT, "image-classification", {}),
         (T5, "seq2seq-lm", {}),
     ],
-    ids=["llama", "checkpointing", "eager", "bert", "vit", "t5"],
+    ids=["llama", "checkpointing", "eager", "varlen", "bert", "vit", "t5"],
 )
 def test_real_training_takes_what_was_traced(config, task, memory):
     choices = {**SHORT, "precision": "fp32", "dtype": "float32", **memory}
@@ -178,12 +194,16 @@ def test_real_training_takes_what_was_traced(config, task, memory):
     wanted = request(config, choices, {"task": task}, batches=(8,), on_cpu=True, labels=labels)
     model = built(config, task)
     if memory.get("attention"):
-        model.set_attn_implementation("eager")
+        register_varlen()
+        model.set_attn_implementation(memory["attention"])
     if memory.get("checkpointing"):
         model.activation_checkpointing_enable()
     model.config.use_cache = False
     tokens = torch.zeros(8, 128, dtype=torch.long)
     batch = {"input_ids": tokens, "labels": tokens}
+    if memory.get("one_row"):
+        batch = {name: row.reshape(1, -1) for name, row in batch.items()}
+        batch["position_ids"] = torch.arange(128).repeat(8)[None]
     if labels:
         batch["labels"] = torch.zeros(8, dtype=torch.long)
     if task == "image-classification":

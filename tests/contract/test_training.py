@@ -334,7 +334,13 @@ def test_two_processes_learn_and_score_what_one_does(tmp_path):
     """
     script = tmp_path / "stream.py"
     script.write_text(STREAM_SCRIPT.format(tests=str(Path(__file__).parent)))
-    run = {"trainer.max_steps": 3, "trainer.dataloader_num_workers": 0}
+    run = {
+        "trainer.max_steps": 3,
+        "trainer.dataloader_num_workers": 0,
+        "trainer.logging_steps": 3,
+        "trainer.save_strategy": "steps",
+        "trainer.save_steps": 2,
+    }
     for folder, batch in (("one", 4), ("two", 2)):
         job(tmp_path / folder, run | {"trainer.per_device_train_batch_size": batch})
     command = [
@@ -352,6 +358,11 @@ def test_two_processes_learn_and_score_what_one_does(tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     assert [row["tokens"] for row in two] == [row["tokens"] for row in one]
+    states = [
+        json.loads((tmp_path / folder / "checkpoints/checkpoint-2/trainer_state.json").read_text())
+        for folder in ("one", "two")
+    ]
+    assert states[1]["num_input_tokens_seen"] == states[0]["num_input_tokens_seen"] > one[0]["tokens"]
     assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], rel=1e-4)
     scores = [json.loads((tmp_path / folder / "scores.json").read_text()) for folder in ("one", "two")]
     assert [found["eval_rows"] for found in scores] == [3, 3]

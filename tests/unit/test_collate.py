@@ -106,8 +106,35 @@ def test_packs_are_flattened_document_by_document(tokenizer: Any) -> None:
     }
 
 
+def test_the_padded_tail_of_a_flattened_row_is_a_document_of_its_own(tokenizer: Any) -> None:
+    pad = tokenizer.pad_token_id
+    rows = [
+        {"input_ids": [1, 2, 3], "labels": [1, 2, 3]},
+        {"input_ids": [], "labels": []},
+        {"input_ids": [5, 6], "labels": [-100, 6]},
+    ]
+    assert lists(make_collator("flatten", tokenizer, pad_to_multiple_of=8)(rows)) == {
+        "input_ids": [[1, 2, 3, 5, 6, pad, pad, pad]],
+        "labels": [[-100, 2, 3, -100, 6, -100, -100, -100]],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2]],
+        "cu_seq_lens_q": [0, 3, 5, 8],
+        "cu_seq_lens_k": [0, 3, 5, 8],
+        "max_length_q": 3,
+        "max_length_k": 3,
+    }
+    even = make_collator("flatten", tokenizer, pad_to_multiple_of=5)(rows)
+    assert even["cu_seq_lens_q"].tolist() == [0, 3, 5]
+
+
 @pytest.mark.parametrize(
-    ("attention", "bounds"), [("sdpa", False), ("eager", False), ("flash_attention_2", True)]
+    ("attention", "bounds"),
+    [
+        ("sdpa", False),
+        ("eager", False),
+        ("flex_attention", False),
+        ("flash_attention_2", True),
+        ("varlen", True),
+    ],
 )
 def test_bounds_are_for_kernels_that_read_them(tokenizer: Any, attention: str, bounds: bool) -> None:
     class Model:

@@ -38,6 +38,8 @@ class Data:
     """The training samples before packing, for the first-batch gate."""
     formats: tuple[str, ...] = ()
     """Of the training sources: what they leave unlearnt."""
+    collate_eval: Any | None = None
+    """Samples to a batch of an evaluation; None: as in training."""
 
 
 def build_data(job: Job, processing: Any) -> Data:
@@ -45,14 +47,17 @@ def build_data(job: Job, processing: Any) -> Data:
     record = read_record(job)
     labels = tuple(record["labels"]) if record.get("labels") else None
     formats = tuple(record["formats"])
-    collate = _collator(job, processing)
+    collate, collate_eval = _collator(job, processing), _eval_collator(job, processing)
     if job.value("data.streaming"):
         from launcher.train.data.stream import Stream
 
         evaluation = _finish(job, _without_places(_open(record, "eval")), processing)
         counts = row_counts(record, (), evaluation)
         stream = Stream(job, processing)
-        return Data(stream, evaluation, collate, labels, counts, streaming=True, formats=formats)
+        return Data(
+            stream, evaluation, collate, labels, counts,
+            streaming=True, formats=formats, collate_eval=collate_eval,
+        )  # fmt: skip
     rows = _open(record, "train")
     held_out = job.value("data.eval")
     train_index, eval_index = _split(job, rows, held_out)
@@ -65,7 +70,10 @@ def build_data(job: Job, processing: Any) -> Data:
     packed = _finish(job, train, processing)
     packed_eval = _finish(job, evaluation, processing)
     counts = row_counts(record, packed, packed_eval)
-    return Data(packed, packed_eval, collate, labels, counts, samples=train, formats=formats)
+    return Data(
+        packed, packed_eval, collate, labels, counts,
+        samples=train, formats=formats, collate_eval=collate_eval,
+    )  # fmt: skip
 
 
 def _open(record: Mapping[str, Any], name: str) -> Any:
@@ -146,6 +154,16 @@ def _collator(job: Job, processing: Any) -> Any | None:
     if job.value("data.padding_free"):
         kind = "flatten"
     return make_collator(kind, processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
+
+
+def _eval_collator(job: Job, processing: Any) -> Any | None:
+    """Padded rows where training flattens samples that are not packed.
+
+    Evaluations keep predictions by row, and leave out the rows that fill the ranks' last batches up.
+    """
+    if not job.value("data.padding_free") or job.value("data.packing"):
+        return None
+    return make_collator("pad", processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
 
 
 def row_counts(record: Mapping[str, Any], train: Any, evaluation: Any | None) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def make_collator(
     pad: rows padded on the right, with attention_mask; labels may be lists (padded with -100) or single
     classes. `model` gives encoder-decoders their decoder_input_ids.
     packed: samples of `PackedRows` stacked to the longest; no attention mask.
-    flatten: one row [1, tokens of all samples], no padding, for samples with or without position_ids.
-    FlashAttention's sequence bounds are added unless `model` is known to use another kernel;
-    `pad_to_multiple_of` means nothing here.
+    flatten: one row [1, tokens of all samples], for samples with or without position_ids. The documents'
+    bounds are added unless `model` is known to use a kernel that does not read them.
+    pad_to_multiple_of: of the tokens of a row, for packs and flattened rows by a document of its own.
     ValueError for another kind.
     """
     if kind == "pad":
@@ -45,7 +45,8 @@ def make_collator(
         return StackPacks(tokenizer.pad_token_id, pad_to_multiple_of)
     if kind == "flatten":
         attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-        return Flatten(bounds=attention not in ("eager", "sdpa"))
+        bounds = attention not in ("eager", "sdpa", "flex_attention")
+        return Flatten(tokenizer.pad_token_id, pad_to_multiple_of, bounds=bounds)
     raise ValueError(f"no collator is called {kind!r}; expected pad, packed or flatten")
 
 
@@ -88,28 +89,36 @@ class StackPacks:
 
 
 class Flatten:
-    """All documents of a batch in one row.
+    """All documents of a batch in one row; a padded tail is a document of its own that is not learnt.
 
     Packs are taken apart first: transformers' collator numbers each sample from 0 and would let the
-    documents of a pack see each other. FlashAttention needs the bounds, not only position_ids: GPT-BigCode
-    does not hand the latter to the kernel.
+    documents of a pack see each other. Kernels need the bounds, not only position_ids: GPT-BigCode does
+    not hand the latter to them.
     """
 
-    def __init__(self, *, bounds: bool = True) -> None:
+    def __init__(
+        self, pad_token_id: int | None, pad_to_multiple_of: int | None = None, *, bounds: bool = True
+    ) -> None:
+        self._pad = pad_token_id
+        self._multiple = pad_to_multiple_of or 1
         self._join = DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=bounds)
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
         """input_ids, labels and position_ids, each int64 [1, tokens]; with bounds also cu_seq_lens_*,
         int32 [1 + documents], and max_length_*, int."""
-        batch: Batch = self._join([document for sample in samples for document in _documents(sample)])
+        documents = [document for sample in samples for document in _documents(sample)]
+        tail = -sum(len(document["input_ids"]) for document in documents) % self._multiple
+        if tail:
+            documents.append({"input_ids": [self._pad] * tail, "labels": [IGNORED] * tail})
+        batch: Batch = self._join(documents)
         return batch
 
 
 def _documents(sample: Sample) -> list[Sample]:
-    """The documents of a pack, or the sample itself where it has no position_ids."""
+    """The documents of a pack, or the sample itself where it has no position_ids; empty ones are left out."""
     ids, labels = sample["input_ids"], sample["labels"]
     if "position_ids" not in sample:
-        return [{"input_ids": ids, "labels": labels}]
+        return [{"input_ids": ids, "labels": labels}] if ids else []
     starts = [index for index, position in enumerate(sample["position_ids"]) if position == 0]
     bounds = pairwise([*starts, len(ids)])
     return [{"input_ids": ids[start:end], "labels": labels[start:end]} for start, end in bounds]
