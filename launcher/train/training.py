@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ from launcher.train.data.build import Data
 from launcher.train.going_on import EarlyStopping
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
-from launcher.train.memory_meter import Meter
+from launcher.train.memory_meter import Meter, MeteredSteps
 from launcher.train.memory_states import (
     CPU,
     GradientBytes,
     bytes_by_device,
+    gradient_tensors,
     held_tensors,
     optimizer_tensors,
     weight_tensors,
@@ -207,8 +209,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainable, total = _count_parameters(model)
     gradients = GradientBytes(deepspeed=job.ds_config is not None)
     trainer.add_callback(gradients)
-    trainer.meter = meter
-    meter.watch(held_tensors(trainer))
+    trainer.add_callback(MeteredSteps(meter))
+    trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
     started = time.monotonic()
     with meter.phase("train"), _autocast(job, trainer):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -224,6 +226,13 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
         trainable_params=trainable,
         total_params=total,
     )
+
+
+def _all_tensors(trainer: Any) -> Iterator[torch.Tensor]:
+    """What the model and its optimizer hold."""
+    yield from held_tensors(trainer)
+    yield from gradient_tensors(trainer.model, trainer.optimizer)
+    yield from optimizer_tensors(trainer.model, trainer.optimizer)
 
 
 def _components(trainer: Any, meter: Meter, gradients: GradientBytes) -> dict[str, int]:
