@@ -22,6 +22,7 @@ from launcher.train.arguments import make_arguments
 from launcher.train.callbacks import Metrics, Progress, numbers
 from launcher.train.data.build import Data
 from launcher.train.going_on import EarlyStopping
+from launcher.train.head_loss import chunk_loss
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import Meter, MeteredSteps
@@ -80,6 +81,8 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = job.value("task")
     check_positions(job, model)
     check_units(job, model)
+    if job.section("model").get("loss") == "chunked":
+        chunk_loss(model)
     hooks = load_hooks(job)
     common = {
         "model": model,
