@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -170,17 +171,21 @@ class _CpuGauge:
 
     def __init__(self) -> None:
         self._storages = _StorageMeter()
+        self._open = contextlib.ExitStack()
         self.awake = False
 
     def wake(self) -> None:
-        if not self.awake:
-            self._storages.__enter__()
-            self.awake = True
+        if self.awake:
+            return
+        if "torch._dynamo" in sys.modules:
+            # Layers that are called while every operation is watched would never be compiled afterwards.
+            self._open.enter_context(torch.compiler.set_stance("force_eager"))
+        self._open.enter_context(self._storages)
+        self.awake = True
 
     def rest(self) -> None:
-        if self.awake:
-            self._storages.__exit__(None, None, None)
-            self.awake = False
+        self._open.close()
+        self.awake = False
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:

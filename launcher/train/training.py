@@ -19,6 +19,7 @@ from launcher.errors import Problem, RecipeError, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints, read_origin
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
+from launcher.train.blocks import compile_blocks
 from launcher.train.callbacks import Metrics, Progress, numbers
 from launcher.train.data.build import Data
 from launcher.train.going_on import EarlyStopping
@@ -81,8 +82,11 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = job.value("task")
     check_positions(job, model)
     check_units(job, model)
-    if job.section("model").get("loss") == "chunked":
+    asked = job.section("model")
+    if asked.get("loss") == "chunked":
         chunk_loss(model)
+    if asked.get("compile_blocks"):
+        compile_blocks(job, model)
     hooks = load_hooks(job)
     common = {
         "model": model,
