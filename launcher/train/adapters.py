@@ -48,13 +48,17 @@ def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
     if job.value("model.enable_input_require_grads"):
         require_input_grads(model)
     ids = added_ids(job, processing) if job.has_adapter and job.value("model.add_tokens") else []
+    asked = job.section("adapter")
+    autocast = asked.get("autocast_adapter_dtype", True)
     continued = job.continued_adapter
     if continued:
-        model = _continue_adapter(model, local_or_hub(continued), ids)
+        model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
     elif job.has_adapter:
         model = _new_adapter(job, model, ids)
     if ids:
         keep_rows_alone(model)
+    if not asked.get("cast_input_dtype_enabled", True):
+        _leave_inputs(model)
     if job.has_adapter and job.value("trainer.fp16"):
         _trainable_to_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -85,8 +89,8 @@ def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
 
     settings = job.section("adapter")
     del settings["type"]
-    for name in ("cast_input_dtype_enabled", "autocast_adapter_dtype"):  # of no LoraConfig
-        settings.pop(name, None)
+    settings.pop("cast_input_dtype_enabled", None)
+    autocast = settings.pop("autocast_adapter_dtype", True)
     check_names(model, settings)
     task = job.value("task")
     if task in CLASSIFICATION:
@@ -99,7 +103,8 @@ def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
         found = find_embeddings(model)
         settings = train_added_rows(settings, found, ids, sharded=job.zero_stage == 3)
     try:
-        return get_peft_model(model, LoraConfig(**{"task_type": _TASK_TYPES[task], **settings}))
+        config = LoraConfig(**{"task_type": _TASK_TYPES[task], **settings})
+        return get_peft_model(model, config, autocast_adapter_dtype=autocast)
     except (ValueError, TypeError) as error:
         raise RecipeError(Problem("bad-adapter", str(error), path="adapter")) from error
 
@@ -121,11 +126,27 @@ def _with_heads(given: Sequence[str] | None, heads: Sequence[str]) -> list[str]:
     return [*(given or ()), *(name for name in heads if name not in (given or ()))]
 
 
-def _continue_adapter(model: Any, folder: str, ids: Sequence[int]) -> Any:
+def _leave_inputs(model: Any) -> None:
+    """Autocast brings inputs into its dtype; peft would bring them into the adapter's before, which copies.
+
+    Only for training under autocast: without it a 16-bit input meets float32 weights, which is an error.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.cast_input_dtype_enabled = False
+
+
+def _continue_adapter(
+    model: Any, folder: str, ids: Sequence[int], *, autocast_adapter_dtype: bool = True
+) -> Any:
     from peft import PeftModel
 
     try:
-        continued = PeftModel.from_pretrained(model, folder, is_trainable=True)
+        continued = PeftModel.from_pretrained(
+            model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype
+        )
     except (OSError, ValueError) as error:
         raise RecipeError(
             Problem(

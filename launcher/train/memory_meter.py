@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from transformers import TrainerCallback
 
 from launcher.train.storages import StorageWatch
+
+METERED_STEPS = 3
+"""Optimizer steps after which a CPU run is measured no more: watching every operation takes a seventh of its
+speed. The first makes the optimizer's states, and the ones after it have them all along."""
 
 
 class Held(NamedTuple):
@@ -31,6 +37,9 @@ class Meter:
         self._gauge: _CudaGauge | _CpuGauge = _CudaGauge() if on_cuda else _CpuGauge()
         self._open: list[str] = []
         self._peaks: dict[str, dict[int, Held]] = {}
+        self._largest: dict[str, int] = {}
+        self.held: Callable[[], Iterable[torch.Tensor]] = tuple
+        """What lives all along, and may have been made while nothing was measured."""
 
     @property
     def method(self) -> str:
@@ -39,18 +48,52 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the block as a part of the phase `name`, which may come several times."""
+        """Measure the block as a part of the phase `name`, which may come several times.
+
+        On a CPU a phase that has had batches before rests until a larger one comes.
+        """
         self._note()
-        watching = contextlib.nullcontext() if self._open else self._gauge.watching()
+        awake = self._gauge.awake
         self._open.append(name)
         self._gauge.restart()
         try:
-            with watching:
-                yield
+            if name in self._largest:
+                self.rest()
+            else:
+                self.wake()
+            yield
         finally:
             self._note()
             self._open.pop()
+            if awake:
+                self.wake()
+            else:
+                self.rest()
             self._gauge.restart()
+
+    def wake(self) -> None:
+        """Measure from here on."""
+        if not self._gauge.awake:
+            self._gauge.watch(self.held())
+            self._gauge.wake()
+
+    def rest(self) -> None:
+        """Measure no more until `wake` or a larger batch, where measuring costs time."""
+        self._gauge.rest()
+
+    def comes(self, batch: Mapping[str, Any]) -> None:
+        """A batch of the innermost phase is about to be used: one that is larger than all before is measured.
+
+        Its tensors are counted, which a process or thread of the data loader may have made.
+        """
+        tensors = [item for item in batch.values() if isinstance(item, torch.Tensor)]
+        self.watch(tensors)
+        if not self._open:
+            return
+        size = sum(tensor.numel() for tensor in tensors if tensor.dim() > 1)
+        if size > self._largest.get(self._open[-1], -1):
+            self._largest[self._open[-1]] = size
+            self.wake()
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors made outside of a phase, by another thread or process (CUDA counts them anyway)."""
@@ -89,12 +132,16 @@ class _CudaGauge:
     """The caching allocator's peaks on every visible device: a device map spreads over several."""
 
     method = "cuda-reserved+context"
+    awake = True
 
     def __init__(self) -> None:
         torch.cuda.init()
 
-    def watching(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
+    def wake(self) -> None:
+        """Nothing to do: the allocator counts all along, and it costs nothing."""
+
+    def rest(self) -> None:
+        """Nothing either."""
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         """Nothing to do: the allocator knows every tensor."""
@@ -124,9 +171,21 @@ class _CpuGauge:
 
     def __init__(self) -> None:
         self._storages = _StorageMeter()
+        self._open = contextlib.ExitStack()
+        self.awake = False
 
-    def watching(self) -> contextlib.AbstractContextManager[Any]:
-        return self._storages
+    def wake(self) -> None:
+        if self.awake:
+            return
+        if "torch._dynamo" in sys.modules:
+            # Layers that are called while every operation is watched would never be compiled afterwards.
+            self._open.enter_context(torch.compiler.set_stance("force_eager"))
+        self._open.enter_context(self._storages)
+        self.awake = True
+
+    def rest(self) -> None:
+        self._open.close()
+        self.awake = False
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -172,3 +231,26 @@ class _StorageMeter(StorageWatch):
 
     def died(self, number: int) -> None:
         self.live -= number
+
+
+class MeteredSteps(TrainerCallback):
+    """Lets the meter of a CPU run rest once the first steps are measured.
+
+    What else may be the peak is measured, too: the first save, and what comes after the last step. The meter
+    itself sees to larger batches and to evaluations.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._steps = 0
+        self._saved = False
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._steps += 1
+        first_save = control.should_save and not self._saved
+        self._saved = self._saved or control.should_save
+        ends = control.should_training_stop or state.global_step >= state.max_steps
+        if first_save or ends or self._steps < METERED_STEPS:
+            self._meter.wake()
+        else:
+            self._meter.rest()

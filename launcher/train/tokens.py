@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,7 @@ def added_ids(job: Job, tokenizer: Any) -> list[int]:
 
 
 def fit_vocabulary(job: Job, model: Any, tokenizer: Any) -> None:
-    """Give the embedding a row for every added token.
+    """Give the embedding a row for every added token, and rows up to a multiple of the plan's vocab_multiple.
 
     RecipeError for any other id without a row: an index error on CPU, and a dead device on CUDA.
     """
@@ -83,11 +84,26 @@ def fit_vocabulary(job: Job, model: Any, tokenizer: Any) -> None:
             )
         )
     needed = max(ids, default=-1) + 1
-    if needed > rows:
-        model.resize_token_embeddings(needed)
-        print(f"the embedding grew from {rows} to {needed} rows for the added tokens")
-    elif added:
+    multiple = job.section("model").get("vocab_multiple") or 1
+    wanted = -(-max(needed, rows) // multiple) * multiple
+    if needed <= rows and added:
         print(f"the added tokens take spare rows of the embedding, which has {rows}")
+    if wanted > rows:
+        with _drawn_again(job, model) if multiple > 1 else contextlib.nullcontext():
+            model.resize_token_embeddings(wanted)
+        reasons = ["for the added tokens"] * (needed > rows) + [f"a multiple of {multiple}"] * (multiple > 1)
+        print(f"the embedding grew from {rows} to {wanted} rows, {', '.join(reasons)}")
+
+
+@contextlib.contextmanager
+def _drawn_again(job: Job, model: Any) -> Iterator[None]:
+    """The same random numbers whenever the model is read: no adapter holds the rows that have no token."""
+    import torch
+
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(job.seed)
+        yield
 
 
 @dataclass(frozen=True, slots=True)

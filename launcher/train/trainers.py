@@ -213,7 +213,7 @@ class PlannedTrainer(Stoppable):
 
     def _watch(self, batch: Any) -> None:
         if self.meter is not None:
-            self.meter.watch(item for item in batch.values() if isinstance(item, torch.Tensor))
+            self.meter.comes(batch)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         if self.evaluated_by > 1:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,19 @@ from launcher.errors import Problem, RecipeError, RunFailed
 from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints, read_origin
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
+from launcher.train.blocks import compile_blocks
 from launcher.train.callbacks import Metrics, Progress, numbers
 from launcher.train.data.build import Data
 from launcher.train.going_on import EarlyStopping
+from launcher.train.head_loss import chunk_loss
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
-from launcher.train.memory_meter import Meter
+from launcher.train.memory_meter import Meter, MeteredSteps
 from launcher.train.memory_states import (
     CPU,
     GradientBytes,
     bytes_by_device,
+    gradient_tensors,
     held_tensors,
     optimizer_tensors,
     weight_tensors,
@@ -78,6 +82,11 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = job.value("task")
     check_positions(job, model)
     check_units(job, model)
+    asked = job.section("model")
+    if asked.get("loss") == "chunked":
+        chunk_loss(model)
+    if asked.get("compile_blocks"):
+        compile_blocks(job, model)
     hooks = load_hooks(job)
     common = {
         "model": model,
@@ -208,8 +217,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
     trainable, total = _count_parameters(model)
     gradients = GradientBytes(deepspeed=job.ds_config is not None)
     trainer.add_callback(gradients)
-    trainer.meter = meter
-    meter.watch(held_tensors(trainer))
+    trainer.add_callback(MeteredSteps(meter))
+    trainer.meter, meter.held = meter, lambda: _all_tensors(trainer)
     started = time.monotonic()
     with meter.phase("train"), _autocast(job, trainer):
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -225,6 +234,13 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
         trainable_params=trainable,
         total_params=total,
     )
+
+
+def _all_tensors(trainer: Any) -> Iterator[torch.Tensor]:
+    """What the model and its optimizer hold."""
+    yield from held_tensors(trainer)
+    yield from gradient_tensors(trainer.model, trainer.optimizer)
+    yield from optimizer_tensors(trainer.model, trainer.optimizer)
 
 
 def _components(trainer: Any, meter: Meter, gradients: GradientBytes) -> dict[str, int]:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.train.adapters import _keep_tied
+from launcher.train.adapters import _keep_tied, attach_adapter
+from launcher.train.job import read_job
 from launcher.train.models import check_bare, check_shared
+
+sys.path.insert(0, str(Path(__file__).parent))
+from plans import write_run
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
@@ -86,3 +93,76 @@ def test_weights_that_cannot_be_saved_are_refused_before_training(tmp_path):
         check_shared(Work(), model)
     assert [problem.code for problem in caught.value.problems] == ["shared-tensors"]
     check_shared(Work(adapter=True), model)
+
+
+# --- peft's casts
+
+WIDE = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+
+
+def adapted(folder, dtype, **adapter):
+    """(A model of that dtype with the plan's adapter, ready to train.)"""
+    transformers.set_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**WIDE)).to(dtype)
+    asked = {"type": "lora", "r": 4, "target_modules": "all-linear", "init_lora_weights": False, **adapter}
+    work = read_job(write_run(folder, {"adapter": {"lora_dropout": 0.0, **asked}}))
+    return attach_adapter(work, model, None).train()
+
+
+def one_step(model):
+    """(Loss, gradients, bytes that autograd saved beside the weights) under bfloat16 autocast."""
+    ids = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(1))
+    saved: dict[int, torch.Tensor] = {}
+
+    def save(tensor):
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
+    ):
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    size = sum(tensor.untyped_storage().nbytes() for key, tensor in saved.items() if key not in own)
+    saved.clear()
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), gradients, size
+
+
+@pytest.mark.parametrize("more", [{}, {"use_rslora": True}], ids=["lora", "rslora"])
+def test_inputs_that_autocast_alone_brings_into_its_dtype_learn_the_same_and_save_less(tmp_path, more):
+    loss, gradients, size = one_step(adapted(tmp_path / "a", torch.bfloat16, **more))
+    left = {"cast_input_dtype_enabled": False, **more}
+    found, others, less = one_step(adapted(tmp_path / "b", torch.bfloat16, **left))
+    assert found == loss
+    assert others.keys() == gradients.keys() != set()
+    assert all(torch.equal(others[name], gradient) for name, gradient in gradients.items())
+    # q, k and v, and gate and up, each had a 16-bit copy of an input that they share.
+    assert less < 0.9 * size
+
+
+@pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.1}], ids=["dora", "dropout"])
+def test_what_computes_on_the_input_itself_learns_otherwise_without_the_cast(tmp_path, more):
+    """DoRA's norms, and dropout, which rounds what it scales up."""
+    losses = []
+    for cast in (True, False):
+        model = adapted(tmp_path / f"{cast}", torch.bfloat16, cast_input_dtype_enabled=cast, **more)
+        losses.append(one_step(model)[0])
+    assert losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_an_adapter_has_the_dtype_that_the_plan_says(tmp_path, asked):
+    said = {} if asked is None else {"autocast_adapter_dtype": asked}
+    model = adapted(tmp_path / "new", torch.bfloat16, **said)
+    wanted = torch.bfloat16 if asked is False else torch.float32
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {wanted}
+    model.save_pretrained(tmp_path / "saved")
+    base = model.unload()
+    work = read_job(write_run(tmp_path / "on", {"adapter": {"path": str(tmp_path / "saved"), **said}}))
+    continued = attach_adapter(work, base, None)
+    assert {p.dtype for p in continued.parameters() if p.requires_grad} == {wanted}

@@ -189,6 +189,43 @@ def test_a_full_fine_tune_saves_the_larger_model(tmp_path):
     assert isinstance(generate(tmp_path / "run", TEXTS[0], max_new_tokens=2), str)
 
 
+@pytest.mark.parametrize(("name", "adapter"), [("tied", None), ("untied", LORA)])
+def test_a_vocabulary_grows_to_a_multiple(tmp_path, capsys, name, adapter):
+    """Its spare rows have no token; what was trained with them is read, saved and used with them."""
+    base = saved_base(tmp_path, name)
+    more = {} if adapter is None else {"adapter": adapter}
+    job = job_for(tmp_path / "run", base, model__vocab_multiple=64, **more)
+    tokenizer, model = built(job)
+    assert f"the embedding grew from {ROWS} to 320 rows, for the added tokens, a multiple of 64" in (
+        capsys.readouterr().out
+    )
+    assert model.config.vocab_size == 320
+    batch = batch_of(tokenizer)
+    train_steps(model, batch)
+    trained = logits_of(model, batch)
+    assert trained.shape[-1] == 320
+    kind = "adapter" if adapter else "model"
+    for part in (model, tokenizer):
+        part.save_pretrained(job.run_dir / kind)
+    if adapter:
+        again = load_model(job, load_processing(job))
+        again = peft.PeftModel.from_pretrained(again, job.run_dir / kind)
+        assert torch.allclose(logits_of(again, batch), trained, atol=1e-5)
+    assert isinstance(generate(tmp_path / "run", TEXTS[0], max_new_tokens=2), str)
+
+
+def test_a_vocabulary_of_the_multiple_stays_as_it_is(tmp_path, capsys):
+    job = job_for(
+        tmp_path / "run", saved_base(tmp_path, "tied"), model__vocab_multiple=8, model__add_tokens=[]
+    )
+    assert len(matrices(load_model(job, load_processing(job)))[0]) == ROWS
+    assert "grew" not in capsys.readouterr().out
+    plain = job_for(
+        tmp_path / "plain", str(tmp_path / "saved"), model__vocab_multiple=None, model__add_tokens=[]
+    )
+    assert len(matrices(load_model(plain, load_processing(plain)))[0]) == ROWS
+
+
 @pytest.mark.parametrize("name", ["untied", "tied"])
 def test_generate_reads_an_adapter_with_added_tokens(tmp_path, name):
     job = job_for(tmp_path / "run", saved_base(tmp_path, name), adapter=LORA)

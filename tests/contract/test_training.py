@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import RecipeError, RunFailed
@@ -63,6 +64,51 @@ def test_batches_weigh_the_same_whichever_process_makes_them(tmp_path):
         return trainer.meter.peak("train").allocated
 
     assert peak(1) == peak(0)
+
+
+def of_lengths(*lengths: int) -> list[dict]:
+    return [{"input_ids": [4 + i % WORDS for i in range(n)], "labels": [4] * n} for n in lengths]
+
+
+def watched_steps(folder: Path, changes: dict, rows: Rows) -> tuple[list[tuple], object]:
+    """((length of the rows, training, whether operations are watched) of each forward, the trainer)."""
+    model, seen = llama(), []
+
+    def note(module, _args, kwargs) -> None:
+        seen.append((kwargs["input_ids"].shape[1], module.training, bool(_get_current_dispatch_mode_stack())))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    plain = {"trainer.train_sampling_strategy": "sequential", "trainer.per_device_train_batch_size": 1}
+    trainer, _ = trained(folder, {**plain, **changes}, model, rows)
+    return seen, trainer
+
+
+def test_after_the_first_steps_only_larger_batches_are_watched(tmp_path):
+    lengths = (8, 6, 8, 8, 5, 12, 8, 12)
+    rows = Rows(dataset(of_lengths(*lengths)), None, make_collator("pad", tokenizer()))
+    seen, trainer = watched_steps(tmp_path / "a", {"trainer.max_steps": 8}, rows)
+    assert [(length, watched) for length, _, watched in seen] == [
+        (8, True), (6, True), (8, True), (8, False), (5, False), (12, True), (8, False), (12, False)
+    ]  # fmt: skip
+    assert _get_current_dispatch_mode_stack() == []
+    # The largest batch weighs what it weighs when everything is watched.
+    rows = Rows(dataset(of_lengths(8, 12, 8)), None, make_collator("pad", tokenizer()))
+    _, all_watched = watched_steps(tmp_path / "b", {"trainer.max_steps": 3}, rows)
+    (peak, whole) = (each.meter.peak("train").allocated for each in (trainer, all_watched))
+    assert peak == pytest.approx(whole, rel=2e-3)  # but for a few scalars
+
+
+def test_of_evaluations_the_first_and_larger_batches_are_watched(tmp_path):
+    rows = Rows(dataset(of_lengths(*[8] * 6)), dataset(of_lengths(6, 9)), make_collator("pad", tokenizer()))
+    changes = {**EVERY_STEP, "trainer.max_steps": 6, "trainer.eval_steps": 2}
+    changes |= {"trainer.per_device_eval_batch_size": 1}
+    seen, trainer = watched_steps(tmp_path, changes, rows)
+    assert [watched for _, training, watched in seen if not training] == [True, True] + [False] * 4
+    assert [watched for _, training, watched in seen if training] == [True] * 3 + [False] * 3
+    before = trainer.meter.peak("eval").allocated
+    trainer.evaluate(dataset(of_lengths(6, 15)))
+    assert seen[-2:] == [(6, False, False), (15, False, True)]
+    assert trainer.meter.peak("eval").allocated > before
 
 
 # --- arguments
