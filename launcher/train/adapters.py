@@ -85,8 +85,6 @@ def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
 
     settings = job.section("adapter")
     del settings["type"]
-    for name in ("cast_input_dtype_enabled", "autocast_adapter_dtype"):  # of no LoraConfig
-        settings.pop(name, None)
     check_names(model, settings)
     task = job.value("task")
     if task in CLASSIFICATION:
