@@ -47,6 +47,11 @@ class Row:
     """DeepSpeed's reduce and all-gather buckets, in elements."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the model's configuration."""
+    free: bool = False
+    """The rows of a batch lie in one row, for `attention`."""
+    loss: str = "full"
+    cast: bool = True
+    """Adapters copy their input into their own dtype."""
     impossible: str | None = None
     """Why the row cannot run."""
 
@@ -162,6 +167,29 @@ _LLAMA = [
     Row("llama-nf4-lora-fp32", "llama", quantization="nf4", **_LORA),
     Row("llama-nf4-lora-bf16-ckpt", "llama", 8, precision="bf16", quantization="nf4", **_LORA, **_CKPT),
 ]
+_FREE: dict[str, Any] = {"attention": "varlen", "free": True}
+_CHUNKED: dict[str, Any] = {"loss": "chunked"}
+_64K = {"vocab_size": 64000, "hidden_size": 128}
+_FAST = [
+    Row("llama-fp32-free", "llama", **_FREE),
+    Row("llama-gqa-bf16-free", "llama-gqa", precision="bf16", **_FREE),
+    Row("mistral-fp32-free-ckpt", "mistral", 8, 128, **_FREE, **_CKPT),
+    Row("gpt-neox-fp32-free", "gpt-neox", 2, **_FREE),
+    Row("qwen3-bf16true-free", "qwen3", precision="bf16-true", **_FREE),
+    Row("llama-fp32-vocab16k-chunked", "llama", 4, 512, config={"vocab_size": 16000}, **_CHUNKED),
+    Row("llama-fp32-vocab64k-chunked", "llama", 4, 512, config=_64K, **_CHUNKED),
+    Row("llama-bf16-vocab32k-chunked", "llama", 2, 512, "bf16", config={"vocab_size": 32000}, **_CHUNKED),
+    Row("llama-bf16true-vocab64k-chunked", "llama", 4, 512, "bf16-true", config=_64K, **_CHUNKED),
+    Row("llama-lora-fp32-vocab64k-chunked", "llama", 4, 512, config=_64K, **_LORA, **_CHUNKED),
+    Row("llama-lora-bf16-uncast", "llama", precision="bf16", cast=False, **_LORA),
+    Row("llama-nf4-lora-bf16-uncast-ckpt", "llama", 8, precision="bf16", quantization="nf4", cast=False,
+        **_LORA, **_CKPT),
+    Row("gemma3-lora-bf16-free-chunked", "gemma3", 4, 128, "bf16", cast=False, **_LORA, **_FREE, **_CHUNKED),
+    Row("llama-lora-fp32-free-chunked", "llama", 8, **_LORA, **_FREE, **_CHUNKED),
+    Row("llama-zero2-bf16-free-chunked", "llama", precision="bf16", zero_stage=2, **_FREE, **_CHUNKED,
+        **_ZERO),
+    Row("qwen3-zero3-fp32-free-chunked", "qwen3", zero_stage=3, **_FREE, **_CHUNKED, **_ZERO),
+]  # fmt: skip
 _DECODERS = [
     Row("llama-gqa-fp32", "llama-gqa"),
     Row("llama-gqa-bf16-eager", "llama-gqa", 2, precision="bf16", attention="eager"),
@@ -227,7 +255,7 @@ _TWO_PROCESSES = [
     Row("llama-fsdp2-fp32", "llama", 2, engine="fsdp", processes=2),
     Row("llama-fsdp2-bf16-ckpt", "llama", 4, engine="fsdp", processes=2, precision="bf16", **_CKPT),
 ]
-ROWS: tuple[Row, ...] = (*_LLAMA, *_DECODERS, *_ENCODERS, *_TWO_PROCESSES)
+ROWS: tuple[Row, ...] = (*_LLAMA, *_FAST, *_DECODERS, *_ENCODERS, *_TWO_PROCESSES)
 
 
 def row(name: str) -> Row:

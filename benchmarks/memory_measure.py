@@ -60,6 +60,7 @@ class RandomData:
     eval: None = None
     streaming: bool = False
     labels: tuple[str, ...] | None = None
+    collate_eval: None = None
     counts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,7 +104,8 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
         if row.packing:
             sample["position_ids"] = [*range(row.length // DOCUMENTS)] * DOCUMENTS
         rows.append(sample)
-    return RandomData(rows, make_collator("packed" if row.packing else "pad", processing))
+    kind = "flatten" if row.free else "packed" if row.packing else "pad"
+    return RandomData(rows, make_collator(kind, processing))
 
 
 def tokenizer() -> Any:
@@ -314,7 +316,7 @@ def write_record(measured: Mapping[str, int], path: Path = RECORD) -> None:
     defaults = {one.name: one.default for one in dataclasses.fields(Row)}
     rows = []
     for one in ROWS:
-        given = {k: v for k, v in dataclasses.asdict(one).items() if v and v != defaults[k]}
+        given = {k: v for k, v in dataclasses.asdict(one).items() if (v or v is False) and v != defaults[k]}
         entry = {"name": one.name, "half": one.half, "settings": given}
         del given["name"]
         if one.impossible is not None:

@@ -47,12 +47,13 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
             "config": {**model.config, **row.config},
             "quantization": row.quantization,
             "attn_implementation": row.attention,
-            "loss": "full",  # as the record was measured
+            "loss": row.loss if model.task == "causal-lm" else None,
         },
         "data": {
             "train": [{"path": "random", "format": _FORMATS.get(model.task, "prompt-completion")}],
             **({} if model.task == "image-classification" else {"max_length": row.length}),
             "packing": row.packing,
+            **({"padding_free": True} if row.free else {}),
         },
         "precision": row.precision,
         "sharding": {"engine": "deepspeed" if row.engine == "deepspeed" else "ddp"},
@@ -69,7 +70,7 @@ def recipe_of(row: Row, steps: int = STEPS) -> dict[str, Any]:
     if row.adapter is not None:
         targets = "all-linear" if row.adapter == "all-linear" else list(model.attention)
         recipe["adapter"] = {"r": RANK, "target_modules": targets, "lora_dropout": row.adapter_dropout}
-        recipe["adapter"]["cast_input_dtype_enabled"] = True
+        recipe["adapter"]["cast_input_dtype_enabled"] = row.cast
     if row.engine == "deepspeed":
         recipe["sharding"] |= {"zero_stage": row.zero_stage, "offload_optimizer": row.offload_optimizer}
     return recipe

@@ -77,7 +77,7 @@ CHANGED: dict[str, str] = {
     "model.trust_remote_code": "true",
     "adapter.type": "lora",
     "adapter.path": "/tmp/adapter",
-    "adapter.cast_input_dtype_enabled": "true",
+    "adapter.cast_input_dtype_enabled": "false",
     "adapter.autocast_adapter_dtype": "false",
     "data.train": "[{path: other.jsonl}]",
     "data.eval": "[{path: other.jsonl}]",

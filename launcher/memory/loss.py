@@ -176,11 +176,12 @@ def _by_chunks(
     loss = tape.step([read], 1, 4, saves=[made], params=trained, fresh=d.weight * trained)
     saved, weights = tape.saved()
     narrow = 0 if d.weight == read.width else read.width * entries
+    scores = min(block.tokens, chunk_rows(head.out_features)) * head.out_features
     # Logits, the logarithms of their shares, and errors: these in float32 over the logarithms themselves,
-    # else a copy. A CPU widens 16-bit logits beforehand.
-    each = 8 + (2 if d.on_cpu and read.width < 4 else 0)
-    chunk = min(block.tokens, chunk_rows(head.out_features)) * head.out_features * each
-    forward = chunk + narrow * (2 if trained else 1) + learnt.size + (read.size if read is not learnt else 0)
+    # else a copy, of which the weight's gradient is made. A CPU widens 16-bit logits beforehand.
+    widening = 10 * scores if d.on_cpu and read.width < 4 else 0
+    chunk = max(widening, 8 * scores + (narrow if trained else 0))
+    forward = chunk + narrow + x.size + learnt.size + (read.size if read is not learnt else 0)
     peak = tape.backward(loss, gradient_width, accumulated=accumulated)
     return HeadCost(forward, 0, saved, weights, trained, peak)
 

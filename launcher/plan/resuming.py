@@ -154,6 +154,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("trainer.max_grad_norm",), "equal", "ZeRO brings its own value along, others take the new one"),
     Rule(("adapter.lora_dropout",), "word", "the noise changes from here on, the tensors do not"),
     Rule(("adapter.lora_alpha", "adapter.use_rslora"), "equal", "it scales all that the adapter has learnt"),
+    Rule(("adapter.autocast_adapter_dtype",), "equal", "its weights and states are of another type"),
     Rule(("adapter.*",), "equal", _SHAPE),
     Rule(
         ("model.quantization", "model.prepare_for_kbit"),
@@ -175,6 +176,7 @@ BEFORE: Mapping[str, Any] = {
     "sharding.tp_size": 1,
     "sharding.sp_size": 1,
     "sharding.cp_size": 1,
+    "trainer.use_liger_kernel": False,
     "model.loss": "full",
     "model.compile_blocks": False,
     "model.vocab_multiple": None,

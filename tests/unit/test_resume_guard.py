@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from launcher.errors import RecipeError
 from launcher.plan.resumed_states import ADAM, judge
 from launcher.plan.resuming import RULES, compare_data, compare_settings, compare_versions, rule_of
+from launcher.train.job import Job
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "plans").glob("*.json"))
 
@@ -246,3 +248,45 @@ def test_other_data_is_refused():
     (difference,) = compare_data("abc", "xyz")
     assert difference.refused
     assert "bring the old files back" in difference.problem().hint
+
+
+NEW = {
+    "model.attn_implementation": "varlen", "model.loss": "chunked", "model.compile_blocks": True,
+    "model.vocab_multiple": None, "data.padding_free": True, "data.pad_to_multiple_of": 64,
+    "adapter.cast_input_dtype_enabled": False, "adapter.autocast_adapter_dtype": True,
+    "trainer.use_liger_kernel": False, "trainer.tf32": True, "trainer.dataloader_num_workers": 4,
+}  # fmt: skip
+
+
+def test_a_checkpoint_of_an_older_plan_goes_on_with_a_word_for_what_computes_it_now():
+    old = plan(**{"model.attn_implementation": "sdpa", "data.padding_free": False})
+    for name in NEW.keys() - {"model.attn_implementation", "data.padding_free"}:
+        old["settings"].pop(name, None)
+    found = compare_settings(old, plan(**NEW))
+    assert not any(difference.refused for difference in found)
+    told = {difference.setting: difference.word() for difference in found}
+    assert told.keys() == NEW.keys() - {
+        "model.vocab_multiple", "adapter.autocast_adapter_dtype", "trainer.dataloader_num_workers",
+        "trainer.use_liger_kernel",
+    }  # fmt: skip
+    assert "'full' -> 'chunked'" in told["model.loss"]
+    assert "True -> False" in told["adapter.cast_input_dtype_enabled"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("model.vocab_multiple", 64), ("adapter.autocast_adapter_dtype", False)]
+)
+def test_other_tensors_are_refused_also_against_an_older_plan(setting, value):
+    old, new = plan(), plan(**{**NEW, setting: value})
+    assert setting in [d.setting for d in compare_settings(old, new) if d.refused]
+
+
+def test_the_worker_reads_an_older_plan_as_it_was_meant(tmp_path):
+    job = Job(tmp_path, plan())
+    assert job.value("model.loss") == "full"
+    assert job.value("model.compile_blocks") is False
+    assert job.value("adapter.cast_input_dtype_enabled") is True
+    assert job.value("sharding.tp_size") == 1
+    assert Job(tmp_path, plan(model__loss="chunked")).value("model.loss") == "chunked"
+    with pytest.raises(RecipeError, match="the plan has no setting"):
+        job.value("model.unheard_of")
