@@ -29,8 +29,15 @@ WINDOWED = torch.int64
 """dtype of the documents' numbers where the layer has a window; int32 where it has none."""
 
 
+_kernel: tuple[Callable[..., Any], frozenset[str]] | None = None
+"""torch's variable-length kernel and the names of its arguments, which differ between releases; None: this
+device or this torch has none. A name of the module, which a compiled layer reads without a break."""
+
+
 def register_varlen() -> None:
     """Make `attn_implementation="varlen"` known to transformers; again changes nothing."""
+    global _kernel
+    _kernel = _find_kernel()
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_mask)
 
@@ -123,8 +130,8 @@ def attend(
     if cu_seq_lens_q is not None and _has_kernel(query, value, dropout, sliding_window):
         longest = max_length_q or max(_lengths(cu_seq_lens_q))
         return _in_one_call(query, key, value, cu_seq_lens_q, longest, sliding_window, scaling), None
-    lengths = _lengths(cu_seq_lens_q) if cu_seq_lens_q is not None else _counted(attention_mask)
-    return one_by_one(query, key, value, lengths, sliding_window, scaling, dropout), None
+    states = query, key, value
+    return _uncompiled(states, cu_seq_lens_q, attention_mask, sliding_window, scaling, dropout), None
 
 
 def _refuse_scores(others: dict[str, Any]) -> None:
@@ -152,6 +159,17 @@ def _check_row(
     biased = next((name for name in ("position_bias", "cache") if others.get(name) is not None), None)
     if biased is not None:
         raise ValueError(f"attention {NAME!r} does not know `{biased}` in a flattened row; use sdpa")
+
+
+@torch._disable_dynamo  # torch.compiler.disable imports the compiler here and now
+def _uncompiled(
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    bounds: torch.Tensor | None,
+    numbers: torch.Tensor | None,
+    *given: Any,
+) -> torch.Tensor:
+    """The documents' lengths differ at each step, and a compiled layer would be compiled anew for them."""
+    return one_by_one(*states, _counted(numbers) if bounds is None else _lengths(bounds), *given)
 
 
 def _lengths(bounds: torch.Tensor) -> list[int]:
@@ -212,9 +230,9 @@ def _window(length: int, window: int, device: torch.device) -> torch.Tensor:
     return (back >= 0) & (back < window)
 
 
-@functools.cache
-def _kernel() -> tuple[Callable[..., Any], frozenset[str]] | None:
-    """torch's variable-length kernel and the names of its arguments, which differ between releases."""
+def _find_kernel() -> tuple[Callable[..., Any], frozenset[str]] | None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -223,15 +241,13 @@ def _kernel() -> tuple[Callable[..., Any], frozenset[str]] | None:
 
 
 def _has_kernel(query: torch.Tensor, value: torch.Tensor, dropout: float, window: int | None) -> bool:
-    """Whether torch's kernel computes just this: on CUDA from 8.0 on, in 16 bits, without dropout."""
-    if query.device.type != "cuda" or dropout or (kernel := _kernel()) is None:
-        return False
-    if torch.cuda.get_device_capability(query.device) < (8, 0):
+    """Whether torch's kernel computes just this: on CUDA, in 16 bits, without dropout."""
+    if _kernel is None or query.device.type != "cuda" or dropout:
         return False
     width = query.shape[-1]
     fits = width == value.shape[-1] and width <= KERNEL_WIDTHS and width % 8 == 0
     in_16_bits = _computed(query).itemsize == 2
-    return fits and in_16_bits and (window is None or "window_size" in kernel[1])
+    return fits and in_16_bits and (window is None or "window_size" in _kernel[1])
 
 
 def _computed(states: torch.Tensor) -> torch.dtype:
@@ -250,9 +266,8 @@ def _in_one_call(
     scaling: float | None,
 ) -> torch.Tensor:
     """All documents by torch's kernel, whose tensors are [tokens, heads, width]."""
-    kernel = _kernel()
-    assert kernel is not None, "_has_kernel said that there is one"
-    call, names = kernel
+    assert _kernel is not None, "_has_kernel said that there is one"
+    call, names = _kernel
     given: dict[str, Any] = {}
     if "window_size" in names:  # tokens to the left and to the right of each, itself not counted
         given["window_size"] = (-1, 0) if window is None else (window - 1, 0)

@@ -173,9 +173,15 @@ class PlannedTrainer(Stoppable):
         if self.collate_eval is not None and not kwargs.get("is_training"):
             self.data_collator = self.collate_eval
         try:
-            return super()._get_dataloader(*args, **kwargs)
+            loader = super()._get_dataloader(*args, **kwargs)
         finally:
             self.data_collator = in_training
+        if self.args.dataloader_persistent_workers:
+            # Its first pass alone draws a seed for the workers, in a run that goes on at another place: from
+            # the generator of everything, what is dropped in the next epoch would be something else.
+            own = torch.Generator().manual_seed(self.args.seed)
+            getattr(loader, "base_dataloader", loader).generator = own  # accelerate's passes are the base's
+        return loader
 
     def _telling(self, collate: Any) -> Any:
         """A resumed stream reads again what it gave, perhaps for hours: each batch of that is progress."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,35 @@ def test_what_was_trained_flattened_writes_and_goes_on_without_it(tmp_path: Path
     work = read_job(run)
     model = _trained_model(work, run / "adapter", load_processing(work))
     assert model.config._attn_implementation == "sdpa"
+
+
+WORKERS = {
+    "trainer.dataloader_num_workers": 2,
+    "trainer.dataloader_persistent_workers": True,
+    "trainer.dataloader_prefetch_factor": 2,
+}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_workers_make_the_same_batches_and_a_resume_goes_on_exactly(
+    tmp_path: Path, monkeypatch: Any, dropout: float
+) -> None:
+    """Over more than two epochs, from a checkpoint within the second, with evaluations."""
+    changes = {
+        **UNEVEN, **FLAT, "adapter": {**LORA, "lora_dropout": dropout}, "trainer.max_steps": 15,
+        "trainer.save_strategy": "steps", "trainer.save_steps": 9,
+    }  # fmt: skip
+    trained(tmp_path / "workers", {**changes, **WORKERS})
+    shutil.copytree(tmp_path / "workers", tmp_path / "halved")
+    shutil.rmtree(tmp_path / "halved" / "checkpoints" / "checkpoint-15")
+    for name in ("COMPLETED", "result.json"):
+        (tmp_path / "halved" / name).unlink()
+    with monkeypatch.context() as patch:
+        patch.setenv("EFFILAUNCH_RESUME", "auto")
+        trained(tmp_path / "halved", {**changes, **WORKERS})
+    whole = measured(tmp_path / "workers")
+    assert measured(tmp_path / "halved") == whole
+    assert [row["step"] for row in whole if "loss" in row] == list(range(1, 16))
+    if not dropout:
+        trained(tmp_path / "alone", changes)
+        assert measured(tmp_path / "alone") == whole

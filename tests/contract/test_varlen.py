@@ -5,6 +5,7 @@ That flattened documents compute what separate ones do is in test_packing.py, fo
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
@@ -212,22 +213,18 @@ def kernel_of_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causa
 def test_the_kernel_is_asked_for_the_same(
     monkeypatch: Any, kernel: Any, window: int | None, scaling: float | None
 ) -> None:
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    attention._kernel.cache_clear()
+    monkeypatch.setattr(attention, "_kernel", (kernel, frozenset(inspect.signature(kernel).parameters)))
     given = {"cu_seq_lens_q": BOUNDS, "max_length_q": 5, "scaling": scaling, "sliding_window": window}
     module = torch.nn.Module()
     expected, _ = attention.attend(module, *states(8), None, **given)
     monkeypatch.setattr(attention, "_has_kernel", lambda *_: True)
     found, _ = attention.attend(module, *states(8), None, **given)
-    monkeypatch.undo()
-    attention._kernel.cache_clear()
     assert found.shape == expected.shape == (1, 8, 4, 16)
     assert apart(found, expected) < 1e-5
 
 
 def test_which_tensors_the_kernel_takes(monkeypatch: Any) -> None:
-    capability = [(8, 0)]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability[0])
+    monkeypatch.setattr(attention, "_kernel", (kernel_of_2_13, frozenset({"window_size"})))
 
     def takes(
         dtype: Any = torch.bfloat16,
@@ -245,13 +242,7 @@ def test_which_tensors_the_kernel_takes(monkeypatch: Any) -> None:
 
     assert takes()
     assert takes(torch.float16)
-    monkeypatch.setattr(attention, "_kernel", lambda: (kernel_of_2_10, frozenset()))
-    assert takes()
-    assert not takes(window=4)
-    monkeypatch.setattr(attention, "_kernel", lambda: None)
-    assert not takes()
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability[0])
+    assert takes(window=4)
     assert not takes(device="cpu")
     assert not takes(torch.float32)
     assert not takes(dropout=0.1)
@@ -261,8 +252,22 @@ def test_which_tensors_the_kernel_takes(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda _: torch.bfloat16)
     assert takes(torch.float32)
-    capability[0] = (7, 5)
+    monkeypatch.setattr(attention, "_kernel", (kernel_of_2_10, frozenset()))
+    assert takes()
+    assert not takes(window=4)
+    monkeypatch.setattr(attention, "_kernel", None)
     assert not takes()
+
+
+def test_which_devices_have_the_kernel(monkeypatch: Any) -> None:
+    assert attention._find_kernel() is None or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert attention._find_kernel() is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    found = attention._find_kernel()
+    assert found is not None
+    assert {"window_size", "scale", "enable_gqa"} <= found[1]
 
 
 def test_windows_are_those_of_transformers() -> None:
@@ -283,3 +288,21 @@ def test_registering_again_changes_nothing() -> None:
     register_varlen()
     assert transformers.AttentionInterface()["varlen"] is attention.attend
     assert LLAMA["num_key_value_heads"] < LLAMA["num_attention_heads"]  # grouped keys are tried here
+
+
+def test_compiled_layers_are_compiled_once_for_all_lengths() -> None:
+    """Up to what dynamic shapes ask for; each list of lengths by itself would be another graph."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    plain, compiled = (build("mistral", "varlen") for _ in range(2))
+    for layer in compiled.model.layers:
+        layer.compile(dynamic=True, backend="eager")
+    graphs = []
+    for lengths in ((9, 4), (5, 8, 3), (7, 7, 7, 2), (12, 5, 1, 1, 4)):
+        batch = make_collator("flatten", Pad())(row_of(lengths))
+        found, expected = (model(**batch, use_cache=False).logits for model in (compiled, plain))
+        assert apart(found, expected) < 1e-6
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[-1] == graphs[1]
