@@ -296,6 +296,7 @@ ENGINES = {
     "zero2": {"sharding": {"zero_stage": 2}},
     "zero3": {"sharding": {"zero_stage": 3}},
     "zero3-lora": {"sharding": {"zero_stage": 3}, "adapter": LORA},
+    "fsdp2": {"sharding": {"engine": "fsdp"}},
 }
 
 
@@ -304,6 +305,6 @@ def test_ranks_learn_in_chunks_what_one_process_learns_from_whole_logits(name, g
     said = {**ENGINES[name], "global_batch_size": 8, "trainer": {"per_device_train_batch_size": 2}}
     plain = alone({**said, "sharding": {}}, ground, tmp_path / "plain", forks)
     out, env = with_chunks(planned(said, ground, tmp_path / "chunks", forks))
-    ended = forks.run(out, 2, env)
+    ended = forks.run(out, 2, env, prelude="fsdp_on_cpu" if name == "fsdp2" else None)
     assert set(ended.codes) == {0}, ended.said
     check_alike(plain, out)
