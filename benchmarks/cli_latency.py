@@ -38,8 +38,8 @@ class Case:
 BASELINE = Case("python -c pass", (sys.executable, "-c", "pass"))
 OURS = (
     Case("effilaunch --help", (str(BIN / "effilaunch"), "--help"), 4),
-    Case("effilaunch validate", (str(BIN / "effilaunch"), "validate", str(RECIPE)), 15),
-    Case("effilaunch plan", (str(BIN / "effilaunch"), "plan", str(RECIPE)), 22),
+    Case("effilaunch validate", (str(BIN / "effilaunch"), "validate", str(RECIPE)), 25),
+    Case("effilaunch plan", (str(BIN / "effilaunch"), "plan", str(RECIPE)), 30),
 )
 OTHERS = (
     Case("accelerate launch --help", (str(BIN / "accelerate"), "launch", "--help")),
