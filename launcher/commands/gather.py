@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.commands.foreign import find_spec
 from launcher.errors import Problem, RecipeError
@@ -20,15 +20,15 @@ from launcher.facts.processor import probe_processor
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.slurm import read_allocation
 from launcher.facts.software import installed_versions
-from launcher.lint.check import read_profile
-from launcher.lint.finding import Finding
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import missing_data
-from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from launcher.lint.finding import Finding
 
 
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
@@ -203,6 +203,8 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
         raise RecipeError(
             Problem("profile-unreadable", f"cannot read {path}: {error}", path="sharding.config")
         ) from None
+    from launcher.lint.check import read_profile
+
     profile, wrong = read_profile(raw, str(path))
     if wrong:
         raise RecipeError([_refused(finding) for finding in wrong])
@@ -281,6 +283,8 @@ def _rehearsal(
     loaded: LoadedRecipe, on: str | None, config: Mapping[str, Any]
 ) -> tuple[LoadedRecipe, Hardware]:
     """The recipe as `--tiny` runs it, and where."""
+    from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
+
     asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
     hardware = tiny_hardware(asked, probe.probe_hardware(), loaded.recipe)
     loaded = tiny_recipe(loaded, config)

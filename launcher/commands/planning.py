@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.commands.gather import data_problems, gather, hostfile_warnings, recipe_hardware
-from launcher.commands.swapping import nvme_words
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
@@ -16,9 +15,10 @@ from launcher.plan.planner import make_plan, plan_first
 from launcher.plan.search import Search, search
 from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe, load_recipe
-from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome, note
-from launcher.report.text import explain_text, plan_text
+
+if TYPE_CHECKING:
+    from launcher.render.bundle import Bundle
 
 
 def bundle_json(bundle: Bundle) -> dict[str, Any]:
@@ -39,6 +39,9 @@ def plan_command(
 
     `trace`: with the memory of the real model, traced. Exit 3 shows the nearest miss.
     """
+    from launcher.render.bundle import render
+    from launcher.report.text import plan_text
+
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
     absent = hostfile_warnings(loaded.recipe, facts.hardware)
     facts = replace(facts, warnings=(*facts.warnings, *absent))
@@ -52,7 +55,7 @@ def plan_command(
         bundle, problems = render(error.nearest_miss), error.problems
         extra = {"would_fit": [other.to_json() for other in error.would_fit]}
         others = [other.said for other in error.would_fit]
-    for said in nvme_words(bundle.plan):
+    for said in _nvme_words(bundle.plan):
         note(said)
     code = DoesNotFit.exit_code if problems else 0
     traced = ""
@@ -75,8 +78,19 @@ def plan_command(
     return _explained(bundle, explain, problems, code)
 
 
+def _nvme_words(plan: Plan) -> list[str]:
+    """What stands in the way of an offload to NVMe here; its checks are loaded where one is planned."""
+    if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
+        return []
+    from launcher.commands.swapping import nvme_words
+
+    return nvme_words(plan)
+
+
 def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: int) -> Outcome:
     """Where one setting came from, those of a section, or with "" all of them."""
+    from launcher.report.text import explain_text
+
     text = explain_text(bundle.plan, explain)
     if not text.strip():
         raise RecipeError(
@@ -140,7 +154,7 @@ def _try_plan(loaded: LoadedRecipe) -> list[str]:
         return []
     try:
         loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
-        warnings = nvme_words(make_plan(loaded, facts))
+        warnings = _nvme_words(make_plan(loaded, facts))
     except DoesNotFit as error:
         return [problem.message for problem in error.problems]
     except RecipeError as error:

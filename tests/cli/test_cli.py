@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from factories import BASE
 
 from launcher.cli import main
+from launcher.parsing import COMMANDS, build_parser
 
 PLAN_KEYS = {
     "schema_version", "command", "hardware", "batch", "schedule", "settings", "fixes", "memory",
@@ -260,3 +264,32 @@ def test_our_own_bug_is_exit_70_with_a_log(capsys, file, monkeypatch):
 def test_generate_of_an_unfinished_run(capsys, tmp_path):
     code, _, err = called(capsys, "generate", tmp_path, "hello")
     assert (code, "no finished run" in err) == (2, True)
+
+
+def test_help_makes_no_parser_of_a_command_and_imports_little():
+    code = (
+        "import sys; from launcher.cli import main; main(['--help']); "
+        "print(sorted({'dataclasses', 'shutil', 'json', 'yaml', 'launcher.errors'} & set(sys.modules)))"
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_help_is_as_wide_as_argparse_would_make_it(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    ours = build_parser()
+    theirs = argparse.HelpFormatter("effilaunch")
+    made = ours._get_formatter()
+    assert (made._width, made._max_help_position) == (theirs._width, theirs._max_help_position)
+
+
+def test_every_command_is_dispatched_and_explains_itself(capsys):
+    for name, summary, _ in COMMANDS:
+        code, out, _ = called(capsys, name, "--help")
+        assert code == 0
+        assert f"usage: effilaunch {name}" in out
+        assert summary.split(",")[0] in " ".join(out.split())
+        assert "--json" in out

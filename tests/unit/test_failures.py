@@ -17,7 +17,7 @@ from packaging.version import Version
 from launcher.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.errors import RecipeError
 from launcher.facts.software import PACKAGES
-from launcher.failures import FAILURES
+from launcher.failures import FAILURES, versions
 from launcher.failures.failure import Failure
 from launcher.failures.versions import holds, requirements
 from launcher.lint.against_recipe import AgainstRecipe
@@ -402,6 +402,16 @@ def test_a_message_is_matched_by_its_own_entry_alone(name):
 @pytest.mark.parametrize("line", [*HARMLESS, *OTHERS], ids=lambda line: line[:40])
 def test_what_only_looks_alike_is_matched_by_none(line):
     assert matched(line) == set()
+
+
+@pytest.mark.parametrize(
+    "found", ["5", "5.0.0", "4.57.1", "5.10", "2.5.0+cpu", "5.0.0rc1", "5!1", "1.0.post1", "main"]
+)
+@pytest.mark.parametrize(
+    "asked", ["p>=5", "p>=5.0", " p >= 5.9.1 ", "p>=2.5", "p>=4,<6", "p[x]>=5", "p==5", "q>=5"]
+)
+def test_plain_requirements_are_answered_as_packaging_answers(asked, found):
+    assert holds(asked, {"p": found}) == versions._by_packaging(asked, {"p": found})
 
 
 def test_requirements_on_versions():

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
-from launcher.train.data.encoded import cut
+from launcher.train.data.encoded import _plain_backend, cut, token_ids
 from launcher.train.data.sources import Row
 from launcher.train.data.tokenize import make_encoder
 from launcher.train.job import Job
@@ -329,3 +329,39 @@ class TestClasses:
         batch = self.encode(bert, data__overlong="drop")
         assert batch.dropped == {"empty": 1, "overlong": 1}
         assert len({len(column) for column in batch.columns.values()}) == 1
+
+
+ODD = [
+    "", " ", "\n\n\t ", "plain words", "<|eos|>", "a<|eos|>b <|bos|><|unk|>", "\x00\x01\x7f", "x" * 3000,
+    "e\u0301 \u00e9 \ufb01 \u2028 \U0001f469\u200d\U0001f469", "\u0627\u0644\u0639 \u4f60\u597d",
+    "tab\tand  spaces   ", "def f(x):\n    return x  # no\r\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"add_special_tokens": False}, {"add_special_tokens": True}])
+@pytest.mark.parametrize("given", ["tokenizer", "both_ends", "cut_and_padded", "split_special"])
+def test_ids_are_those_of_the_tokenizers_own_call(request, monkeypatch, tokenizer, given, options):
+    chosen = tokenizer
+    if given == "both_ends":
+        chosen = request.getfixturevalue(given)
+    elif given == "cut_and_padded":  # as some tokenizer.json files ask for
+        chosen = tiny_tokenizer(512)
+        chosen.backend_tokenizer.enable_truncation(4)
+        chosen.backend_tokenizer.enable_padding()
+    elif given == "split_special":
+        chosen = tiny_tokenizer(512)
+        chosen.split_special_tokens = True
+    expected = [chosen(text, verbose=False, **options)["input_ids"] for text in ODD]
+    assert _plain_backend(chosen) is not None
+    assert token_ids(chosen, ODD, **options) == expected
+    assert token_ids(chosen, ODD[:1], **options) == expected[:1]
+
+
+def test_a_tokenizer_that_does_something_of_its_own_with_texts_is_called(tokenizer):
+    class Own(type(tokenizer)):
+        def _encode_plus(self, text, **options):
+            return super()._encode_plus([one.upper() for one in text], **options)
+
+    own = Own(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|eos|>")
+    assert _plain_backend(own) is None
+    assert token_ids(own, ["abc", "def"]) == token_ids(tokenizer, ["ABC", "DEF"])

@@ -31,10 +31,9 @@ class Counts:
         self.tokens += batch.tokens
         self.tokens_lost += batch.tokens_lost
         self.dropped.update(batch.dropped)
-        self._lengths.extend(map(len, batch.columns.get("input_ids", [])))
-        labels = batch.columns.get("labels", [])
-        if labels and isinstance(labels[0], list):
-            self.targets += sum(len(row) - row.count(IGNORED) for row in labels)
+        lengths, targets = lengths_and_targets(batch.columns)
+        self._lengths.extend(lengths)
+        self.targets += targets
 
     def drop(self, reason: str, rows: int) -> None:
         self.dropped[reason] += rows
@@ -65,6 +64,21 @@ class Counts:
             "p95": float(np.percentile(lengths, 95)),
             "max": int(lengths.max()),
         }
+
+
+def lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:
+    """Tokens of each sample of a batch, and how many of its labels are learnt; its columns are lists or
+    what `arrow_columns` makes of them."""
+    ids, labels = columns.get("input_ids", []), columns.get("labels", [])
+    if isinstance(ids, list):
+        learnt = [row for row in labels if isinstance(row, list)]
+        return array("i", map(len, ids)), sum(len(row) - row.count(IGNORED) for row in learnt)
+    import numpy as np
+
+    lengths = array("i", ids.value_lengths().to_numpy().tobytes())
+    if not hasattr(labels, "offsets"):  # one class for each sample
+        return lengths, 0
+    return lengths, int(np.count_nonzero(labels.flatten().to_numpy() != IGNORED))
 
 
 def result_rows(train: int, evaluation: int, splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

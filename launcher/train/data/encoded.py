@@ -21,8 +21,9 @@ IGNORED = -100
 class EncodedBatch:
     """Samples of a batch of rows. kept + the sum of dropped is the number of rows."""
 
-    columns: dict[str, list[Any]]
-    """Equal lengths, one entry per sample: input_ids, labels, and token_type_ids for classification.
+    columns: dict[str, Any]
+    """Equal lengths, one entry per sample: input_ids, labels, and token_type_ids for classification. Lists;
+    Arrow arrays of the same once they are on their way to the cache.
 
     Language models: lists of int, labels -100 where not learnt. Classification: labels is one int.
     """
@@ -150,10 +151,32 @@ def texts_of(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def token_ids(tokenizer: Any, texts: list[str], **options: Any) -> list[list[int]]:
-    """Ids of all texts with one call; nothing is cut or padded, and no mask is made."""
+    """Ids of all texts; nothing is cut or padded, and no mask is made."""
     if not texts:
         return []
+    backend = _plain_backend(tokenizer)
+    called = texts if backend is None else texts[:1]
     encoded = tokenizer(
-        texts, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
+        called, return_attention_mask=False, return_token_type_ids=False, verbose=False, **options
     )
-    return list(encoded["input_ids"])
+    ids = list(encoded["input_ids"])
+    if backend is not None:
+        # The call above has set truncation, padding and special tokens; the rest needs no offsets of
+        # characters and no BatchEncoding, which take a fifth of the time.
+        rest = backend.encode_batch_fast(texts[1:], **options)
+        ids += [encoding.ids for encoding in rest]
+    return ids
+
+
+def _plain_backend(tokenizer: Any) -> Any | None:
+    """The Rust tokenizer where transformers' call hands texts to it as they are; None for classes that do
+    something of their own with them, or have no such tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    own = any(
+        getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name)
+        for name in ("__call__", "_encode_plus", "_convert_encoding")
+    )
+    backend = None if own else tokenizer.backend_tokenizer
+    return backend if hasattr(backend, "encode_batch_fast") else None

@@ -22,7 +22,7 @@ from launcher.train.data.parallel import ordered_map
 from launcher.train.data.progress import Progress
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
-from launcher.train.data.store import RECORD, SampleWriter, content_key, tokenizer_digest
+from launcher.train.data.store import RECORD, SampleWriter, arrow_columns, content_key, tokenizer_digest
 from launcher.train.heads import label_order
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
@@ -142,7 +142,10 @@ def _encoded(
 
     def call(rows: list[Row]) -> tuple[list[Row], EncodedBatch]:
         # Only the places of the rows are needed beyond this point, and little to send between processes.
-        return [Row({}, row.file, row.number) for row in rows], encode_rows(encoder, rows)
+        encoded = encode_rows(encoder, rows)
+        if encoded.rows:
+            encoded.columns = arrow_columns(encoded.columns)
+        return [Row({}, row.file, row.number) for row in rows], encoded
 
     batches = _batches(source.rows(job, hooks, counts))
     yield from ordered_map(call, batches, _processes(job, source))
@@ -163,9 +166,7 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _with_places(
-    encoded: EncodedBatch, rows: Sequence[Row], files: Mapping[str, int]
-) -> dict[str, list[Any]]:
+def _with_places(encoded: EncodedBatch, rows: Sequence[Row], files: Mapping[str, int]) -> dict[str, Any]:
     """The batch's columns and, for each sample, which row of which file it came from."""
     places = [rows[index] for index in encoded.rows]
     return {

@@ -1,0 +1,242 @@
+"""The words of the command line: which commands there are, and what each takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, cast
+
+HARDWARE_HELP = "hardware such as 8xA100-80GB, 2x8xH100-80GB, 1x24GB, cpu or 2xcpu"
+
+
+class WrongWords(Exception):
+    """What argparse says of the words; turned into an error of ours where one is printed."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are answered like any other: in the project's form, or as JSON."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, formatter_class=_formatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise WrongWords(message, f"see `{self.prog} --help`")
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """With the terminal's width, which argparse would ask of shutil and its decompressors."""
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() else 0
+    if width <= 0:
+        try:
+            width = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+        except (AttributeError, ValueError, OSError):
+            width = 80
+    return argparse.HelpFormatter(prog, width=(width or 80) - 2)
+
+
+class _Deferred:
+    """The parser of a command, made when it is asked for anything: a call needs one of them all."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+        self._parser: Parser | None = None
+        self.fill: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._parser is None:
+            self._parser = Parser(**self._settings)
+            self._parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+            self.fill(self._parser)
+        return getattr(self._parser, name)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and options."""
+    parser = Parser(
+        prog="effilaunch",
+        description="Plans and launches Hugging Face Trainer fine-tunes from one YAML recipe.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=cast(Any, _Deferred))
+    for name, summary, fill in COMMANDS:
+        commands.add_parser(name, help=summary, description=summary).fill = fill
+    return parser
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
+
+
+def _add_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    _add_recipe(run)
+    _add_overrides(run)
+    _add_on(run)
+    run.add_argument("--dry-run", action="store_true", help="write the run directory, start nothing")
+    run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
+    run.add_argument(
+        "--resume",
+        metavar="auto|PATH",
+        help="continue from a checkpoint; auto: from the newest whole one, else begin",
+    )
+    run.add_argument("--output-dir", metavar="D", help="the run directory")
+    _add_rendezvous(run)
+
+
+def _add_plan(plan: argparse.ArgumentParser) -> None:
+    _add_recipe(plan)
+    _add_overrides(plan)
+    _add_on(plan)
+    views = plan.add_mutually_exclusive_group()
+    views.add_argument(
+        "--explain", metavar="PATH", nargs="?", const="",
+        help="where values came from: one, a section, or all of them",
+    )  # fmt: skip
+    plan.add_argument("--trace", action="store_true", help="trace the real model's memory in a child process")
+    views.add_argument("--search", action="store_true", help="all configurations that fit, fastest first")
+
+
+def _add_prepare(prepare: argparse.ArgumentParser) -> None:
+    _add_recipe(prepare)
+    _add_overrides(prepare)
+    _add_on(prepare)
+    prepare.add_argument("--show", metavar="N", type=int, help="show N samples with their loss mask")
+    prepare.add_argument("--tiny", action="store_true", help="the generated rows of a rehearsal")
+
+
+def _add_submit(submit: argparse.ArgumentParser) -> None:
+    submit.add_argument(
+        "target", metavar="RECIPE|RUN_DIR", help="a recipe; with --follow or --cancel what was submitted"
+    )
+    submit.add_argument("--to", choices=["slurm"], default="slurm", help="which scheduler")
+    _add_overrides(submit)
+    _add_on(submit)
+    submit.add_argument(
+        "--sweep", metavar="K=A,B", action="append", default=[], help="a job for each value; several: product"
+    )
+    submit.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps, one node")
+    submit.add_argument("--output-dir", metavar="D", help="the run directory, or the sweep's")
+    what = submit.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="show and check the scripts, submit nothing")
+    what.add_argument("--detach", action="store_true", help="submit, and do not follow")
+    what.add_argument("--follow", action="store_true", help="follow what was submitted")
+    what.add_argument("--cancel", action="store_true", help="end what was submitted, for good")
+
+
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument("recipe", metavar="RECIPE", nargs="?", help="a YAML file or a shipped recipe's name")
+    _add_on(doctor)
+    doctor.add_argument(
+        "--bundle", metavar="FILE", nargs="?", const="", help="write a redacted report for a bug tracker"
+    )
+    doctor.add_argument(
+        "--rehearse", action="store_true",
+        help="start the recipe's run with measurements in the place of training: all-reduce, links, a save",
+    )  # fmt: skip
+    doctor.add_argument(
+        "--seconds", metavar="N", type=float, help="of all-reduce in a rehearsal (default 20)"
+    )
+    doctor.add_argument("--output-dir", metavar="D", help="the rehearsal's directory")
+    _add_overrides(doctor)
+    _add_rendezvous(doctor)
+
+
+def _add_validate(validate: argparse.ArgumentParser) -> None:
+    validate.add_argument("recipes", metavar="RECIPE", nargs="+")
+
+
+def _add_lint(lint: argparse.ArgumentParser) -> None:
+    lint.add_argument("files", metavar="DS_CONFIG", nargs="+", help="a JSON file, or - for stdin")
+    lint.add_argument("--recipe", metavar="R", help="also what fights the plan of this recipe")
+    lint.add_argument("--fix", action="store_true", help="write NAME.fixed.json beside each file")
+
+
+def _add_estimate(estimate: argparse.ArgumentParser) -> None:
+    estimate.add_argument("target", metavar="RECIPE|MODEL")
+    estimate.add_argument("--on", metavar="HW", action="append", default=[], help=HARDWARE_HELP)
+    estimate.add_argument(
+        "--tensor-parallel", metavar="N", type=int, default=1, help="devices that share each matrix"
+    )
+    _add_overrides(estimate)
+
+
+def _add_ladder(ladder: argparse.ArgumentParser) -> None:
+    _add_recipe(ladder)
+    _add_overrides(ladder)
+    _add_on(ladder)
+    ladder.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows")
+    ladder.add_argument("--steps", metavar="N", type=int, default=3, help="steps of each rung (default 3)")
+    ladder.add_argument("--only", metavar="RUNG,…", help="only these rungs")
+    ladder.add_argument("--output-dir", metavar="D", help="the ladder's directory")
+
+
+def _add_drill(drill: argparse.ArgumentParser) -> None:
+    _add_recipe(drill)
+    _add_overrides(drill)
+    _add_on(drill)
+    drill.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows")
+    drill.add_argument("--steps", metavar="N", type=int, default=12, help="steps of each run (default 12)")
+    drill.add_argument("--only", metavar="FAULT,…", help="only these faults")
+    drill.add_argument("--output-dir", metavar="D", help="the drill's directory")
+
+
+def _add_fixes(fixes: argparse.ArgumentParser) -> None:
+    fixes.add_argument("id", metavar="ID", nargs="?")
+
+
+def _add_recipes(recipes: argparse.ArgumentParser) -> None:
+    recipes.add_argument("name", metavar="NAME", nargs="?")
+    recipes.add_argument("--copy", action="store_true", help="write it to the current folder")
+
+
+def _add_diagnose(diagnose: argparse.ArgumentParser) -> None:
+    diagnose.add_argument(
+        "paths", metavar="RUN_DIR|LOG", nargs="+", help="a run directory, logs, or - for stdin"
+    )
+    diagnose.add_argument("--apply", action="store_true", help="write NAME.mended.yaml beside the recipe")
+
+
+def _add_generate(generate: argparse.ArgumentParser) -> None:
+    generate.add_argument("run_dir", metavar="RUN_DIR")
+    generate.add_argument("prompt", metavar="PROMPT")
+    generate.add_argument("--max-new-tokens", type=int, default=64)
+
+
+def _add_rendezvous(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--node-rank", metavar="R", type=int, help="this machine's number, where each is started by hand"
+    )
+    parser.add_argument("--master-addr", metavar="HOST[:PORT]", help="the machine with --node-rank 0")
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", metavar="K=V", action="append", default=[], dest="overrides",
+        help="override a recipe key, e.g. --set trainer.learning_rate=1e-4",
+    )  # fmt: skip
+
+
+COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
+    ("run", "plan, write the run directory, train, report", _add_run),
+    ("plan", "show the whole plan without touching a device", _add_plan),
+    ("prepare", "tokenise and cache a recipe's data, before the run", _add_prepare),
+    ("submit", "submit a recipe to Slurm, follow it, report", _add_submit),
+    ("validate", "all problems of recipes", _add_validate),
+    ("lint", "mistakes in DeepSpeed configs, with file, line and column", _add_lint),
+    ("estimate", "memory by component over strategies and devices", _add_estimate),
+    ("ladder", "climb the memory ladder: predicted beside measured, rung by rung", _add_ladder),
+    ("drill", "kill and resume a short real run, and prove that its loss goes on", _add_drill),
+    ("fixes", "the known fixes", _add_fixes),
+    ("recipes", "the shipped recipes", _add_recipes),
+    ("schema", "the recipe's JSON Schema", lambda schema: None),
+    ("diagnose", "what a failed run died of, and what to change in its recipe", _add_diagnose),
+    ("generate", "try the result of a run", _add_generate),
+    ("doctor", "this machine; can it run a recipe", _add_doctor),
+)
+"""Word, what `--help` says of it, and its arguments."""
