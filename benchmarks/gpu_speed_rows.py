@@ -39,6 +39,8 @@ class SpeedRow:
     attention: str = "sdpa"
     loss: str = "full"
     compiled: bool = False
+    dynamic: bool | None = True
+    """Of compiled blocks; True as runs on texts have it, whose lengths change from batch to batch."""
     documents: tuple[int, ...] = (4096,)
     """Tokens of each sample of a micro-batch."""
     accumulation: int = 2
@@ -81,6 +83,7 @@ ROWS: tuple[SpeedRow, ...] = (
     SpeedRow("full-chunked", **_CHUNKED),
     SpeedRow("full-compiled", **_COMPILED),
     SpeedRow("full-compiled-accumulation8", accumulation=8, **_COMPILED),
+    SpeedRow("full-compiled-one-length", dynamic=None, accumulation=8, **_COMPILED),
     SpeedRow("lora-sdpa", **_and_peft({})),
     SpeedRow("lora-compiled", **_and_peft(_COMPILED)),
     SpeedRow("lora-compiled-nocast", cast=False, **_and_peft(_COMPILED)),

@@ -70,9 +70,10 @@ def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: tor
 
         chunk_loss(model)
     if row.compiled:
-        from launcher.train.blocks import compile_blocks
+        from launcher.train.blocks import repeated_layers
 
-        compile_blocks(model)
+        for layer in repeated_layers(model):
+            layer.compile(dynamic=row.dynamic)
     step = make_step(given, model, batch_of(row, config["vocab_size"], where))
     built = time.perf_counter() - started
     seconds = _seconds(step, where, STEPS)
