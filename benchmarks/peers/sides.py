@@ -72,7 +72,7 @@ def ours_equal(work: Work, folder: Path, python: Path) -> list[str]:
     recipe["data"] |= {"padding_free": False, "pad_to_multiple_of": 1}
     recipe["trainer"] |= {
         "per_device_train_batch_size": work.micro_batch,
-        "gradient_checkpointing": False,
+        "activation_checkpointing": False,
         "use_liger_kernel": False,
         "dataloader_num_workers": 0,
     }

@@ -1,0 +1,123 @@
+"""The statistics and the token counts of the comparison of training speeds."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import throughput
+from paired import ratio_of
+from peers.environments import NotInstalled, environment_of
+from peers.process import Run, RunFailed, read_notes, run_side
+from peers.work import cut, step_tokens, write_rows
+
+
+def run(*seconds: float) -> Run:
+    return Run(9.0, list(seconds), 1.5, 10**9, [2.0, 1.5])
+
+
+def test_a_ratio_is_paired_by_round_and_step():
+    slow_day = [[2.0, 4.0, 6.0], [20.0, 40.0, 60.0]]
+    fast = [[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]
+    found = ratio_of(fast, slow_day)
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    spiked = ratio_of([[1.0, 2.0, 300.0], [10.0, 20.0, 30.0]], slow_day)
+    assert spiked.value == pytest.approx(2.0), "one slow moment does not move a round"
+    assert ratio_of(slow_day, fast).value == pytest.approx(0.5)
+
+
+def test_the_interval_holds_the_value_and_narrows_with_rounds():
+    few = ratio_of([[1.0], [1.0], [1.0]], [[1.9], [2.0], [2.2]])
+    assert 1.9 <= few.low < few.value < few.high <= 2.2
+    many = ratio_of([[1.0]] * 30, [[1.9], [2.0], [2.2]] * 10)
+    assert many.high - many.low < few.high - few.low
+    assert ratio_of([[1.0]], [[2.0]], seed=1) == ratio_of([[1.0]], [[2.0]], seed=2)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [([], []), ([[1.0]], []), ([[1.0, 2.0]], [[1.0]])])
+def test_what_does_not_pair_is_no_ratio(ours, theirs):
+    with pytest.raises(ValueError, match=r"shorter|longer|no round"):
+        ratio_of(ours, theirs)
+
+
+def test_tokens_of_steps_are_those_of_the_rows_in_their_order():
+    assert step_tokens([1, 2, 3, 4, 5, 6, 7], samples=2, steps=3) == [3, 7, 11]
+    with pytest.raises(ValueError, match="need 8 rows, not 7"):
+        step_tokens([1, 2, 3, 4, 5, 6, 7], samples=2, steps=4)
+
+
+class Words:
+    """A tokenizer that takes each word for a token."""
+
+    def __call__(self, text: str, return_offsets_mapping: bool = False) -> dict:
+        spans, end = [], 0
+        for word in text.split():
+            start = text.index(word, end)
+            end = start + len(word)
+            spans.append((start, end))
+        return {"input_ids": spans, "offset_mapping": spans}
+
+
+def test_rows_are_cut_so_that_no_side_has_to(tmp_path):
+    assert cut("one two three", Words(), 2) == ("one two", 2)
+    assert cut("one two", Words(), 2) == ("one two", 2)
+    file = tmp_path / "rows.jsonl"
+    lengths = write_rows(["one two three four", "one"], Words(), 3, file)
+    assert lengths == (3, 2), "with the end-of-text token"
+    texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    assert texts == ["one two", "one"]
+
+
+def test_speed_leaves_the_first_steps_out():
+    assert throughput.speed(run(5.0, 2.0, 2.0), tokens=[100, 100, 40, 40], drop=2) == 20.0
+    assert throughput.speed(run(5.0, 2.0, 2.0), tokens=[100, 90, 40, 40], drop=1) == pytest.approx(170 / 9)
+
+
+def test_targets():
+    runs = {
+        "plain": [run(9.0, 1.0), run(9.0, 1.0)],
+        "ours": [run(9.0, 0.5), run(9.0, 0.5)],
+        "ours-equal": [run(9.0, 1.0), run(9.0, 1.1)],
+        "trl-best": [run(9.0, 0.6), run(9.0, 0.6)],
+        "trl-free": [run(9.0, 0.9), run(9.0, 0.9)],
+    }
+    found = {(one.side, one.others): holds for one, _, holds in throughput.judge(
+        (*throughput.TARGETS_CPU, *throughput.TARGETS_GPU), runs, drop=2)}  # fmt: skip
+    assert found[("ours", ("plain",))] is True
+    assert found[("ours-equal", ("plain",))] is False, "the lower end of the interval is 1 / 1.1"
+    assert found[("ours", ("trl",))] is None, "what did not run is no target met"
+    assert found[("ours", throughput.BEST_OF_TRL)] is False, "the fastest of trl's counts"
+
+
+def test_notes_become_a_run(tmp_path):
+    notes = tmp_path / "steps.jsonl"
+    lines = [{"step": 1, "time": 112.0}, {"step": 1, "loss": 2.5}, {"step": 2, "time": 115.0},
+             {"step": 2, "loss": 2.0}, {"peak": None}]  # fmt: skip
+    notes.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    found = read_notes(notes, started=100.0, steps=2, tree_bytes=7)
+    assert found == Run(12.0, [3.0], 2.0, 7, [2.5, 2.0])
+    with pytest.raises(RunFailed, match="2 of 3 steps"):
+        read_notes(notes, started=100.0, steps=3, tree_bytes=7)
+
+
+def test_a_side_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path):
+    with pytest.raises(RunFailed, match="code 1: ValueError: no such thing"):
+        run_side([sys.executable, "-c", "raise ValueError('no such thing')"], tmp_path, 1, {}, 20.0)
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match="stopped after 0 s"):
+        run_side([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 1, {}, 0.2)
+    assert time.monotonic() - started < 20
+
+
+def test_an_installation_that_failed_is_not_tried_again(tmp_path):
+    with pytest.raises(NotInstalled, match=r"Python 9\.9"):
+        environment_of("nothing==1", "9.9", tmp_path)
+    (tmp_path / "venvs" / "nothing-1.failed").write_text("ERROR: no such package", encoding="utf-8")
+    with pytest.raises(NotInstalled, match=r"no such package .*may be deleted"):
+        environment_of("nothing==1", "", tmp_path)
