@@ -280,10 +280,11 @@ def test_page_of_faults_names_what_is_there():
     spans = {5 * MINUTE: "5 minutes", HOUR: "1 hour", 2 * HOUR: "2 hours", 4 * HOUR: "4 hours"}
     spans[DAY] = "24 hours"
     given = dataclasses.asdict(Limits())
+    assert limits.pop("prepare") == "none"
     for phase, said in limits.items():
         name = {"train": "step", "train, before there is a median": "first_steps"}.get(phase, phase)
         assert spans[given[name]] in said, phase
-    assert {*PHASES, "train, before there is a median"} - {"ended"} == limits.keys()
+    assert {*PHASES, "train, before there is a median"} - {"ended", "prepare"} == limits.keys()
 
     keys = {key for row in table_rows(FAULTS, "What a checkpoint is")[1:] for key in ticked(row[0])}
     assert keys == {field.name for field in dataclasses.fields(Manifest)} | {"schema_version"}

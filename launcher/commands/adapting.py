@@ -22,7 +22,7 @@ from launcher.execute.adapted import (
 )
 from launcher.execute.failed import KnownFailure
 from launcher.execute.group import Group
-from launcher.execute.local import execute
+from launcher.execute.local import execute, is_prepared
 from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
 from launcher.execute.run_dir import DISK_FULL, UNWRITABLE, locked
 from launcher.execute.supervise import Limits
@@ -113,7 +113,8 @@ def run_tries(
                         bundle, record, resume = _next_try(begun, step, record, say)
                 else:
                     resume = restarts.next(failure)
-                failed, prepare = failure, False  # neither an adaptation nor a restart changes the samples
+                failed = failure
+                prepare = prepare and not is_prepared(run_dir)  # what follows does not change the samples
             else:
                 return bundle.plan, with_restarts(run_dir, bundle.plan, result, restarts.unwritten, say)
 

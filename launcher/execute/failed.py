@@ -15,6 +15,7 @@ from launcher.diagnose.findings import Error, Finding
 from launcher.diagnose.matching import recognise, weight
 from launcher.diagnose.run_dir import LOST
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.endings import LOST as LOST_RANK
 from launcher.execute.endings import hang_problem, launcher_problem, lost_problem, lost_ranks
 from launcher.execute.following import Ended
 from launcher.execute.peers import Part
@@ -28,8 +29,11 @@ DRILLED = ".drilled"
 """In logs/: written by the rank that strikes itself (launcher/train/faults.py)."""
 PREPARE_LOG = "prepare.log"
 """In logs/: what the process wrote that prepared the data."""
+_PREPARES = "prepare"
+"""Stands for the rank in the report of data that could not be prepared, whoever did it."""
 PREPARE_FAILED = "prepare-failed"
 """Code of the problem of data that could not be prepared."""
+_AGAIN = "the log's last lines say more; run it again, what was prepared before is in the cache"
 _HOST_MEMORY = "sigkill-oom"
 """The known failure of a process that was killed for its memory."""
 _ENDS_A_PROCESS = tuple(failure for failure in FAILURES if failure.patterns and failure.id != _HOST_MEMORY)
@@ -63,7 +67,9 @@ def run_failure(run_dir: Path, code: int, log: str, how: str = "") -> Effilaunch
     if not findings:
         return RunFailed(problem)
     known = _known(problem, findings[0])
-    return RunFailed(known) if log == PREPARE_LOG else KnownFailure(known, findings[0])
+    if log == PREPARE_LOG or (reports and reports[0]["rank"] == _PREPARES):
+        return RunFailed(known)
+    return KnownFailure(known, findings[0])
 
 
 def supervised_failure(
@@ -89,7 +95,9 @@ def supervised_failure(
         problem = launcher_problem(run_dir, code, host, part.log)
         return _out_of_memory(problem) if part.oom else RunFailed(problem)
     if watch is not None and watch.lost and (watch.lost_alone or not has_cause):
-        return _lost(run_dir, ended, watch, before)
+        failure = _lost(run_dir, ended, watch, before)
+        rank_0 = watch.lost.get(0)
+        return _died_preparing(failure) if rank_0 and rank_0.phase == _PREPARES else failure
     if ended.code < 0 and watch is not None and watch.statuses and not reports:
         problem = launcher_problem(run_dir, ended.code)
         return _out_of_memory(problem) if has_killed(before, read_oom_kills()) else RunFailed(problem)
@@ -104,7 +112,12 @@ def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
 
 def failures_while_stopping(run_dir: Path) -> list[str]:
     """What the ranks reported, the earliest first, one sentence each."""
-    return [f"rank {r.get('rank')} failed: {r.get('type')}: {r.get('message')}" for r in _reports(run_dir)]
+    reports = [(report, report.get("rank")) for report in _reports(run_dir)]
+    return [
+        f"{'preparing the data' if rank == _PREPARES else f'rank {rank}'} failed: "
+        f"{report.get('type')}: {report.get('message')}"
+        for report, rank in reports
+    ]
 
 
 def find_known(run_dir: Path) -> Sequence[Finding]:
@@ -136,6 +149,15 @@ def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> Effila
         message = f"{told.message.rstrip('.')}; {sentence}"
         return KnownFailure(replace(told, code=findings[0].failure.id, message=message), findings[0])
     return RunFailed(problem)
+
+
+def _died_preparing(failure: EffilaunchError) -> RunFailed:
+    """Rank 0 was lost while it prepared the data: nothing was trained, so no other batch size mends it."""
+    problem = failure.problems[0]
+    if problem.code != LOST_RANK:
+        return RunFailed(problem)
+    message = f"{problem.message}: it prepared the data"
+    return RunFailed(replace(problem, code=PREPARE_FAILED, message=message, hint=_AGAIN))
 
 
 def struck_by_drill(run_dir: Path) -> str:
@@ -198,7 +220,7 @@ def _ended(run_dir: Path, code: int, log: str, told: str = "") -> Problem:
             PREPARE_FAILED,
             f"the run ended {how} while it prepared the data",
             file=str(run_dir / "logs" / log),
-            hint="the log's last lines say more; run it again, what was prepared before is in the cache",
+            hint=_AGAIN,
         )
     return Problem(
         "run-failed",
@@ -211,7 +233,7 @@ def _ended(run_dir: Path, code: int, log: str, told: str = "") -> Problem:
 def _reported(run_dir: Path, reports: list[dict[str, Any]]) -> Problem:
     """The first rank's error, in its own words."""
     first = reports[0]
-    if first["rank"] == "prepare":
+    if first["rank"] == _PREPARES:
         return Problem(
             PREPARE_FAILED,
             f"the data could not be prepared: {first['type']}: {first['message']}",

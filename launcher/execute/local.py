@@ -35,10 +35,11 @@ from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
 from launcher.facts.oom_kills import read_oom_kills
 from launcher.facts.place import Place
+from launcher.facts.status import PREPARED, PREPARES
 from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle
-from launcher.render.command import HOSTFILE, render_hostfile
+from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
 
 ALONE = Place("", 0, 1, 1, 0, 1, 0, "", 0)
 """Where there is one machine."""
@@ -105,9 +106,10 @@ def execute(
     """Run the bundle in `run_dir` (already written) and return result.json.
 
     `echo` gets each output line. master_port: another one is taken where something listens there by the time
-    that the ranks are started. The data is prepared first, in a process of its own; without `prepare` the
-    run directory has its data.json already. lock: descriptor of the run directory's lock, where it is held.
-    group: the other members of the job, where the plan is for several machines: they start their part of it.
+    that the ranks are started. The data is prepared first: by rank 0 where there is one machine, else in a
+    process of its own; without `prepare` the run directory has its data.json already. lock: descriptor of the
+    run directory's lock, where it is held. group: the other members of the job, where the plan is for several
+    machines: they start their part of it.
     Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
     RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
     MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
@@ -120,12 +122,12 @@ def execute(
     _write_try(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
-    if prepare:
-        prepare_data(bundle, run_dir, echo=echo, group=group)
+    in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, group)
     if not probe.is_free(order.master_port):  # preparing may have taken hours
         order, bound = _with_another_port(order, place, ids, run_dir)
     for build_lock in remove_stale_locks(bound.env):
         echo(f"removed {build_lock}: a killed build left it, and every later build would wait for it")
+    bound.env[PREPARES] = "1" if in_ranks else ""
     watch = _watch(bundle.plan, run_dir, order.limits, group)
     start = Start(
         bound.argv, bound.env, run_dir / "logs" / "launcher.log", echo,
@@ -138,6 +140,23 @@ def execute(
     group.begin(order)
     echo(group.described(bound.interface))
     return _outcome(run_dir, start, group, order.devices_per_node)
+
+
+def _prepared_in_ranks(
+    bundle: Bundle, run_dir: Path, echo: Callable[[str], None], group: Group | None
+) -> bool:
+    """Whether the ranks are to prepare the data; otherwise it is prepared now, in a process of its own."""
+    if group is None and PREPARE in bundle.prepare and WORKER in bundle.command:
+        return True
+    prepare_data(bundle, run_dir, echo=echo, group=group)
+    with contextlib.suppress(OSError):  # a try that finds it not prepared prepares it again
+        (run_dir / "logs" / PREPARED).touch()
+    return False
+
+
+def is_prepared(run_dir: Path) -> bool:
+    """Whether the last try has prepared the data."""
+    return (run_dir / "logs" / PREPARED).is_file()
 
 
 def _write_try(
@@ -277,6 +296,7 @@ def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> N
         run_dir / MARKER,
         run_dir / STOPPED,
         logs / LOST,
+        logs / PREPARED,
         *logs.glob("error-*.json"),
         *logs.glob("status-rank-*.json"),
     ]

@@ -177,6 +177,8 @@ class Watch:
         if status.phase == "save":
             return max(limits.save, 10 * self.save_s)
         by_phase = {
+            # Rows may take days to encode, and nothing waits for them but ranks of this machine.
+            "prepare": float("inf"),
             "start": limits.start, "load": limits.load, "skip": limits.skip, "evaluate": limits.evaluate
         }  # fmt: skip
         return by_phase.get(status.phase, limits.finish)

@@ -11,11 +11,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-PHASES = ("start", "load", "skip", "train", "evaluate", "save", "finish", "ended")
-"""In the order of a run; skip, evaluate and save lie inside train, evaluate and save inside finish again."""
+PHASES = ("start", "prepare", "load", "skip", "train", "evaluate", "save", "finish", "ended")
+"""In the order of a run; prepare where the ranks do that themselves. Skip, evaluate and save lie inside
+train, evaluate and save inside finish again."""
 
 LEFT_EARLY = 143
 """The exit code of a rank that a signal ended before its first step: what a shell says of SIGTERM."""
+
+PREPARES = "EFFILAUNCH_PREPARE"
+"""Tells the ranks of a machine that the first of them prepares the data, while the others wait."""
+PREPARED = "prepared"
+"""In logs/: there as soon as the data of this try is prepared."""
 
 _ENDED_STATES = ("Z", "X", "x")
 """Of /proc/PID/stat: a process that has ended, and is only not waited for yet."""

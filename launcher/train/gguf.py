@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -56,10 +59,28 @@ def _locate(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
 
 
 def _key(source: Path) -> str:
-    """Names the converted folder; a changed file (size or time) gets another one."""
-    state = source.resolve().stat()
-    identity = f"{source.resolve()}:{state.st_size}:{state.st_mtime_ns}"
-    return f"{source.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    """Names the converted folder: SHA-256 of the file, wherever it lies and whatever it is called."""
+    return _digest(source.resolve())[:32]
+
+
+def _digest(source: Path) -> str:
+    """SHA-256 of a file; hashed once for each state (place, size, times, inode) that it was in."""
+    state = source.stat()
+    identity = f"{source}:{state.st_size}:{state.st_mtime_ns}:{state.st_ctime_ns}:{state.st_ino}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:32]
+    known = cache_root() / "gguf" / "digests" / name
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        found = known.read_text(encoding="ascii").strip()
+        if re.fullmatch("[0-9a-f]{64}", found):
+            return found
+    with source.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    with contextlib.suppress(OSError):  # the next start hashes it again
+        known.parent.mkdir(parents=True, exist_ok=True)
+        aside = known.with_name(f".{name}-{os.getpid()}")
+        aside.write_text(digest + "\n", encoding="ascii")
+        aside.replace(known)
+    return digest
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -74,6 +74,16 @@ def redirect_output(run_dir: Path, number: int) -> None:
     second = log if number == 0 else None
     tees: list[Any] = [_Tee(sys.stdout, second, hide), _Tee(sys.stderr, second, hide)]
     sys.stdout, sys.stderr = tees
+
+
+@contextlib.contextmanager
+def also_written_to(log: Path) -> Iterator[None]:
+    """Within this, what Python prints goes to a log as well, without any secret."""
+    hide = hider(secret_values(os.environ))
+    with log.open("a", encoding="utf-8", buffering=1) as stream:
+        tees: list[Any] = [_Tee(output, stream, hide) for output in (sys.stdout, sys.stderr)]
+        with contextlib.redirect_stdout(tees[0]), contextlib.redirect_stderr(tees[1]):
+            yield
 
 
 def write_error(run_dir: Path, who: int | str, error: Exception) -> None:

@@ -1,29 +1,37 @@
-"""Prepare a run's data in a process of its own: `python -m launcher.train.prepare RUN_DIR [SAMPLES]`.
+"""Prepare a run's data: `python -m launcher.train.prepare RUN_DIR [SAMPLES]`, or within rank 0.
 
 Before any process group exists: ranks that wait for one that tokenises trip NCCL's watchdog. Leaves
 RUN_DIR/data.json, which names the cached samples, says what became of the rows, and holds some of them.
+A process of its own imports all that a rank imports, which takes longer than most data; so on one machine
+rank 0 prepares it itself, and the others import meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
-from launcher.facts.status import LEFT_EARLY
-from launcher.train.job import Job, read_job
-from launcher.train.outcome import write_error, write_json
+from launcher.facts.status import LEFT_EARLY, PREPARED, PREPARES
+from launcher.train import stopping
+from launcher.train.job import Job, rank, read_job
+from launcher.train.outcome import also_written_to, write_error, write_json
+from launcher.train.status import status
 from launcher.train.stopping import SIGNALS, end_with_supervisor
 
 STAGE = "prepare"
+"""Of logs/error-STAGE.json, and the phase of a rank's status."""
 SAMPLES = 3
+_POLL_S = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,13 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     run_dir = Path(arguments[0]).absolute()
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    # One process here, so the tokenizer's own threads may have all cores.
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     for number in SIGNALS:  # they unwind, so that no half-written samples stay in the cache
         signal.signal(number, lambda *_: sys.exit(LEFT_EARLY))
     end_with_supervisor(os.environ)
     try:
-        prepare_run(read_job(run_dir), int(arguments[1]) if len(arguments) == 2 else SAMPLES)
+        with _all_cores():
+            prepare_run(read_job(run_dir), int(arguments[1]) if len(arguments) == 2 else SAMPLES)
     except EffilaunchError as error:
         write_error(run_dir, STAGE, error)
         return error.exit_code
@@ -49,6 +56,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_error(run_dir, STAGE, error)
         return 1
     return 0
+
+
+def prepare_in_ranks(job: Job) -> None:
+    """Where the supervisor has left it to the ranks: rank 0 prepares the data, the others wait for it.
+
+    Raises as `prepare_run`; a rank that raises here has status phase `prepare`.
+    """
+    if not os.environ.pop(PREPARES, ""):
+        return
+    status().enter(STAGE)
+    mark = job.run_dir / "logs" / PREPARED
+    if rank() != 0:
+        while not mark.exists():  # when rank 0 fails, the launcher ends this one
+            time.sleep(_POLL_S)
+        return
+    with stopping.unwinding(), also_written_to(job.run_dir / "logs" / "prepare.log"), _all_cores():
+        prepare_run(job)
+    mark.touch()
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[None]:
+    """Nothing else runs meanwhile, so the tokenizer's own threads may have all cores."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:

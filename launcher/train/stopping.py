@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 
 from launcher.facts.status import LEFT_EARLY, process_started
@@ -43,6 +43,8 @@ class Stop:
         """time.monotonic() then."""
         self.at_once = True
         """Whether it ends the process at once: until a step has begun, there is nothing to save."""
+        self.unwinds = False
+        """Whether the main thread is about to raise instead, see `unwinding`."""
 
     def ask(self, number: int, *, since_s: float = 0.0) -> None:
         """Note a request, made `since_s` ago; safe in a signal handler. What follows it changes nothing."""
@@ -85,6 +87,34 @@ def watch(environ: Mapping[str, str]) -> None:
 
 def _note(number: int, _frame: FrameType | None) -> None:
     stop.ask(number)
+
+
+@contextlib.contextmanager
+def unwinding() -> Iterator[None]:
+    """Within this a stop raises in the main thread, then ends the process: nothing half written stays."""
+    stop.unwinds = True
+    for number in SIGNALS:
+        signal.signal(number, _raise)
+    try:
+        yield
+    except BaseException:
+        if not stop.number:
+            raise
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, _note)
+        stop.unwinds = False
+    if stop.number:
+        leave_now(_nothing_to_save())
+
+
+def _raise(number: int, _frame: FrameType | None) -> None:
+    stop.ask(number)
+    sys.exit(LEFT_EARLY)
+
+
+def _nothing_to_save() -> str:
+    return f"{cause(stop.number)} before the first step: nothing to save"
 
 
 def _forget() -> None:
@@ -137,8 +167,10 @@ def _watch(reader: int, supervisor: tuple[int, int] | None) -> None:
         if supervisor is not None and gone_at is None and is_gone(supervisor):
             gone_at = time.monotonic()
             stop.ask(SUPERVISOR_GONE)
-        if stop.number and stop.at_once:
-            leave_now(f"{cause(stop.number)} before the first step: nothing to save")
+            if stop.unwinds:
+                os.kill(os.getpid(), signal.SIGTERM)
+        if stop.number and stop.at_once and not stop.unwinds:
+            leave_now(_nothing_to_save())
         limit = ORPHAN_S + 2 * (status().median or 0.0)
         if gone_at is not None and time.monotonic() - gone_at > limit:
             leave_now(f"{cause(SUPERVISOR_GONE)} since {limit:.0f} s: leaving without a checkpoint")

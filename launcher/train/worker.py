@@ -24,6 +24,7 @@ from launcher.errors import EffilaunchError, Problem, RunFailed
 from launcher.train import faults, stopping
 from launcher.train.job import Job, rank, read_job
 from launcher.train.outcome import rank_log, redirect_output, write_error
+from launcher.train.prepare import STAGE, prepare_in_ranks
 from launcher.train.status import start_status, status
 
 
@@ -59,13 +60,18 @@ def _code_of(work: Callable[[Path], None], run_dir: Path) -> int:
         work(run_dir)
     except EffilaunchError as error:
         print(f"error: {error}", file=sys.stderr)
-        write_error(run_dir, rank(), error)
+        write_error(run_dir, _who(), error)
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
-        write_error(run_dir, rank(), error)
+        write_error(run_dir, _who(), error)
         return 1
     return 0
+
+
+def _who() -> int | str:
+    """Who ends with an error: this rank, or the stage that it went through for all."""
+    return STAGE if status().phase == STAGE else rank()
 
 
 def train_planned(run_dir: Path) -> None:
@@ -92,6 +98,7 @@ def train(job: Job) -> None:
     from launcher.train.training import fit, make_arguments, make_trainer
 
     started = time.monotonic()
+    prepare_in_ranks(job)
     status().enter("load")
     stand_in_for_launcher(job)
     set_timeouts(job)

@@ -63,6 +63,11 @@ def test_a_phase_hangs_after_its_own_limit(one, limit):
     assert (hang.seconds, hang.limit) == (limit + 0.5, limit)
 
 
+def test_rows_may_take_any_time_to_prepare_while_other_ranks_wait():
+    ranks = [status(phase="prepare", median=None), status(rank=1, phase="prepare", median=None)]
+    assert watched(*ranks, seconds=500).hang() is None
+
+
 def test_a_save_may_take_ten_times_what_the_plan_expects():
     assert watched(status(phase="save"), seconds=119, save_s=12.0).hang() is None
     assert watched(status(phase="save"), seconds=121, save_s=12.0).hang() is not None

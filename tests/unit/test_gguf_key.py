@@ -1,0 +1,82 @@
+"""Converted GGUF files are found by what is in them, and hashed once for each state of the file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+
+import pytest
+
+from launcher.train import gguf
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """The files that were read to their end."""
+    read, whole = [], hashlib.file_digest
+
+    def noted(stream, kind):
+        read.append(stream.name)
+        return whole(stream, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    return read
+
+
+def test_a_copy_under_another_name_is_the_same_model(file, tmp_path):
+    other = tmp_path / "elsewhere" / "renamed.gguf"
+    other.parent.mkdir()
+    shutil.copyfile(file, other)
+    assert gguf._key(file) == gguf._key(other) == hashlib.sha256(b"weights").hexdigest()[:32]
+
+
+def test_a_file_is_hashed_once(file, hashed):
+    assert gguf._key(file) == gguf._key(file)
+    assert hashed == [str(file)]
+
+
+def test_a_changed_file_is_another_model_though_its_size_and_time_stay(file):
+    first, state = gguf._key(file), file.stat()
+    file.write_bytes(b"WEIGHTS")
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert gguf._key(file) != first
+
+
+@pytest.mark.parametrize("spoilt", ["", "deadbeef", "\xff" * 64])
+def test_a_spoilt_note_is_made_anew(file, hashed, tmp_path, spoilt):
+    first = gguf._key(file)
+    (note,) = (tmp_path / "cache" / "gguf" / "digests").iterdir()
+    note.write_bytes(spoilt.encode("latin-1"))
+    assert gguf._key(file) == first
+    assert len(hashed) == 2
+    assert gguf._key(file) == first
+    assert len(hashed) == 2
+
+
+def test_a_cache_that_takes_no_note_costs_only_time(file, hashed, tmp_path):
+    (tmp_path / "cache").write_text("no folder")
+    assert gguf._key(file) == gguf._key(file)
+    assert len(hashed) == 2
+
+
+def test_a_conversion_is_found_again(file, monkeypatch):
+    made = []
+
+    def convert(source, target):
+        made.append(source)
+        (target / "config.json").write_text("{}")
+
+    monkeypatch.setattr(gguf, "_convert", convert)
+    first = gguf.converted(str(file.parent), file.name, {})
+    file.rename(file.with_name("renamed.gguf"))
+    assert gguf.converted(str(file.parent), "renamed.gguf", {}) == first
+    assert len(made) == 1
