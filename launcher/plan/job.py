@@ -58,18 +58,25 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         optim=draft.get("trainer.optim"),
         optim_args=draft.get("trainer.optim_args") or "",
         checkpointing=False,
-        attention=draft.get("model.attn_implementation"),
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
         overlap_comm=False,
         eval_batch=1,
-        liger=bool(draft.get("trainer.use_liger_kernel")),
-        chunked=draft.get("model.loss") == "chunked",
-        one_by_one=_one_by_one(draft, spec, hardware),
-        cast_inputs=draft.get("adapter.cast_input_dtype_enabled") is not False,
+        **_kernels(draft, spec, hardware),
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+
+
+def _kernels(draft: Draft, spec: ModelSpec, hardware: Hardware) -> dict[str, Any]:
+    """The fields of a job that say by which kernels it is computed."""
+    return {
+        "attention": draft.get("model.attn_implementation"),
+        "one_by_one": _one_by_one(draft, spec, hardware),
+        "liger": bool(draft.get("trainer.use_liger_kernel")),
+        "chunked": draft.get("model.loss") == "chunked",
+        "cast_inputs": draft.get("adapter.cast_input_dtype_enabled") is not False,
+    }
 
 
 def _length(draft: Draft) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 
+import factories
 import pytest
-from factories import BASE
 
 from launcher.cli import main
 from launcher.errors import MachineError, Problem
 from launcher.facts.trace import Untraceable
 
 GIB = 2**30
+BASE = factories.BASE.replace("llama-7b}", "llama-7b, loss: full}")  # a loss by chunks is not traced
 FULL_GRADIENTS = 100e6
 
 
@@ -175,6 +176,7 @@ def test_what_cannot_be_traced_is_a_warning(child, capsys, tmp_path):
 DPO = BASE.replace("{path: data/train.jsonl}", "{path: data/train.jsonl, format: preference}")
 UNTRACED = {
     "dpo": ("task: dpo\n" + DPO, (), "trl"),
+    "chunked": (factories.BASE, (), "by chunks"),
     "liger": (BASE, ("trainer.use_liger_kernel=true",), "Liger"),
     "device-map": (BASE, ("model.device_map=auto",), "device_map"),
     "continued": (BASE.replace("{type: lora, r: 8}", "{path: runs/old}"), (), "lies in files"),
@@ -221,7 +223,7 @@ def test_missing_packages_end_with_four(child, capsys, tmp_path, monkeypatch):
     assert "effilaunch[train]" in err
 
 
-UNKNOWN = BASE.replace(
+UNKNOWN = factories.BASE.replace(
     "{name_or_path: huggyllama/llama-7b}", "{config: {model_type: granite}, tokenizer: some/tokenizer}"
 )
 
