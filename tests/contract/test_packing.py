@@ -261,6 +261,20 @@ def test_sequence_bounds_reach_the_kernel(rows: Any, family: str) -> None:
     assert worst_difference(batch, order, out.logits, logits) < 2e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2"])
+def test_flex_attention_tells_documents_apart(rows: Any, family: str) -> None:
+    """Windows and capped scores, too; compiled here, and without a backward pass: that is for GPUs alone."""
+    logits, _, _ = separately(build(family, "eager"), rows)
+    model = build(family, "flex_attention")
+    batch, order = batch_of(rows, "flatten", model)
+    with torch.no_grad():
+        out = model(**batch, use_cache=False)
+    assert worst_difference(batch, order, out.logits, logits) < 2e-5
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        model(**batch, use_cache=False)
+
+
 def trainer(folder: Any, model: Any, samples: Any, kind: str, **arguments: Any) -> Any:
     args = transformers.TrainingArguments(
         output_dir=str(folder),
