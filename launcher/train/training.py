@@ -82,11 +82,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = job.value("task")
     check_positions(job, model)
     check_units(job, model)
-    asked = job.section("model")
-    if asked.get("loss") == "chunked":
-        chunk_loss(model)
-    if asked.get("compile_blocks"):
-        compile_blocks(job, model)
+    _make_faster(job, model)
     hooks = load_hooks(job)
     common = {
         "model": model,
@@ -126,6 +122,15 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
     return trainer
+
+
+def _make_faster(job: Job, model: Any) -> None:
+    """Loss and layers as the plan has them; a plan from before there was a choice has neither setting."""
+    asked = job.section("model")
+    if asked.get("loss") == "chunked":
+        chunk_loss(model)
+    if asked.get("compile_blocks"):
+        compile_blocks(job, model)
 
 
 def _trainer_class(job: Job) -> Any:
