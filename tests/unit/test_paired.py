@@ -136,8 +136,8 @@ def test_page_of_performance_is_what_the_records_say(tmp_path):
               "model": "smollm2", "rows": [row], "failed": {"axolotl": "no driver"}}  # fmt: skip
     (tmp_path / "throughput_here.json").write_text(json.dumps(record), encoding="utf-8")
     trained = {"name": "full-sdpa", "model": "meta-llama/Llama-3.1-8B", "tokens_per_second": 9000.0,
-
-               "step_s": 1.0, "flops_per_second": 4e14, "mfu": 0.4, "mfu_square": 0.43, "of_measured": None}  # fmt: skip
+               "step_s": 1.0, "flops_per_second": 4e14, "mfu": 0.4,
+               "mfu_square": 0.43, "of_measured": None}  # fmt: skip
     skipped = {"name": "full-liger", "skipped": "liger_kernel not installed"}
     gpu = {"device": "H200", "date": "2026-11-23", "versions": {}, "rows": [trained, skipped]}
     (tmp_path / "gpu_throughput_h200.json").write_text(json.dumps(gpu), encoding="utf-8")
