@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full test-cluster check fmt build bench clean
+.PHONY: help dev smoke test test-full test-cluster check fmt build bench bench-throughput clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -62,6 +62,9 @@ bench: $(STAMP) ## how fast the command line answers, data is packed and prepare
 	$(BIN)/python benchmarks/cli_latency.py --check
 	$(BIN)/python benchmarks/packing.py --check --ours
 	$(BIN)/python benchmarks/data_prep.py --check
+
+bench-throughput: $(STAMP) ## training speed beside a plain script, trl, LLaMA-Factory and axolotl (25 minutes on 2 cores)
+	$(BIN)/python benchmarks/throughput.py --check
 
 clean: ## remove what was built (not .venv, not runs/)
 	rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,13 +16,14 @@ class NotInstalled(Exception):
     """The installation failed; the message is the end of what pip said."""
 
 
-def environment_of(requirement: str, version: str, cache: Path, timeout_s: float = INSTALL_S) -> Path:
-    """Python of the environment that has `requirement`, installing it at the first call.
+def environment_of(requirements: str, version: str, cache: Path, timeout_s: float = INSTALL_S) -> Path:
+    """Python of the environment that has `requirements`, installing it at the first call.
 
     version: of Python, such as 3.12; empty: this one. NotInstalled, also at later calls, when it did not
     install: `cache` keeps what pip said.
     """
-    folder = cache / "venvs" / requirement.replace("==", "-")
+    wanted = requirements.split()
+    folder = cache / "venvs" / wanted[0].replace("==", "-")
     python, failed = folder / "bin" / "python", folder.with_name(f"{folder.name}.failed")
     if failed.is_file():
         raise NotInstalled(f"{failed.read_text(encoding='utf-8')} (kept in {failed}, which may be deleted)")
@@ -32,7 +33,7 @@ def environment_of(requirement: str, version: str, cache: Path, timeout_s: float
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         _call([_python(version), "-m", "venv", str(folder)], 120.0)
-        _call([str(python), "-m", "pip", "install", "-q", "--prefer-binary", requirement], timeout_s)
+        _call([str(python), "-m", "pip", "install", "-q", "--prefer-binary", *wanted], timeout_s)
     except NotInstalled as error:
         shutil.rmtree(folder, ignore_errors=True)
         failed.write_text(str(error), encoding="utf-8")

@@ -24,7 +24,7 @@ class Side:
     about: str
     tell: Told
     package: str | None = None
-    """Requirement of the virtual environment that it runs in; None: this one."""
+    """Requirements of the virtual environment that it runs in, the first by name; None: this one."""
     python: str = ""
     """Version that the environment needs; empty: this one's."""
     gpu_only: bool = False
@@ -157,6 +157,8 @@ def axolotl(work: Work, folder: Path, python: Path) -> list[str]:
     return [str(python), str(HERE / "timed.py"), "axolotl.cli.train", str(file)]
 
 
+# With the newest torch it does not start: the last torchaudio was built for another CUDA.
+_LLAMAFACTORY = "llamafactory==0.9.5 torch==2.11.0 torchvision==0.26.0 torchaudio==2.11.0"
 _ALONE = ("--gradient_checkpointing", "false")
 
 SIDES: tuple[Side, ...] = (
@@ -172,7 +174,7 @@ SIDES: tuple[Side, ...] = (
     Side("trl-flash", "(c) without checkpointing, padding-free, FlashAttention 2",
          _trl(*_ALONE, "--padding_free", "true", "--attn_implementation", "flash_attention_2",
               max_length=False), gpu_only=True),
-    Side("llamafactory", "(d)", llamafactory, "llamafactory==0.9.5"),
+    Side("llamafactory", "(d)", llamafactory, _LLAMAFACTORY),
     Side("axolotl", "(e)", axolotl, "axolotl==0.21.0", python="3.12"),
 )  # fmt: skip
 DEFAULT_CPU = ("plain", "ours-equal", "ours", "trl", "trl-best", "llamafactory", "axolotl")

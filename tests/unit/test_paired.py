@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import throughput
-from paired import ratio_of
-from peers.environments import NotInstalled, environment_of
-from peers.process import Run, RunFailed, read_notes, run_side
-from peers.work import cut, step_tokens, write_rows
+import throughput  # noqa: E402  (benchmarks is no package)
+from paired import ratio_of  # noqa: E402
+from peers.environments import NotInstalled, environment_of  # noqa: E402
+from peers.process import Run, RunFailed, read_notes, run_side  # noqa: E402
+from peers.work import cut, step_tokens, write_rows  # noqa: E402
 
 
 def run(*seconds: float) -> Run:
@@ -121,3 +122,28 @@ def test_an_installation_that_failed_is_not_tried_again(tmp_path):
     (tmp_path / "venvs" / "nothing-1.failed").write_text("ERROR: no such package", encoding="utf-8")
     with pytest.raises(NotInstalled, match=r"no such package .*may be deleted"):
         environment_of("nothing==1", "", tmp_path)
+
+
+def test_page_of_performance_is_what_the_records_say(tmp_path):
+    from performance_page import ABSENT, filled
+
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert filled(page) == page, "python benchmarks/performance_page.py docs/performance.md writes it"
+    assert filled(page, tmp_path).count(ABSENT) == 2
+    row = {"side": "ours", "tokens_per_second": 120.5, "peak_bytes": 2e9, "first_step_s": 9.5,
+           "final_loss": 1.25, "to_plain": {"value": 1.4, "low": 1.3, "high": 1.5}}  # fmt: skip
+    record = {"machine": "2 CPU cores", "date": "2026-11-23", "versions": {"torch": "2.13.0"},
+              "model": "smollm2", "rows": [row], "failed": {"axolotl": "no driver"}}  # fmt: skip
+    (tmp_path / "throughput_here.json").write_text(json.dumps(record), encoding="utf-8")
+    trained = {"name": "full-sdpa", "model": "meta-llama/Llama-3.1-8B", "tokens_per_second": 9000.0,
+               "step_s": 1.0, "flops_per_second": 4e14, "mfu": 0.4,
+               "mfu_square": 0.43, "of_measured": None}  # fmt: skip
+    skipped = {"name": "full-liger", "skipped": "liger_kernel not installed"}
+    gpu = {"device": "H200", "date": "2026-11-23", "versions": {}, "rows": [trained, skipped]}
+    (tmp_path / "gpu_throughput_h200.json").write_text(json.dumps(gpu), encoding="utf-8")
+    text = filled(page, tmp_path)
+    assert "| `ours` | 120.5 | 1.40 (1.30 to 1.50) | 2.00 | 9.5 | 1.2500 |" in text
+    assert "- `axolotl`: no claim; no driver" in text
+    assert "| `full-sdpa` | Llama-3.1-8B | 9,000 | 400 | 40.0% | 43.0% |  |" in text
+    assert "| `full-liger` |  |  |  |  |  | liger_kernel not installed |" in text
+    assert filled(text, tmp_path) == text, "again changes nothing"
