@@ -247,6 +247,8 @@ class PlannedTrainer(Stoppable):
         """Noted where the tokens are: upstream waits at each micro-batch for the device and for all ranks."""
         if self.args.include_num_input_tokens_seen != "no":
             found = real_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
+            if self.args.device.type == "cpu":
+                found = int(found)  # nothing is waited for there
             self._uncounted = found if self._uncounted is None else self._uncounted + found
 
     def _count_tokens(self) -> None:
