@@ -31,7 +31,8 @@ def dynamo():
     """Nothing compiled before, and nothing left for other tests."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    yield torch._dynamo.utils.counters
+    with torch._dynamo.config.patch(suppress_errors=False):
+        yield torch._dynamo.utils.counters
     torch._dynamo.reset()
 
 
@@ -96,6 +97,17 @@ def test_compiled_layers_learn_the_same(tmp_path, monkeypatch, dynamo, adapter):
     assert dynamo["stats"]["unique_graphs"] >= 1
     assert compiled == pytest.approx(plain, rel=1e-5)
     assert names(tmp_path / "compiled") == names(tmp_path / "plain") != set()
+
+
+def test_a_layer_that_cannot_be_compiled_trains_as_it_is(tmp_path, monkeypatch, caplog):
+    def no_compiler(graph, inputs):
+        raise RuntimeError("Failed to find C compiler")
+
+    compile_ = functools.partialmethod(torch.nn.Module.compile, backend=no_compiler)
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_)
+    plain = trained(tmp_path / "plain", llama())
+    assert trained(tmp_path / "tried", llama(), **{"model.compile_blocks": True}) == plain
+    assert "Failed to find C compiler" in caplog.text
 
 
 def test_the_layers_of_a_model_are_those_that_it_names(tmp_path):
