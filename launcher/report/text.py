@@ -32,6 +32,10 @@ SHOWN = (
     "trainer.activation_checkpointing",
     "trainer.per_device_train_batch_size",
     "trainer.gradient_accumulation_steps",
+    "model.attn_implementation",
+    "data.padding_free",
+    "model.loss",
+    "model.compile_blocks",
 )
 
 
