@@ -145,8 +145,12 @@ def execute(
 def _prepared_in_ranks(
     bundle: Bundle, run_dir: Path, echo: Callable[[str], None], group: Group | None
 ) -> bool:
-    """Whether the ranks are to prepare the data; otherwise it is prepared now, in a process of its own."""
-    if group is None and PREPARE in bundle.prepare and WORKER in bundle.command:
+    """Whether the ranks are to prepare the data; otherwise it is prepared now, in a process of its own.
+
+    trl's preparation of preferences waits for all ranks, of which one alone would come.
+    """
+    meets = bundle.plan.value("task") == "dpo"
+    if group is None and not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
         return True
     prepare_data(bundle, run_dir, echo=echo, group=group)
     with contextlib.suppress(OSError):  # a try that finds it not prepared prepares it again
