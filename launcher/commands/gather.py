@@ -66,6 +66,11 @@ def usable_cores() -> int:
     return max(own, min(own * allocation.tasks_per_node[0], most))  # each may be bound to cores of its own
 
 
+def _own_memory(loaded: LoadedRecipe, on: str | None) -> int | None:
+    """Bytes of this machine's memory; None for a plan for another, of which nothing is known but devices."""
+    return probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None
+
+
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """The machines of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
     try:
@@ -348,8 +353,7 @@ def gather(
         hooks=hooks,
         warnings=tuple(warnings),
         tiny=tiny,
-        # Of another machine nothing is known but its devices.
-        host_bytes=probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None,
+        host_bytes=_own_memory(loaded, on),
         calibration=calibration,
     )
     if trace or (note is not None and not tiny):

@@ -87,11 +87,19 @@ def _imported(source: bytes) -> set[str]:
 
 
 def _import(path: Path) -> types.ModuleType:
-    """The file as a module of its own name; modules beside it can be imported while it loads."""
-    name = f"effilaunch_hooks_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    """The file as a module of its own name; modules beside it can be imported while it loads.
+
+    It runs once in a process, as modules do: a rank that prepares the data has it for its rows already.
+    """
+    missing = RecipeError(Problem("hooks-missing", "no such Python file", file=str(path), path="python"))
+    if not path.is_file():
+        raise missing
+    name = f"effilaunch_hooks_{hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise RecipeError(Problem("hooks-missing", "no such Python file", file=str(path), path="python"))
+    if spec is None or spec.loader is None:  # no name of a Python file
+        raise missing
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pickling of its functions and dataclasses look it up there
     folder = str(path.parent)

@@ -84,7 +84,7 @@ def fit_vocabulary(job: Job, model: Any, tokenizer: Any) -> None:
             )
         )
     needed = max(ids, default=-1) + 1
-    multiple = job.section("model").get("vocab_multiple") or 1
+    multiple = job.value("model.vocab_multiple") or 1
     wanted = -(-max(needed, rows) // multiple) * multiple
     if needed <= rows and added:
         print(f"the added tokens take spare rows of the embedding, which has {rows}")

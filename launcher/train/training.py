@@ -82,8 +82,8 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = job.value("task")
     check_positions(job, model)
     check_units(job, model)
+    hooks = load_hooks(job)  # which may change the model's class
     _make_faster(job, model)
-    hooks = load_hooks(job)
     common = {
         "model": model,
         "args": args,
@@ -125,11 +125,10 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
 
 
 def _make_faster(job: Job, model: Any) -> None:
-    """Loss and layers as the plan has them; a plan from before there was a choice has neither setting."""
-    asked = job.section("model")
-    if asked.get("loss") == "chunked":
+    """Loss and layers as the plan has them."""
+    if job.value("model.loss") == "chunked":
         chunk_loss(model)
-    if asked.get("compile_blocks"):
+    if job.value("model.compile_blocks"):
         compile_blocks(job, model)
 
 

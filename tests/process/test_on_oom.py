@@ -63,7 +63,7 @@ def callbacks():
 """
 RECIPE = """\
 model: {model}
-data: {{train: [{{path: rows.jsonl}}], max_length: 32}}
+data: {{train: [{{path: rows.jsonl}}], max_length: 32, padding_free: false}}  # the hooks count rows
 sharding: {sharding}
 global_batch_size: 8
 trainer: {{max_steps: {steps}, learning_rate: 1.0e-2, lr_scheduler_type: linear, logging_steps: 1,

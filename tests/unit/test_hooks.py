@@ -179,3 +179,16 @@ def test_callbacks_of_another_kind_are_refused(tmp_path, made, message):
     found = hooks(tmp_path, CALLBACKS.format(made=made), ["callbacks"])
     with pytest.raises(RecipeError, match=message):
         found.callbacks()
+
+
+def test_the_file_runs_once_in_a_process_and_anew_when_it_has_changed(tmp_path):
+    text = "runs = []\n\ndef callbacks():\n    runs.append(1)\n    return []\n"
+    first = hooks(tmp_path, text, ["callbacks"])
+    again = hooks(tmp_path, text, ["callbacks"])
+    first.callbacks(), again.callbacks()
+    (module,) = {
+        m for name, m in sys.modules.items() if getattr(m, "__file__", "") == str(tmp_path / "hooks.py")
+    }
+    assert module.runs == [1, 1]
+    assert hooks(tmp_path, text.replace("runs.append(1)", "pass"), ["callbacks"]).callbacks() == []
+    assert module.runs == [1, 1]
