@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import importlib.util
 import json
 import multiprocessing
@@ -28,13 +27,14 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from gpu_grid import ROWS, GpuRow
+from installed import versions
 
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.heads import FAMILY_TASKS
@@ -45,7 +45,8 @@ from launcher.memory.job import MemoryJob
 
 RECORDS = Path(__file__).parent / "records"
 BUDGET_S = 500.0
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed", "flash_attn")
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed", "flash_attn", "liger_kernel")
+ABOUT = "A sweep on one GPU; made by benchmarks/gpu_memory.py. `reserved` is compared with T0."
 REHEARSED = {"micro_batch": 2, "length": 64}
 
 
@@ -276,23 +277,13 @@ def summary_of(entries: Sequence[dict[str, Any]]) -> str:
     return f"{counted}; error of T0: median {statistics.median(errors):.1%}, max {max(errors):.1%}"
 
 
-def versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def write_record(path: Path, device: Device, entries: Sequence[dict[str, Any]]) -> None:
+def write_record(path: Path, device: Device, entries: Sequence[Mapping[str, Any]], about: str) -> None:
     record = {
-        "about": "A sweep on one GPU; made by benchmarks/gpu_memory.py. `reserved` is compared with T0.",
+        "about": about,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "device": device.name,
         "device_bytes": device.hardware.device_bytes,
-        "versions": versions(),
+        "versions": versions(PACKAGES),
         "rows": list(entries),
     }
     if device.rehearsal:
@@ -333,7 +324,7 @@ def main() -> int:
         slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
         out = RECORDS / f"gpu_{slug}.json"
     if out is not None:
-        write_record(out, device, entries)
+        write_record(out, device, entries, ABOUT)
     return 1 if any("error" in one for one in entries) else 0
 
 

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from gpu_grid import GpuRow
 from gpu_speed_rows import FLATTENED, SpeedRow, attention_flops, step_flops
-from gpu_training import build_model, make_step
+from gpu_training import build_model, make_step, timed_steps
 from torch.nn import functional
 
-STEPS = 4
-"""Of a model, the first of which, with its compilation, is not counted."""
 CALLS = 10
 MATMUL = 8192
 
@@ -76,7 +74,7 @@ def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: tor
             layer.compile(dynamic=row.dynamic)
     step = make_step(given, model, batch_of(row, config["vocab_size"], where))
     built = time.perf_counter() - started
-    seconds = _seconds(step, where, STEPS)
+    seconds = timed_steps(step, where)
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     step_s = statistics.median(seconds[1:])
     return {
@@ -177,17 +175,5 @@ def _head(row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict
 
 
 def _rate(call: Callable[[], Any], where: torch.device, flops: float) -> dict[str, Any]:
-    seconds = statistics.median(_seconds(call, where, CALLS)[2:])
+    seconds = statistics.median(timed_steps(call, where, CALLS)[2:])
     return {"step_s": seconds, "flops": flops}
-
-
-def _seconds(call: Callable[[], Any], where: torch.device, count: int) -> list[float]:
-    """Seconds of each of `count` calls, the device waited for."""
-    found = []
-    for _ in range(count):
-        started = time.perf_counter()
-        call()
-        if where.type == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - started)
-    return found

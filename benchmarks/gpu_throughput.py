@@ -14,9 +14,7 @@ Each row is a process of its own. How operations are counted stands in gpu_speed
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import re
 import sys
 import time
@@ -25,9 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_memory import RECORDS, Device, config_of, find_device, in_process, predict, versions
+from gpu_memory import RECORDS, Device, config_of, find_device, in_process, predict, write_record
 from gpu_speed_rows import ROWS, SpeedRow, datasheet_rate, matrix_params, step_flops
 
+ABOUT = "Training speed on one GPU; made by benchmarks/gpu_throughput.py."
 BUDGET_S = 500.0
 ROW_S = 120.0
 MFU, LORA_AHEAD = 0.50, 1.25
@@ -173,21 +172,6 @@ def judge(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool | None]]
     return found
 
 
-def write_record(path: Path, device: Device, entries: Sequence[Mapping[str, Any]]) -> None:
-    record = {
-        "about": "Training speed on one GPU; made by benchmarks/gpu_throughput.py.",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "device": device.name,
-        "device_bytes": device.hardware.device_bytes,
-        "versions": versions(),
-        "rows": list(entries),
-    }
-    if device.rehearsal:
-        record["about"] = "A rehearsal with narrow models on a CPU: says nothing about a GPU."
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def rehearsed(row: SpeedRow) -> SpeedRow:
     from dataclasses import replace
 
@@ -222,7 +206,7 @@ def main() -> int:
         slug = re.sub(r"[^a-z0-9]+", "_", device.name.lower()).strip("_")
         out = RECORDS / f"gpu_throughput_{slug}.json"
     if out is not None:
-        write_record(out, device, entries)
+        write_record(out, device, entries, ABOUT)
     verdicts = [] if device.rehearsal else judge(entries)
     for said, holds in verdicts:
         print({True: "holds  ", False: "MISSED ", None: "open   "}[holds] + said)

@@ -187,10 +187,10 @@ def _deepspeed_step(
     return step
 
 
-def timed_steps(step: Callable[[], None], device: torch.device) -> list[float]:
-    """Run STEPS steps; seconds of each."""
+def timed_steps(step: Callable[[], Any], device: torch.device, count: int = STEPS) -> list[float]:
+    """Run `count` steps; seconds of each, the device waited for."""
     seconds = []
-    for _ in range(STEPS):
+    for _ in range(count):
         started = time.perf_counter()
         step()
         if device.type == "cuda":

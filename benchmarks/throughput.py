@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import json
 import os
 import platform
@@ -31,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from installed import versions
 from paired import Ratio, ratio_of
 from peers.environments import NotInstalled, environment_of
 from peers.process import Run, RunFailed, run_side
@@ -184,16 +184,6 @@ def judge(
     return found
 
 
-def versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def gpu_name() -> str | None:
     import torch
 
@@ -244,7 +234,8 @@ def main() -> int:
         about = {
             "about": "Training speed on the same work; made by benchmarks/throughput.py.",
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "machine": machine, "versions": versions(), "model": work.name, "precision": work.precision,
+            "machine": machine, "versions": versions(PACKAGES),
+            "model": work.name, "precision": work.precision,
             "samples": work.samples, "max_length": work.max_length, "step_tokens": work.step_tokens(),
             "drop": options.drop, "rows": rows, "failed": failed,
             "seconds": {side: [run.seconds for run in done] for side, done in runs.items()},
