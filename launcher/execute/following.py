@@ -31,8 +31,8 @@ _LONG_STEP_S = 10.0
 """Who waits longer for a stop is told why."""
 _HELD_S = 1.0
 """So long a traceback waits to be shown: within that a lost rank is noticed, of which it may only speak."""
-_STACKS_S = 2.0
-"""So long a rank has to write where it stands."""
+_STACKS_S = 10.0
+"""So long a rank has to write where it stands: on a busy machine, or behind another, that is seconds."""
 VANISHED_S = 25.0
 """After a machine was lost: ranks that can still agree have so long to save, then they are killed."""
 _LAST_LINES_S = 2.0

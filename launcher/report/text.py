@@ -21,6 +21,9 @@ from launcher.report.tables import table, wrapped
 # A word of the command with a value in it that is bound late: it needs no quotes.
 _LATE = re.compile(r"[\w./:-]*\{(?:master_port|run_dir|devices)\}[\w./:-]*")
 
+_PAGE = 120
+"""Columns of the first page, but for what is there to be copied."""
+
 # What the first page shows; `--explain` shows any of the others.
 SHOWN = (
     "precision",
@@ -55,7 +58,7 @@ def plan_text(bundle: Bundle) -> str:
         f"  on oom    {_out_of_memory(plan)}",
         "",
         "decisions",
-        *table([(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]),
+        *table([(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN], width=_PAGE),
         "",
         *memory_lines(plan),
         "",
