@@ -2,6 +2,7 @@
 
     python benchmarks/cli_latency.py            the table
     python benchmarks/cli_latency.py --check    exit 1 when a target is missed
+    python benchmarks/cli_latency.py --json R   write the table
 
 The runs are interleaved (one of each command a round), so that a slow spell of the machine hits all
 commands alike, and medians are compared: of the wall time, and of the processor's (user and system), which
@@ -18,12 +19,16 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from kept import keep
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "starcoder_lora.yaml"
 BIN = Path(sys.executable).parent
+HEAD = ("command", "median ms", "multiple", "middle half", "of CPU time", "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +43,8 @@ class Case:
 BASELINE = Case("python -c pass", (sys.executable, "-c", "pass"))
 OURS = (
     Case("effilaunch --help", (str(BIN / "effilaunch"), "--help"), 4),
-    Case("effilaunch validate", (str(BIN / "effilaunch"), "validate", str(RECIPE)), 25),
-    Case("effilaunch plan", (str(BIN / "effilaunch"), "plan", str(RECIPE)), 30),
+    Case("effilaunch validate", (str(BIN / "effilaunch"), "validate", str(RECIPE)), 15),
+    Case("effilaunch plan", (str(BIN / "effilaunch"), "plan", str(RECIPE)), 22),
 )
 OTHERS = (
     Case("accelerate launch --help", (str(BIN / "accelerate"), "launch", "--help")),
@@ -85,27 +90,34 @@ def spread(runs: list[tuple[float, float]], base: list[tuple[float, float]]) -> 
     return f"{multiples[quarter]:.1f} to {multiples[-1 - quarter]:.1f}"
 
 
+def line(cells: Sequence[str]) -> str:
+    return "".join(f"{cell:<26}" if i == 0 else f"{cell:>14}" for i, cell in enumerate(cells))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each command (default 15)")
+    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
     parser.add_argument("--ours", action="store_true", help="leave the other launchers out")
     options = parser.parse_args()
 
     others = () if options.ours else tuple(case for case in OTHERS if Path(case.argv[0]).exists())
     times = measure((BASELINE, *OURS), others, options.rounds)
     base, base_cpu = medians(times[BASELINE.name])
-    missed = []
-    print(f"{'command':<26}{'median ms':>10}{'multiple':>10}{'middle half':>14}{'cpu':>8}{'target':>8}")
+    missed, table = [], []
+    print(line(HEAD))
     for case in (BASELINE, *OURS, *others):
         wall, used = medians(times[case.name])
-        multiple = wall / base
         target = "" if case.limit is None else f"{case.limit:g}x"
         middle = spread(times[case.name], times[BASELINE.name])
-        print(f"{case.name:<26}{wall * 1000:>10.1f}{multiple:>9.1f}x{middle:>14}", end="")
-        print(f"{used / base_cpu:>7.1f}x{target:>8}")
-        if case.limit is not None and multiple > case.limit:
+        cells = (f"{wall * 1000:.1f}", f"{wall / base:.1f}x", middle, f"{used / base_cpu:.1f}x", target)
+        table.append((case.name, *cells))
+        print(line(table[-1]))
+        if case.limit is not None and wall / base > case.limit:
             missed.append(case.name)
+    if options.json is not None:
+        keep(options.json, HEAD, table, ("pydantic", "trl", "accelerate", "deepspeed"))
     for case in () if options.ours else OTHERS:
         if case not in others:
             print(f"{case.name:<26} absent: {Path(case.argv[0]).name} is not installed beside this Python")

@@ -1,6 +1,7 @@
 """Tokens/s of tokenise and pack: effilaunch beside trl's own preparation of the same file.
 
-    python benchmarks/data_prep.py [--rows N] [--repeats N] [--check]
+    python benchmarks/data_prep.py [--rows N] [--repeats N] [--check] [--json RECORD]
+    python benchmarks/data_prep.py --growth [--json RECORD]        one run of each size, with its memory
 
 Each measurement is a process of its own with empty caches, timed after its imports; the sides take
 turns. Both read the JSONL file, tokenise it with SmolLM2's tokenizer and pack it to 2048 tokens by
@@ -14,17 +15,25 @@ import itertools
 import json
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+from kept import keep
+
 MAX_LENGTH = 2048
+GROWTH = (2_500, 10_000, 40_000, 160_000)
+ALONE = 40_000
+"""Above so many rows only this project's preparation is timed."""
+HEAD = ("rows", "side", "seconds", "tokens/s", "tokens", "filled", "largest process, GB")
 SIDES = ("effilaunch", "trl", "trl, a process per core")
-AHEAD = 1.5
+AHEAD = 2.0
 """`--check`: how much faster than the faster of trl's two this must be."""
 
 
@@ -120,7 +129,8 @@ def measure(side: str, rows: Path, tokenizer: Path) -> dict[str, float]:
         )
         if done.returncode != 0:
             raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
-        return json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+        return found
 
 
 def one_side(side: str, rows: Path, tokenizer: Path, folder: Path) -> None:
@@ -136,7 +146,8 @@ def one_side(side: str, rows: Path, tokenizer: Path, folder: Path) -> None:
         else:
             processes = os.cpu_count() if side == SIDES[2] else None
             seconds, tokens, packs = theirs(file, tokenizer, own, processes)
-    print(json.dumps({"seconds": seconds, "tokens": tokens, "packs": packs}))
+    used = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "packs": packs, "bytes": used * 1024}))
 
 
 def main() -> int:
@@ -145,33 +156,53 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--check", action="store_true", help=f"fail below {AHEAD} times trl's speed")
+    parser.add_argument("--growth", action="store_true", help="once each: " + ", ".join(map(str, GROWTH)))
+    parser.add_argument("--check", action="store_true", help=f"fail below {AHEAD:g} times trl's speed")
+    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
     parser.add_argument("--side", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
         side, *paths = args.side
         one_side(side, *map(Path, paths))
         return 0
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    table: list[list[str]] = []
+    ratio = 0.0
+    for count, repeats in [(count, 1) for count in GROWTH] if args.growth else [(args.rows, args.repeats)]:
+        found = compared(count, repeats)
+        table += (cells(count, side, runs) for side, runs in found.items())
+        print(
+            *("  ".join(f"{cell:>14}" for cell in row) for row in table[-len(SIDES) :]), sep="\n", flush=True
+        )
+        times = {side: statistics.median(run["seconds"] for run in runs) for side, runs in found.items()}
+        ratio = min(times[side] for side in SIDES[1:]) / times[SIDES[0]]
+        print(f"effilaunch is {ratio:.2f} times as fast as the faster of trl's two")
+    if args.json is not None:
+        keep(args.json, HEAD, table, ("trl", "datasets", "tokenizers", "pyarrow"))
+    return int(args.check and ratio < AHEAD)
+
+
+def compared(count: int, repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Side -> its runs over the same rows, in turn."""
+    sides = SIDES if count <= ALONE else SIDES[:1]
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        write_rows(rows, args.rows)
+        write_rows(rows, count)
         tokenizer = tokenizer_folder()
-        for _ in range(args.repeats):
-            for side in SIDES:
+        for _ in range(repeats):
+            for side in sides:
                 found[side].append(measure(side, rows, tokenizer))
-    print(f"{args.rows:,} rows, packed to {MAX_LENGTH} tokens; medians of {args.repeats}")
-    speeds = {}
-    for side, runs in found.items():
-        seconds = statistics.median(run["seconds"] for run in runs)
-        tokens, packs = int(runs[0]["tokens"]), int(runs[0]["packs"])
-        speeds[side] = tokens / seconds
-        fill = tokens / (packs * MAX_LENGTH)
-        print(f"{side:24} {seconds:7.2f} s  {tokens / seconds:12,.0f} tokens/s  {tokens:,} tokens  "
-              f"{packs:,} packs, {fill:.2%} filled")  # fmt: skip
-    ratio = speeds[SIDES[0]] / max(speeds[SIDES[1]], speeds[SIDES[2]])
-    print(f"effilaunch is {ratio:.2f} times as fast as the faster of trl's two")
-    return int(args.check and ratio < AHEAD)
+    return found
+
+
+def cells(count: int, side: str, runs: Sequence[Mapping[str, float]]) -> list[str]:
+    """A row of the table: medians."""
+    seconds = statistics.median(run["seconds"] for run in runs)
+    tokens, packs = int(runs[0]["tokens"]), int(runs[0]["packs"])
+    held = statistics.median(run["bytes"] for run in runs)
+    fill = tokens / (packs * MAX_LENGTH)
+    speed = f"{tokens / seconds:,.0f}"
+    return [f"{count:,}", side, f"{seconds:.2f}", speed, f"{tokens:,}", f"{fill:.2%}", f"{held / 1e9:.2f}"]
 
 
 if __name__ == "__main__":

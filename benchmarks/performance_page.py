@@ -2,8 +2,8 @@
 
     python benchmarks/performance_page.py docs/performance.md     fills them in
 
-A record of training speed is records/throughput_<machine>.json (throughput.py --json), one of a GPU
-records/gpu_throughput_<device>.json. Where there is none, the page says so and has no table.
+The table behind the mark <!-- NAME --> is made of the records NAME_<machine>.json, which the benchmarks write
+with --json. Where there is none, the page says so and has no table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 RECORDS = Path(__file__).parent / "records"
 ABSENT = "*Not measured yet: there is no record.*"
-_BLOCK = re.compile(r"(<!-- (throughput|gpu_throughput) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(page: str, records: Path = RECORDS) -> str:
@@ -29,7 +29,8 @@ def filled(page: str, records: Path = RECORDS) -> str:
         found = [
             json.loads(path.read_text(encoding="utf-8")) for path in sorted(records.glob(f"{kind}_*.json"))
         ]
-        return match[1] + ("\n".join(map(tables[kind], found)) or f"{ABSENT}\n") + match[3]
+        told = tables.get(kind, kept_table)
+        return match[1] + ("\n".join(map(told, found)) or f"{ABSENT}\n") + match[3]
 
     return _BLOCK.sub(fill, page)
 
@@ -62,6 +63,11 @@ def gpu_table(record: Mapping[str, Any]) -> str:
                      *(_percent(row[name]) for name in ("mfu", "mfu_square", "of_measured"))))  # fmt: skip
     head = ("row", "model", "tokens/s", "TFLOP/s", "MFU", "MFU, whole square", "of the measured rate")
     return f"{_about(record, record['device'])}\n\n{_table(head, rows)}\n"
+
+
+def kept_table(record: Mapping[str, Any]) -> str:
+    """Markdown of a table as kept.py wrote it."""
+    return f"{_about(record, record['machine'])}\n\n{_table(record['head'], record['rows'])}\n"
 
 
 def _about(record: Mapping[str, Any], machine: str) -> str:

@@ -2,6 +2,7 @@
 
     python benchmarks/speed_accuracy.py            every recorded row, predicted beside measured
     python benchmarks/speed_accuracy.py --check    exit 1 when a target is missed
+    python benchmarks/speed_accuracy.py --json R   write the summary
 
 Measured seconds come from records/speed_cpu.json (benchmarks/speed_measure.py). Predictions are computed
 here, for the processor that the record names. Rank correlation is Spearman's, over rows of the
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kept import keep
 from memory_grid import Row
 from memory_rows import job_of, make, plan_of, recipe_of, spec_of
 from speed_grid import CHOICES, ROWS, Choice
@@ -111,6 +113,7 @@ def compare_choices(record: dict[str, Any]) -> list[tuple[str, Row, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
+    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the summary")
     options = parser.parse_args()
     record = read_record()
     rows = timed_rows(record)
@@ -120,18 +123,23 @@ def main() -> int:
         time = row.predicted
         print(f"{row.name:<34}{row.measured:>11.3f}{time.likely:>10.3f}{time.likely / row.measured:>7.2f}"
               f"{time.low:>9.3f}{time.high:>9.3f}  {row.half}")  # fmt: skip
-    missed = []
+    missed, table = [], []
     for half in ("held-out", "all"):
         some = [row for row in rows if half in (row.half, "all")]
         value = spearman([row.measured for row in some], [row.predicted.likely for row in some])
         inside = sum(row.predicted.low <= row.measured <= row.predicted.high for row in some)
         print(f"{half}: rank correlation {value:.3f} over {len(some)} rows, {inside} inside their range")
+        table.append((f"rank correlation, {half} rows", f"{value:.3f}", f"at least {CORRELATION}",
+                      f"{len(some)} rows, {inside} inside their range"))  # fmt: skip
         if value < CORRELATION:
             missed.append(f"rank correlation of {half} rows: {value:.3f} < {CORRELATION}")
     for name, taken, behind in compare_choices(record):
         print(f"{name}: the planner takes {taken.name}, {behind:.3f} of the fastest measured")
+        table.append((f"choice of {name}", f"{behind:.3f}", f"at most {BEHIND}", f"takes {taken.name}"))
         if behind > BEHIND:
             missed.append(f"{name}: {behind:.3f} > {BEHIND}")
+    if options.json is not None:
+        keep(options.json, ("measure", "found", "target", ""), table, ("torch", "transformers", "peft"))
     for text in missed:
         print(f"missed: {text}")
     return 1 if options.check and missed else 0

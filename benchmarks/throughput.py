@@ -11,7 +11,9 @@ is Llama-shaped random weights and rows of log-normal lengths. Nothing is downlo
 LLaMA-Factory and axolotl, into environments of their own under --cache.
 
 tokens/s are those of the rows, without padding, from the file by one count for all sides, over the steps
-after the first --drop. The sides take turns; ratios are paired round by round and step by step (paired.py).
+after the first --drop. On a CPU all sides of a round are there at once and take their steps in turn, so that
+a slow spell of the machine is one of all; on a GPU, whose memory each of them wants, they run one after
+the other. Ratios are paired round by round and step by step (paired.py).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -33,7 +36,7 @@ from typing import Any
 from installed import versions
 from paired import Ratio, ratio_of
 from peers.environments import NotInstalled, environment_of
-from peers.process import Run, RunFailed, run_side
+from peers.process import Run, run_together
 from peers.sides import BEST_OF_TRL, DEFAULT_CPU, DEFAULT_GPU, SIDES, Side
 from peers.work import SHAPES, Work, make_work
 
@@ -62,14 +65,14 @@ TARGETS_EVERYWHERE = (
 TARGETS_CPU = (*TARGETS_EVERYWHERE, Target("ours", ("trl",), 1.8))
 TARGETS_GPU = (*TARGETS_EVERYWHERE, Target("ours", BEST_OF_TRL, 1.5))
 
-Runs = dict[str, list[Run | None]]
-"""Rounds of each side; None for one that failed."""
+Runs = dict[str, list[Run]]
+"""Rounds of each side."""
 
 
 def rounds_of(
     sides: Sequence[Side], work: Work, rounds: int, cache: Path, folder: Path
 ) -> tuple[Runs, dict[str, str]]:
-    """(runs, why a side has none) of all sides, each of which begins a round once in a while."""
+    """(runs, why a side has none) of all sides."""
     runs: Runs = {side.name: [] for side in sides}
     failed: dict[str, str] = {}
     pythons: dict[str, Path] = {}
@@ -80,24 +83,27 @@ def rounds_of(
             failed[side.name] = f"not installed: {error}"
             print(f"{side.name}: {failed[side.name]}", flush=True)
     for number in range(rounds):
-        for place in range(len(sides)):
-            side = sides[(place + number) % len(sides)]
-            if side.name in failed:
-                continue
-            own = folder / f"{side.name}-{number}"
-            own.mkdir()
-            try:
-                command = side.tell(work, own, pythons[side.name])
-                run = run_side(command, own, work.steps, environment(cache), RUN_S[work.gpu])
-            except RunFailed as error:
-                failed[side.name] = f"round {number + 1}: {error}"
-                print(f"{side.name}: {failed[side.name]}", flush=True)
-                continue
-            finally:
+        able = [side for side in sides if side.name not in failed]
+        first = number % len(able) if able else 0
+        able = able[first:] + able[:first]
+        # Of a GPU's memory each side has all.
+        for group in [[side] for side in able] if work.gpu else [able]:
+            told = {}
+            for side in group:
+                own = folder / f"{side.name}-{number}"
+                own.mkdir()
+                told[side.name] = (side.tell(work, own, pythons[side.name]), own)
+            done, lost = run_together(told, work.steps, environment(cache), RUN_S[work.gpu])
+            failed |= {name: f"round {number + 1}: {why}" for name, why in lost.items()}
+            for name, run in done.items():
+                runs[name].append(run)
+                print(f"  round {number + 1} {name}: first step after {run.first_step_s:.1f} s, then "
+                      f"{statistics.median(run.seconds):.2f} s a step", flush=True)  # fmt: skip
+            print(
+                *(f"{name}: {failed[name]}" for name in lost), sep="\n", end="\n" if lost else "", flush=True
+            )
+            for _, own in told.values():
                 shutil.rmtree(own / "run", ignore_errors=True)  # adapters and checkpoints
-            runs[side.name].append(run)
-            print(f"  round {number + 1} {side.name}: first step after {run.first_step_s:.1f} s, then "
-                  f"{statistics.median(run.seconds):.2f} s a step", flush=True)  # fmt: skip
     return {name: done for name, done in runs.items() if len(done) == rounds}, failed
 
 
@@ -208,6 +214,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> int:
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what ends the run of a side
     gpu = gpu_name()
     cache = options.cache.resolve()
     cache.mkdir(parents=True, exist_ok=True)

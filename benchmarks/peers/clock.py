@@ -1,7 +1,8 @@
 """Notes when each optimizer step ends, alike on every side: a line of JSON each in $BENCHMARK_STEPS.
 
 effilaunch takes it as its `python:` file, the peers get it from `timed.py`. It waits for the device at the
-end of a step, which a log at every step does, too.
+end of a step, which a log at every step does, too. With $BENCHMARK_GATE, a named pipe, it lets no step begin
+before a byte comes out of it: so several sides take their steps in turn.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from transformers import TrainerCallback
 
 
 class StepClock(TrainerCallback):
-    """Lines: {"step", "time"} when a step ends, {"step", "loss"} when it is logged, {"peak"} at the end."""
+    """Lines: {"step", "time"} when a step ends, {"step", "begun"} when its turn has come, {"step", "loss"}
+    when it is logged, {"peak"} at the end."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, gate: Path | None) -> None:
+        self._path, self._gate = path, gate
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._write({"step": state.global_step, "time": time.time()})
+        if self._gate is not None and state.global_step < state.max_steps:
+            with self._gate.open("rb") as gate:
+                gate.read(1)
+            self._write({"step": state.global_step + 1, "begun": time.time()})
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
@@ -43,4 +49,5 @@ class StepClock(TrainerCallback):
 
 
 def callbacks() -> list[Any]:
-    return [StepClock(Path(os.environ["BENCHMARK_STEPS"]))]
+    gate = os.environ.get("BENCHMARK_GATE")
+    return [StepClock(Path(os.environ["BENCHMARK_STEPS"]), Path(gate) if gate else None)]

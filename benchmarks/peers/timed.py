@@ -6,7 +6,6 @@ python timed.py package.module ARGUMENT …
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -15,10 +14,10 @@ from pathlib import Path
 def main() -> None:
     wanted, *arguments = sys.argv[1:]
     sys.path.insert(0, str(Path(__file__).parent))
-    from clock import StepClock
+    from clock import callbacks
     from transformers import trainer
 
-    trainer.DEFAULT_CALLBACKS.append(StepClock(Path(os.environ["BENCHMARK_STEPS"])))
+    trainer.DEFAULT_CALLBACKS += callbacks()
     sys.argv = [wanted, *arguments]
     if wanted.endswith(".py"):
         runpy.run_path(wanted, run_name="__main__")

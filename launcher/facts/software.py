@@ -1,11 +1,13 @@
-"""Versions of the libraries that a run depends on, from package metadata, without an import."""
+"""Versions of the libraries that a run depends on, from what their installers left, without an import."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
+import re
+import sys
 from collections.abc import Collection, Iterable
-from importlib import metadata
 
 from launcher.errors import MachineError, Problem
 
@@ -33,13 +35,44 @@ EXTRAS = {"trl": "dpo", "liger_kernel": "liger"}
 
 def installed_versions() -> dict[str, str]:
     """Package name -> version, with `python`; packages that are not installed are left out."""
-    versions = {"python": platform.python_version()}
-    for package in PACKAGES:
+    named = _named_by_folders()
+    found = {package: named.get(_normal(package)) or _by_metadata(package) for package in PACKAGES}
+    return {"python": platform.python_version()} | {name: said for name, said in found.items() if said}
+
+
+def _named_by_folders() -> dict[str, str]:
+    """Normal name -> version, as `NAME-VERSION.dist-info` folders say; of two, the first on the path.
+
+    So does importlib.metadata, whose own import alone takes as long as starting Python.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
         try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
+            entries = os.listdir(folder or ".")
+        except OSError:  # an archive, or nothing
             continue
-    return versions
+        for entry in entries:
+            name, dash, version = entry.removesuffix(".dist-info").partition("-")
+            if dash and entry.endswith(".dist-info"):
+                found.setdefault(_normal(name), version)
+    return found
+
+
+def _normal(name: str) -> str:
+    """A distribution's name in the one spelling of many (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _by_metadata(package: str) -> str | None:
+    """The version of a package that is here, but was installed in an older way."""
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        return None
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def require_modules(names: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from launcher.memory.steps import step_bytes
 _CHOICES = (
     "sequence_length", "precision", "dtype", "quantization", "trainable_params", "adapter",
     "adapted", "adapter_dropout", "checkpointing", "attention", "optim", "document_mask", "one_row", "padded",
-    "one_by_one", "cast_inputs",
+    "one_by_one", "cast_inputs", "chunked",
 )  # fmt: skip
 _FLASH = (8, 0)
 """Compute capability from which torch has a flash kernel."""
@@ -54,8 +54,6 @@ def why_not(job: MemoryJob, task: str) -> str | None:
         return "ZeRO-3 puts a function of its own in place of frozen products"
     if job.engine == "fsdp" and _casts(job) and job.quantization != "none":
         return "FSDP2 casts what is not quantised when it gathers it"
-    if job.chunked:
-        return "a loss by chunks is counted, and not traced (model.loss: full can be)"
     if job.liger:
         return "Liger's kernels are compiled on the device"
     if job.tensor_parallel > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from launcher.recipe.descriptions import field_descriptions
 from launcher.recipe.field_tables import (
     TASK_TABLES,
     TRAINER_OWNED,
@@ -11,6 +12,7 @@ from launcher.recipe.field_tables import (
     task_fields,
     trainer_fields,
 )
+from launcher.recipe.problems import known_sections
 from launcher.recipe.schema import Recipe
 
 _TYPES: dict[str, dict[str, Any]] = {
@@ -39,8 +41,10 @@ def recipe_json_schema() -> dict[str, Any]:
         "type": "string",
         "description": "A recipe file, or the name of a shipped recipe, that this one changes.",
     }
-    for name, info in Recipe.model_fields.items():  # pydantic leaves it out beside a bare reference
-        schema["properties"][name].setdefault("description", info.description)
+    models = {model.__name__: model for model in known_sections().values()}
+    for name, definition in {"Recipe": schema, **schema["$defs"]}.items():
+        for field, text in field_descriptions(models[name]).items():
+            definition["properties"][field] = {"description": text, **definition["properties"][field]}
     schema["properties"] = {"extends": extends, **schema["properties"]}
     required = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]

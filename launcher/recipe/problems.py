@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from launcher.errors import Problem
 from launcher.recipe import slurm_rules
+from launcher.recipe.descriptions import field_descriptions
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import choice_hint, describe, key_hint
@@ -176,10 +177,8 @@ def _doc(path: str) -> str | None:
     plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
     for section in (plain + "[]", plain) if parent.endswith("]") else (plain,):
         model = known_sections().get(section)
-        if model and name in model.model_fields:
-            description = model.model_fields[name].description
-            if description:
-                return description.split(". ")[0].split("; ")[0].replace("\n", " ").rstrip(".")
+        if model and (description := field_descriptions(model).get(name)):
+            return description.split(". ")[0].split("; ")[0].replace("\n", " ").rstrip(".")
     return None
 
 

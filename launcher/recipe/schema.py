@@ -30,7 +30,7 @@ class Section(BaseModel):
         strict=True,
         protected_namespaces=(),
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        defer_build=True,
     )
 
 
@@ -89,7 +89,7 @@ class ModelSection(Section):
 class AdapterSection(BaseModel):
     """A LoRA adapter, for any task. Further keys are LoraConfig fields of the installed peft."""
 
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True, defer_build=True)
 
     type: Literal["lora"] = "lora"
     """The adapter method."""

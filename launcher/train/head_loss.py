@@ -26,25 +26,25 @@ IGNORED = -100
 """The label of a token that is not learnt."""
 
 
-def chunk_loss(model: Any) -> None:
+def chunk_loss(model: Any, *, without_values: bool = False) -> None:
     """Let `model`, with or without an adapter around it, compute its training loss in chunks.
 
     An evaluation, a call without labels and one for a part of the logits stay as they are.
-    RecipeError where the head is more than a matrix.
+    without_values: for fake tensors; every token counts as learnt, and no value is looked at. RecipeError where the head is more than a matrix.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = base.get_output_embeddings()
     if type(head) is not torch.nn.Linear:
         raise _refusal(base, f"its head is a {type(head).__name__}, not a plain Linear")
-    _Chunks(base, head)
+    _Chunks(base, head, without_values=without_values)
 
 
 class _Chunks:
     """What one forward of the model, its head and its loss function tell each other."""
 
-    def __init__(self, model: Any, head: torch.nn.Linear) -> None:
+    def __init__(self, model: Any, head: torch.nn.Linear, *, without_values: bool) -> None:
         self._model = model
-        self._checked = False
+        self._without_values = self._checked = without_values
         self._clear()
         self._forward: Callable[..., Any] = model.forward
         self._loss: Callable[..., Any] = model.loss_function
@@ -72,7 +72,7 @@ class _Chunks:
         if targets is None:
             targets = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         # Looked for before the layers are queued, since counting them waits for the device.
-        self._rows = (targets != IGNORED).reshape(-1).nonzero().squeeze(1)
+        self._rows = self._learnt(targets.reshape(-1))
         self._targets = targets
         try:
             found = self._forward(*args, **kwargs)
@@ -81,6 +81,12 @@ class _Chunks:
             return found
         finally:
             self._clear()
+
+    def _learnt(self, targets: torch.Tensor) -> torch.Tensor:
+        """Places of the learnt ones among targets [n]."""
+        if self._without_values:
+            return torch.arange(len(targets), device=targets.device)
+        return (targets != IGNORED).nonzero().squeeze(1)
 
     def _of_head(self, head: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
         """Logits; while a loss is to be computed, the sum of the losses of all learnt tokens in their place.

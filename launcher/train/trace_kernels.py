@@ -30,9 +30,10 @@ _FLOAT32_ON_CUDA = (
 def imitating_cuda(capability: tuple[int, int] | None) -> Iterator[None]:
     """Replace what a CUDA device of this compute capability does otherwise than a CPU."""
     functional = torch.nn.functional
-    upstream = functional.scaled_dot_product_attention, functional.dropout
+    upstream = functional.scaled_dot_product_attention, functional.dropout, functional.log_softmax
     flash = capability is not None and capability >= (8, 0)
     functional.scaled_dot_product_attention, functional.dropout = _attention(flash), _dropout
+    functional.log_softmax = _log_softmax(functional.log_softmax)
     try:
         with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some of these have a kernel, which is replaced
@@ -40,7 +41,7 @@ def imitating_cuda(capability: tuple[int, int] | None) -> Iterator[None]:
                 library.impl(name, _in_float32(_overload(name)), "AutocastCPU")
             yield
     finally:
-        functional.scaled_dot_product_attention, functional.dropout = upstream
+        functional.scaled_dot_product_attention, functional.dropout, functional.log_softmax = upstream
 
 
 @contextlib.contextmanager
@@ -123,6 +124,17 @@ def _dropout(
     if p == 0.0 or not training:
         return input
     return torch.native_dropout(input, p, True)[0]
+
+
+def _log_softmax(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA's kernel widens 16 bits on the way, where a CPU makes a wide copy first."""
+
+    def log_softmax(input: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype in (None, input.dtype) or torch.is_grad_enabled():
+            return upstream(input, *args, dtype=dtype, **kwargs)
+        return torch.empty_like(input, dtype=dtype)
+
+    return log_softmax
 
 
 def _attention(flash: bool) -> Callable[..., torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 from launcher.facts.attention import holds_mask
 from launcher.train.adapters import attach_adapter
+from launcher.train.head_loss import chunk_loss
 from launcher.train.job import Job
 from launcher.train.models import auto_class
 from launcher.train.trace_quantized import adapters_over_quantized, stand_in
@@ -146,6 +147,8 @@ def _build(request: Request, config: Any) -> Any:
         model = model.to(torch.float32 if memory["precision"] == "fp32" else _half(memory["precision"]))
     model.config.use_cache = False
     model.train()
+    if memory["chunked"]:
+        chunk_loss(model, without_values=True)
     return model
 
 

@@ -12,7 +12,7 @@ from launcher.errors import MachineError, Problem
 from launcher.facts.trace import Untraceable
 
 GIB = 2**30
-BASE = factories.BASE.replace("llama-7b}", "llama-7b, loss: full}")  # a loss by chunks is not traced
+BASE = factories.BASE
 FULL_GRADIENTS = 100e6
 
 
@@ -176,7 +176,6 @@ def test_what_cannot_be_traced_is_a_warning(child, capsys, tmp_path):
 DPO = BASE.replace("{path: data/train.jsonl}", "{path: data/train.jsonl, format: preference}")
 UNTRACED = {
     "dpo": ("task: dpo\n" + DPO, (), "trl"),
-    "chunked": (factories.BASE, (), "by chunks"),
     "liger": (BASE, ("trainer.use_liger_kernel=true",), "Liger"),
     "device-map": (BASE, ("model.device_map=auto",), "device_map"),
     "continued": (BASE.replace("{type: lora, r: 8}", "{path: runs/old}"), (), "lies in files"),

@@ -15,6 +15,7 @@ from traces import LORA_16, peak, request
 from launcher.facts.probe import shipped_model_config
 from launcher.train import trace as tracer
 from launcher.train.attention import register_varlen
+from launcher.train.head_loss import chunk_loss
 from launcher.train.memory_meter import Meter
 
 LLAMA = {
@@ -182,11 +183,12 @@ def built(config, task):
         (LLAMA, "causal-lm", {"checkpointing": True}),
         (LLAMA, "causal-lm", {"attention": "eager"}),
         (LLAMA, "causal-lm", {"attention": "varlen", **FLAT}),
+        ({**LLAMA, "vocab_size": 2**17}, "causal-lm", {"chunked": True}),  # two chunks of rows
         (BERT, "sequence-classification", {}),
         (VIT, "image-classification", {}),
         (T5, "seq2seq-lm", {}),
     ],
-    ids=["llama", "checkpointing", "eager", "varlen", "bert", "vit", "t5"],
+    ids=["llama", "checkpointing", "eager", "varlen", "chunked", "bert", "vit", "t5"],
 )
 def test_real_training_takes_what_was_traced(config, task, memory):
     choices = {**SHORT, "precision": "fp32", "dtype": "float32", **memory}
@@ -198,6 +200,8 @@ def test_real_training_takes_what_was_traced(config, task, memory):
         model.set_attn_implementation(memory["attention"])
     if memory.get("checkpointing"):
         model.activation_checkpointing_enable()
+    if memory.get("chunked"):
+        chunk_loss(model)
     model.config.use_cache = False
     tokens = torch.zeros(8, 128, dtype=torch.long)
     batch = {"input_ids": tokens, "labels": tokens}

@@ -17,7 +17,7 @@ LORA_16 = {
 _MEMORY: dict[str, Any] = {
     "precision": "bf16-true", "dtype": "bfloat16", "engine": "ddp", "quantization": "none",
     "attention": "sdpa", "checkpointing": False, "accumulation": 1, "optim": "adamw_torch_fused",
-    "document_mask": False, "sequence_length": 2048, "one_row": False, "padded": False,
+    "document_mask": False, "sequence_length": 2048, "one_row": False, "padded": False, "chunked": False,
 }  # fmt: skip
 
 

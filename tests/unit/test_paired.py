@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import throughput  # noqa: E402  (benchmarks is no package)
 from paired import ratio_of  # noqa: E402
 from peers.environments import NotInstalled, environment_of  # noqa: E402
-from peers.process import Run, RunFailed, read_notes, run_side  # noqa: E402
+from peers.process import Run, RunFailed, read_notes, run_together  # noqa: E402
 from peers.work import cut, step_tokens, write_rows  # noqa: E402
 
 
@@ -107,13 +109,73 @@ def test_notes_become_a_run(tmp_path):
         read_notes(notes, started=100.0, steps=3, tree_bytes=7)
 
 
+STEPS = """
+import os, sys, time
+from types import SimpleNamespace
+sys.path.insert(0, {peers!r})
+# Stand-ins: their import takes seconds, and the clock only asks for a GPU and derives from a class.
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False))
+sys.modules["transformers"] = SimpleNamespace(TrainerCallback=object)
+from clock import callbacks
+(clock,) = callbacks()
+for step in range(1, 5):
+    begun = time.time()
+    time.sleep({seconds})
+    with open({order!r}, "a") as file:
+        file.write(f"{name} {{step}} {{begun}} {{time.time()}}\\n")
+    state = SimpleNamespace(global_step=step, max_steps=4)
+    clock.on_step_end(None, state, None)
+    clock.on_log(None, state, None, {{"loss": 4.0 - step}})
+clock.on_train_end(None, None, None)
+"""
+
+
+def trained(tmp_path, name: str, seconds: float) -> tuple[list[str], Path]:
+    """A side whose steps sleep, and write where and when they did."""
+    (tmp_path / name).mkdir()
+    told = {"peers": str(ROOT / "benchmarks" / "peers"), "order": str(tmp_path / "order"), "name": name}
+    return [sys.executable, "-c", STEPS.format(seconds=seconds, **told)], tmp_path / name
+
+
+def test_sides_take_their_steps_in_turn(tmp_path):
+    sides = {"fast": trained(tmp_path, "fast", 0.05), "slow": trained(tmp_path, "slow", 0.3)}
+    runs, failed = run_together(sides, 4, dict(os.environ), 60.0)
+    assert failed == {}
+    lines = [line.split() for line in (tmp_path / "order").read_text().splitlines()]
+    taken = [(name, int(step)) for name, step, _, _ in lines]
+    assert sorted(taken[:2]) == [("fast", 1), ("slow", 1)]
+    for step in (2, 3, 4):
+        assert {entry for entry in taken[2 * step - 2 : 2 * step]} == {("fast", step), ("slow", step)}
+    assert taken[4][0] != taken[6][0], "another begins each turn"
+    spans = sorted((float(begun), float(ended)) for _, step, begun, ended in lines if int(step) > 1)
+    assert all(ended <= later for (_, ended), (later, _) in pairwise(spans)), "one computes at a time"
+    assert max(runs["fast"].seconds) < 0.3 <= min(runs["slow"].seconds), "waiting is no part of a step"
+    assert runs["slow"].losses == [3.0, 2.0, 1.0, 0.0]
+
+
+def test_a_side_that_is_alone_waits_for_nobody(tmp_path):
+    runs, failed = run_together({"one": trained(tmp_path, "one", 0.0)}, 4, dict(os.environ), 60.0)
+    assert failed == {}
+    assert len(runs["one"].seconds) == 3
+    assert not (tmp_path / "one" / "gate").exists()
+
+
 def test_a_side_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path):
-    with pytest.raises(RunFailed, match="code 1: ValueError: no such thing"):
-        run_side([sys.executable, "-c", "raise ValueError('no such thing')"], tmp_path, 1, {}, 20.0)
+    def told(name: str, code: str) -> tuple[list[str], Path]:
+        (tmp_path / name).mkdir()
+        return [sys.executable, "-c", code], tmp_path / name
+
     started = time.monotonic()
-    with pytest.raises(RunFailed, match="stopped after 0 s"):
-        run_side([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, 1, {}, 0.2)
-    assert time.monotonic() - started < 20
+    sides = {
+        "broken": told("broken", "raise ValueError('no such thing')"),
+        "deaf": told("deaf", "import time; time.sleep(600)"),
+        "well": trained(tmp_path, "well", 0.0),
+    }
+    runs, failed = run_together(sides, 4, dict(os.environ), 5.0)
+    assert runs.keys() == {"well"}
+    assert failed["broken"] == "ended with code 1 before step 1: ValueError: no such thing"
+    assert failed["deaf"].startswith("stopped after 5 s without step 1")
+    assert time.monotonic() - started < 60
 
 
 def test_an_installation_that_failed_is_not_tried_again(tmp_path):
@@ -129,7 +191,7 @@ def test_page_of_performance_is_what_the_records_say(tmp_path):
 
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert filled(page) == page, "python benchmarks/performance_page.py docs/performance.md writes it"
-    assert filled(page, tmp_path).count(ABSENT) == 2
+    assert filled(page, tmp_path).count(ABSENT) == 8
     row = {"side": "ours", "tokens_per_second": 120.5, "peak_bytes": 2e9, "first_step_s": 9.5,
            "final_loss": 1.25, "to_plain": {"value": 1.4, "low": 1.3, "high": 1.5}}  # fmt: skip
     record = {"machine": "2 CPU cores", "date": "2026-11-23", "versions": {"torch": "2.13.0"},

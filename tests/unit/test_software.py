@@ -1,11 +1,15 @@
 """What a plan's workers import; missing packages are named with what installs them."""
 
+import platform
+import sys
+from importlib import metadata
+
 import pytest
 from factories import plan
 
 from launcher.doctor.needs import NEEDED, needed_modules
 from launcher.errors import MachineError
-from launcher.facts.software import require_modules
+from launcher.facts.software import PACKAGES, installed_versions, require_modules
 
 
 def test_what_is_installed_passes():
@@ -66,3 +70,33 @@ def test_the_hubs_kernel_stands_in_for_flash_attn(tmp_path, monkeypatch):
     made = plan(tmp_path, "1xA100-80GB", **FLASH)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "kernels" else None)
     assert "flash_attn" not in needed_modules(made)
+
+
+def test_versions_are_those_of_the_packages_metadata():
+    said = {}
+    for package in PACKAGES:
+        try:
+            said[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    assert {"torch", "transformers"} <= said.keys()
+    assert installed_versions() == {"python": platform.python_version()} | said
+
+
+def test_a_version_is_the_first_on_the_path_in_any_spelling(tmp_path, monkeypatch):
+    for place, name in [("a", "Liger_Kernel-1.2.3+cpu"), ("b", "liger_kernel-9.9"), ("b", "trl-0.1.0")]:
+        (tmp_path / place / f"{name}.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [*(str(tmp_path / place) for place in ("no", "a", "b")), *sys.path])
+    found = installed_versions()
+    assert (found["liger-kernel"], found["trl"]) == ("1.2.3+cpu", "0.1.0")
+
+
+def test_a_package_with_egg_info_has_its_version_too(tmp_path, monkeypatch):
+    """As Debian's own packages and old conda ones are installed."""
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "__init__.py").write_text("")
+    (tmp_path / "wandb-0.0.7-py3.11.egg-info").mkdir()
+    (tmp_path / "wandb-0.0.7-py3.11.egg-info" / "PKG-INFO").write_text("Name: wandb\nVersion: 0.0.7\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert installed_versions()["wandb"] == "0.0.7"
