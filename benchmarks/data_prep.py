@@ -5,7 +5,8 @@
 
 Each measurement is a process of its own with empty caches, timed after its imports; the sides take
 turns. Both read the JSONL file, tokenise it with SmolLM2's tokenizer and pack it to 2048 tokens by
-best-fit decreasing. trl runs as it comes (one process) and with one process per core.
+best-fit decreasing. trl runs as it comes (one process) and with one process per core. Both are ready to train
+then: trl has written the packed rows, this project which documents a row is joined of when it is read.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def ours_equal(work: Work, folder: Path, python: Path) -> list[str]:
         "per_device_train_batch_size": work.micro_batch,
         "activation_checkpointing": False,
         "use_liger_kernel": False,
+        "tf32": False,
         "dataloader_num_workers": 0,
     }
     return _run(recipe, folder, python)
@@ -174,9 +175,11 @@ SIDES: tuple[Side, ...] = (
     Side("trl-flash", "(c) without checkpointing, padding-free, FlashAttention 2",
          _trl(*_ALONE, "--padding_free", "true", "--attn_implementation", "flash_attention_2",
               max_length=False), gpu_only=True),
+    Side("trl-liger", "(c) without checkpointing, Liger's kernels",
+         _trl(*_ALONE, "--use_liger_kernel", "true"), gpu_only=True),
     Side("llamafactory", "(d)", llamafactory, _LLAMAFACTORY),
     Side("axolotl", "(e)", axolotl, "axolotl==0.21.0", python="3.12"),
 )  # fmt: skip
 DEFAULT_CPU = ("plain", "ours-equal", "ours", "trl", "trl-best", "llamafactory", "axolotl")
 DEFAULT_GPU = tuple(side.name for side in SIDES if side.name not in ("ours-bf16", "trl-fp32"))
-BEST_OF_TRL = ("trl-best", "trl-free", "trl-fp32", "trl-flash")
+BEST_OF_TRL = ("trl-best", "trl-free", "trl-flash", "trl-liger")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+HIGHEST_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+"""kHz."""
 CPUINFO = Path("/proc/cpuinfo")
 
 _SINGLE = (("avx512f", 64), ("avx2", 32), ("avx", 16))
@@ -41,13 +43,20 @@ class Processor:
 def probe_processor() -> Processor | None:
     """This machine's processor; None where Linux says too little of it."""
     try:
-        return read_processor(CPUINFO.read_text("utf-8", errors="replace"))
+        text = CPUINFO.read_text("utf-8", errors="replace")
     except OSError:
         return None
+    try:
+        return read_processor(text, float(HIGHEST_CLOCK.read_text("ascii")) * 1e3)
+    except (OSError, ValueError):  # a virtual machine's clock does not change
+        return read_processor(text)
 
 
-def read_processor(text: str) -> Processor | None:
-    """The processor of /proc/cpuinfo's text, of its first core; None without clock or flags."""
+def read_processor(text: str, hertz: float | None = None) -> Processor | None:
+    """The processor of /proc/cpuinfo's text, of its first core; None without clock or flags.
+
+    hertz: its highest clock, where that is known: an idle core's text has the clock of the moment.
+    """
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = line.partition(":")
@@ -55,7 +64,7 @@ def read_processor(text: str) -> Processor | None:
             fields.setdefault(name.strip(), value.strip())
     flags = set(fields.get("flags", "").split())
     try:
-        hertz = float(fields["cpu MHz"]) * 1e6
+        hertz = hertz or float(fields["cpu MHz"]) * 1e6
     except (KeyError, ValueError):
         return None
     if not flags or not 1e8 <= hertz <= 1e10:

@@ -48,7 +48,7 @@ def _named_by_folders() -> dict[str, str]:
     found: dict[str, str] = {}
     for folder in sys.path:
         try:
-            entries = os.listdir(folder or ".")
+            entries = os.listdir(folder or ".")  # noqa: PTH208 - a Path for each of many is slow
         except OSError:  # an archive, or nothing
             continue
         for entry in entries:

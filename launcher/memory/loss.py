@@ -175,7 +175,8 @@ def _by_chunks(
     made = Storage(read.size + d.weight * trained)
     loss = tape.step([read], 1, 4, saves=[made], params=trained, fresh=d.weight * trained)
     saved, weights = tape.saved()
-    narrow = 0 if d.weight == read.width else read.width * entries
+    # The head's gradient is summed in float32: beside each chunk's product, or in place of its own bytes.
+    narrow = 4 * entries if d.weight < 4 else 0 if d.weight == read.width else read.width * entries
     scores = min(block.tokens, chunk_rows(head.out_features)) * head.out_features
     # Logits, the logarithms of their shares, and errors: these in float32 over the logarithms themselves,
     # else a copy, of which the weight's gradient is made. A CPU widens 16-bit logits beforehand.

@@ -145,6 +145,9 @@ def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     hardware, asked = facts.hardware, recipe.data.pad_to_multiple_of
     if asked is not None:
         draft.put_recipe(MULTIPLE, asked, "")
+        multiple = tensor_multiple(hardware.compute_capability)
+        if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1 says that nothing is filled up
+            draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")
     elif draft.get("task") == "image-classification":
         draft.put(MULTIPLE, None, "pictures are not made of tokens")
     elif draft.get("task") == "dpo":

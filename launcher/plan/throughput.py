@@ -110,6 +110,8 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
         return "model.device_map lets the head lie on another device"
     if draft.get("trainer.label_smoothing_factor"):
         return "label smoothing reads all logits"
+    if draft.get("trainer.torch_compile"):
+        return "trainer.torch_compile compiles the whole model, and the learnt tokens of a batch vary"
     return _changed_head(draft, recipe, spec)
 
 
@@ -246,14 +248,20 @@ def _decide_tf32(draft: Draft, facts: Facts) -> None:
 
 def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     workers, hardware = "trainer.dataloader_num_workers", facts.hardware
-    if workers in draft.settings:
-        return
-    count, reason = _workers(recipe, facts)
-    draft.put(workers, count, reason, source="hardware", by=hardware.device)
     ahead: Mapping[str, tuple[Any, str]] = {
         "trainer.dataloader_prefetch_factor": (PREFETCHED, "batches that each worker has ready"),
         "trainer.dataloader_persistent_workers": (True, "started once, not for each epoch"),
     }
+    asking = [name for name in ahead if name in draft.settings and draft.get(name)]
+    if workers in draft.settings:
+        if asking and draft.get(workers) == 0:
+            message = f"there are no workers for it: {workers.removeprefix('trainer.')} is 0"
+            raise refuse(draft, "workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
+        return
+    count, reason = _workers(recipe, facts)
+    if count == 0 and asking:
+        count, reason = 1, f"{asking[0]} is about workers; without it none, since {reason}"
+    draft.put(workers, count, reason, source="hardware", by=hardware.device)
     for name, (value, why) in ahead.items():
         if count and name not in draft.settings:
             draft.put(name, value, why)

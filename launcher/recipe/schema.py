@@ -71,7 +71,7 @@ class ModelSection(Section):
     absent: chunked where the model's head allows it."""
     compile_blocks: bool | None = None
     """Compile each layer (torch.compile); absent: on GPUs of compute capability 8.0 or later, for runs that
-    are predicted to take an hour or more."""
+    are predicted to take an hour or more, as runs with trainer.max_steps can be."""
     vocab_multiple: Annotated[int, Field(ge=2, le=4096)] | None = None
     """Fill the vocabulary up to a multiple of this, with words that nobody says; absent: not."""
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, Any] | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import torch
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.heads import CLASSIFICATION, head_modules
@@ -129,13 +131,23 @@ def _with_heads(given: Sequence[str] | None, heads: Sequence[str]) -> list[str]:
 def _leave_inputs(model: Any) -> None:
     """Autocast brings inputs into its dtype; peft would bring them into the adapter's before, which copies.
 
-    Only for training under autocast: without it a 16-bit input meets float32 weights, which is an error.
+    Without autocast, as in `generate` of an evaluation, peft's cast stays: a 16-bit input would meet float32
+    weights there. So this is no matter of peft's own switch, `cast_input_dtype_enabled`.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():
         if isinstance(module, BaseTunerLayer):
-            module.cast_input_dtype_enabled = False
+            module._cast_input_dtype = _left_to_autocast(module._cast_input_dtype)
+
+
+def _left_to_autocast(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def cast(x: Any, dtype: torch.dtype) -> Any:
+        if x is not None and torch.is_autocast_enabled(x.device.type):
+            return x
+        return upstream(x, dtype)
+
+    return cast
 
 
 def _continue_adapter(

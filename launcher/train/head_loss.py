@@ -30,7 +30,8 @@ def chunk_loss(model: Any, *, without_values: bool = False) -> None:
     """Let `model`, with or without an adapter around it, compute its training loss in chunks.
 
     An evaluation, a call without labels and one for a part of the logits stay as they are.
-    without_values: for fake tensors; every token counts as learnt, and no value is looked at. RecipeError where the head is more than a matrix.
+    without_values: for fake tensors; every token counts as learnt, and no value is looked at.
+    RecipeError where the head is more than a matrix.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     head = base.get_output_embeddings()
@@ -115,12 +116,17 @@ class _Chunks:
         if self._total is None or self._rows is None:
             return self._loss(logits, labels, *args, num_items_in_batch=num_items_in_batch, **kwargs)
         if not self._checked:  # once, since it waits for the device
-            if logits.dim() or not torch.equal(logits.detach().float(), self._total.detach()):
+            if logits.dim() or not _same(logits, self._total):
                 raise _refusal(self._model, "its forward changes the logits before the loss")
             self._checked = True
         self._taken = True
         count = len(self._rows) if num_items_in_batch is None else num_items_in_batch
         return logits / (count.to(logits.device) if isinstance(count, torch.Tensor) else count)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Two losses, which may both be nan."""
+    return bool(torch.allclose(one.detach().float(), other.detach(), rtol=0, atol=0, equal_nan=True))
 
 
 def _in_part(kwargs: dict[str, Any]) -> bool:
@@ -161,8 +167,8 @@ class SummedLoss(torch.autograd.Function):
         of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
         grads = (
             torch.empty_like(rows) if of_rows else None,
-            torch.zeros_like(weight) if of_weight else None,
-            torch.zeros_like(bias) if of_bias and bias is not None else None,
+            _wide_zeros(weight) if of_weight else None,
+            _wide_zeros(bias) if of_bias and bias is not None else None,
         )
         total = torch.zeros((), dtype=torch.float32, device=rows.device)
         step = chunk_rows(len(weight))
@@ -171,13 +177,19 @@ class SummedLoss(torch.autograd.Function):
             for start in range(0, len(rows), step):
                 part = slice(start, start + step)
                 total += _add_chunk(rows[part], matrix, offset, targets[part], grads, part)
-        ctx.save_for_backward(*grads)
+        own = (rows, weight, bias)
+        ctx.save_for_backward(*(g if g is None else g.to(x.dtype) for g, x in zip(grads, own, strict=True)))
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # In place: a second backward through the same graph is refused by torch, not answered wrongly.
         return (*(None if own is None else own.mul_(grad) for own in ctx.saved_tensors), None)
+
+
+def _wide_zeros(like: torch.Tensor) -> torch.Tensor:
+    """For a sum over chunks, which 16 bits would round at each of them."""
+    return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
 
 
 def _add_chunk(

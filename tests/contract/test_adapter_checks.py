@@ -144,6 +144,15 @@ def test_inputs_that_autocast_alone_brings_into_its_dtype_learn_the_same_and_sav
     assert less < 0.9 * size
 
 
+def test_without_autocast_inputs_are_copied_all_the_same(tmp_path):
+    """As `generate` of an evaluation runs: bfloat16 weights beside a float32 adapter."""
+    model = adapted(tmp_path, torch.bfloat16, cast_input_dtype_enabled=False).eval()
+    plain = adapted(tmp_path / "plain", torch.bfloat16).eval()
+    ids = torch.arange(6)[None]
+    made = [one.generate(input_ids=ids, max_new_tokens=4, do_sample=False) for one in (model, plain)]
+    assert torch.equal(*made)
+
+
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_dropout": 0.1}], ids=["dora", "dropout"])
 def test_what_computes_on_the_input_itself_learns_otherwise_without_the_cast(tmp_path, more):
     """DoRA's norms, and dropout, which rounds what it scales up."""

@@ -159,6 +159,30 @@ def test_a_sum_of_16_bit_rows_is_a_float32_sum():
     assert found.item() == pytest.approx(plain.item(), rel=1e-6)
 
 
+def test_a_gradient_of_16_bits_is_summed_over_chunks_in_32(monkeypatch):
+    """Rounded once, as that of the plain loss is; a sum in bfloat16 forgets what is small beside it."""
+    monkeypatch.setattr("launcher.train.head_loss.chunk_rows", lambda words: 2)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(600, 16, generator=generator).bfloat16()
+    weight = torch.randn(8, 16, generator=generator).bfloat16().requires_grad_()
+    bias = torch.zeros(8, dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(0, 8, (600,), generator=generator)
+    SummedLoss.apply(rows, weight, bias, targets).backward()
+    wide, offset = (own.detach().float().requires_grad_() for own in (weight, bias))
+    SummedLoss.apply(rows.float(), wide, offset, targets).backward()
+    assert weight.grad.dtype == bias.grad.dtype == torch.bfloat16
+    assert (weight.grad.float() - wide.grad).norm() < 4e-3 * wide.grad.norm()
+    assert (bias.grad.float() - offset.grad).norm() < 4e-3 * offset.grad.norm()
+
+
+def test_a_first_loss_that_is_nan_is_no_fault_of_the_head():
+    model = of_family("llama")
+    chunk_loss(model)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    assert learnt(model, a_batch())[0] != learnt(model, a_batch())[0], "nan, as from the plain loss"
+
+
 def test_a_batch_that_learns_nothing_has_the_loss_that_upstream_gives():
     batch = a_batch()
     batch["labels"] = torch.full_like(batch["labels"], -100)

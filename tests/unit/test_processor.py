@@ -6,7 +6,7 @@ import pytest
 
 from launcher.facts.devices import figures_of
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.processor import Processor, read_processor
+from launcher.facts.processor import Processor, probe_processor, read_processor
 
 
 def cpuinfo(flags: str, mhz: str = "2700.000") -> str:
@@ -55,3 +55,14 @@ def test_many_cores_share_the_memory():
     one = Processor(100e9, 400e9, "made up")
     few, many = (figures_of(parse_hardware("cpu"), one, cores=cores)[0] for cores in (2, 1000))
     assert many.memory / few.memory < 100
+
+
+def test_an_idle_core_counts_by_its_highest_clock(tmp_path, monkeypatch):
+    text = cpuinfo("avx2", "800.000")
+    assert read_processor(text, 4e9).single == 5 * read_processor(text).single
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr("launcher.facts.processor.CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("launcher.facts.processor.HIGHEST_CLOCK", tmp_path / "cpuinfo_max_freq")
+    assert probe_processor() == read_processor(text)
+    (tmp_path / "cpuinfo_max_freq").write_text("4000000\n")
+    assert probe_processor() == read_processor(text, 4e9)

@@ -177,6 +177,16 @@ def test_sizes_that_tensor_cores_do_not_want_are_said(tmp_path):
     assert plan(tmp_path, A100, model__vocab_multiple=64).value("model.vocab_multiple") == 64
 
 
+def test_a_multiple_that_tensor_cores_do_not_want_is_said(tmp_path):
+    def said(on: str, multiple: int) -> bool:
+        made = plan(tmp_path, on, data__pad_to_multiple_of=multiple)
+        return any(f"{MULTIPLE}: {multiple} is no multiple of" in warning for warning in made.warnings)
+
+    assert said(A100, 8)
+    assert said(V100, 10)
+    assert not any((said(A100, 128), said(A100, 1), said(V100, 8), said("cpu", 10)))
+
+
 def test_padded_rows_are_priced_as_they_are_filled_up(tmp_path):
     given = {"data__padding_free": "false", "data__max_length": 500}
     assert plan(tmp_path, A100, **given).job.sequence_length == 512
@@ -257,6 +267,25 @@ def test_workers_that_make_batches(tmp_path, on, cores, host, given, workers):
     ahead = {"trainer.dataloader_prefetch_factor", "trainer.dataloader_persistent_workers"}
     said = "trainer__dataloader_num_workers" in given
     assert bool(ahead & made.settings.keys()) is (workers > 0 and not said)
+
+
+@pytest.mark.parametrize("key", ["prefetch_factor: 4", "persistent_workers: true"])
+def test_what_is_said_of_workers_brings_one(tmp_path, key):
+    """TrainingArguments and the DataLoader refuse either without workers."""
+    name, value = key.split(": ")
+    made = plan(tmp_path, "cpu", **{f"trainer__dataloader_{name}": value})
+    assert made.value("trainer.dataloader_num_workers") == 1
+    assert name in made.settings["trainer.dataloader_num_workers"].reason
+    none = {f"trainer__dataloader_{name}": value, "trainer__dataloader_num_workers": 0}
+    with pytest.raises(RecipeError, match=rf"dataloader_{name}: there are no workers for it") as caught:
+        plan(tmp_path, A100, **none)
+    assert caught.value.problems[0].file == "--set", "where it was said"
+
+
+def test_a_compiled_model_has_all_its_logits(tmp_path):
+    made = plan(tmp_path, A100, trainer__torch_compile="true")
+    assert made.value("model.loss") == "full"
+    assert "torch_compile" in made.settings["model.loss"].reason
 
 
 LONG = {"trainer__max_steps": 200000}
