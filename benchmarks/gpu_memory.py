@@ -42,6 +42,8 @@ from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.plan.speed import predict_step
+from launcher.plan.strategy import kept_by_sample
 
 RECORDS = Path(__file__).parent / "records"
 BUDGET_S = 500.0
@@ -162,12 +164,24 @@ def job_of(row: GpuRow, spec: ModelSpec) -> MemoryJob:
 
 
 def predict(row: GpuRow, device: Device) -> MemoryEstimate:
+    spec = spec_of(row, device)
+    return estimate_memory(spec, job_of(row, spec), device.hardware)
+
+
+def predict_seconds(row: GpuRow, device: Device) -> float:
+    """Of an optimizer step, as the planner ranks by it."""
+    spec = spec_of(row, device)
+    job = job_of(row, spec)
+    kept = kept_by_sample(job, lambda alone: estimate_memory(spec, alone, device.hardware))
+    return predict_step(spec, job, device.hardware, kept=kept).likely
+
+
+def spec_of(row: GpuRow, device: Device) -> ModelSpec:
     from gpu_training import LABELS
 
     config, task = config_of(row, device.rehearsal)
     labels = LABELS if "classification" in task else None
-    spec = read_model_spec(row.model, config, "shipped facts", task, labels)
-    return estimate_memory(spec, job_of(row, spec), device.hardware)
+    return read_model_spec(row.model, config, "shipped facts", task, labels)
 
 
 def measure(row: GpuRow, device: Device) -> dict[str, Any]:

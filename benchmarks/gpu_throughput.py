@@ -23,7 +23,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_memory import RECORDS, Device, config_of, find_device, in_process, predict, write_record
+from gpu_memory import (
+    RECORDS,
+    Device,
+    config_of,
+    find_device,
+    in_process,
+    predict,
+    predict_seconds,
+    write_record,
+)
 from gpu_speed_rows import ROWS, SpeedRow, datasheet_rate, matrix_params, step_flops
 
 ABOUT = "Training speed on one GPU; made by benchmarks/gpu_throughput.py."
@@ -96,6 +105,8 @@ def _measured(row: SpeedRow, model: str, device: Device) -> dict[str, Any]:
     found = measure(row, model, config, torch.device(device.torch_name))
     if row.kind == "train":
         found["params"] = matrix_params(config)
+        if not device.rehearsal:
+            found["predicted_s"] = predict_seconds(grid_row(row, model), device)
         full = step_flops(config, row, 0, full=True)
         found["ceiling_to_full"] = full / found["flops"]
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in found.items()}

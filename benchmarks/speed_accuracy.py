@@ -7,7 +7,8 @@
 Measured seconds come from records/speed_cpu.json (benchmarks/speed_measure.py). Predictions are computed
 here, for the processor that the record names. Rank correlation is Spearman's, over rows of the
 held-out half, which no figure was tuned on, and over all. Of each `Choice` the planner's first pick is
-compared with the fastest way that was measured.
+compared with the fastest way that was measured. The training rows of a GPU (records/gpu_throughput_*.json)
+bring their prediction with them; without such a record that target is open.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from launcher.facts.hardware import parse_hardware
 from launcher.facts.processor import Processor
 from launcher.memory.estimate import estimate_memory
 from launcher.plan.speed import StepTime, predict_step
+from launcher.plan.strategy import kept_by_sample
 
 RECORD = Path(__file__).parent / "records" / "speed_cpu.json"
 CORRELATION = 0.9
@@ -56,19 +58,29 @@ def predict(row: Row, record: dict[str, Any]) -> StepTime:
     """What the planner predicts for the row on the processor of the record."""
     plan = plan_of(row)
     job, hardware = job_of(row, plan), parse_hardware(f"{row.processes}xcpu")
-    alone = replace(job, micro_batch=1, checkpointing=False, spread=1)
-    phases = estimate_memory(plan.model, alone, hardware).phases.values()
-    kept = max(moment.activations for moment in phases)
+    kept = kept_by_sample(job, lambda alone: estimate_memory(plan.model, alone, hardware))
     processor = Processor(**record["processor"])
     return predict_step(plan.model, job, hardware, kept=kept, processor=processor, cores=record["cores"])
 
 
 def timed_rows(record: dict[str, Any]) -> list[Timed]:
-    return [
-        Timed(row.name, row.half, record["seconds"][row.name], predict(row, record))
-        for row in ROWS
-        if row.name in record["seconds"]
-    ]
+    """All rows of the grid; SystemExit names those that were not measured."""
+    needed = [*ROWS, *(row for choice in CHOICES for row in choice.rows())]
+    if absent := [row.name for row in needed if row.name not in record["seconds"]]:
+        raise SystemExit(f"not measured: {' '.join(absent)}; speed_measure.py --only measures them")
+    return [Timed(row.name, row.half, record["seconds"][row.name], predict(row, record)) for row in ROWS]
+
+
+def gpu_correlations(records: Path = RECORD.parent) -> list[tuple[str, int, float]]:
+    """(device, rows, rank correlation) of every GPU's record with at least three training rows."""
+    found = []
+    for path in sorted(records.glob("gpu_throughput_*.json")):
+        record = json.loads(path.read_text("utf-8"))
+        pairs = [(row["step_s"], row["predicted_s"]) for row in record["rows"] if "predicted_s" in row]
+        if len(pairs) >= 3:
+            measured, predicted = zip(*pairs, strict=True)
+            found.append((record["device"], len(pairs), spearman(measured, predicted)))
+    return found
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -133,6 +145,17 @@ def main() -> int:
                       f"{len(some)} rows, {inside} inside their range"))  # fmt: skip
         if value < CORRELATION:
             missed.append(f"rank correlation of {half} rows: {value:.3f} < {CORRELATION}")
+    gpus = gpu_correlations()
+    for device, count, value in gpus:
+        print(f"{device}: rank correlation {value:.3f} over {count} rows")
+        table.append(
+            (f"rank correlation, {device}", f"{value:.3f}", f"at least {CORRELATION}", f"{count} rows")
+        )
+        if value < CORRELATION:
+            missed.append(f"rank correlation of {device}: {value:.3f} < {CORRELATION}")
+    if not gpus:
+        print("open: no record of a GPU (benchmarks/gpu_throughput.py writes one)")
+        table.append(("rank correlation, GPU", "open", f"at least {CORRELATION}", "no record of a GPU"))
     for name, taken, behind in compare_choices(record):
         print(f"{name}: the planner takes {taken.name}, {behind:.3f} of the fastest measured")
         table.append((f"choice of {name}", f"{behind:.3f}", f"at most {BEHIND}", f"takes {taken.name}"))

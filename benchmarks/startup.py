@@ -32,6 +32,7 @@ from kept import keep
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = Path(__file__).with_name("startup_plain.py")
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
+RANKS = "EFFILAUNCH_BENCH_RANKS"
 STAMP = "EFFILAUNCH_BENCH_STAMP"
 POLL_S = 0.01
 LIMIT = 1.10
@@ -99,8 +100,14 @@ class Bench:
         script = [str(PLAIN), *(package if row.gguf else [str(self.model), str(self.rows), str(output)])]
         if row.processes == 1:
             return [sys.executable, *script]
-        return [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1",
-                "--num_processes", str(row.processes), "--mixed_precision", "no", "--dynamo_backend", "no",
+        # With --cpu accelerate starts one process, whatever number is asked for; so it is told of GPUs, and
+        # its processes (ACCELERATE_USE_CPU) of none.
+        config = self.folder / "accelerate.yaml"
+        told = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU", "num_machines": 1,
+                "num_processes": row.processes, "machine_rank": 0, "gpu_ids": "all", "mixed_precision": "no",
+                "use_cpu": False}  # fmt: skip
+        config.write_text(json.dumps(told), encoding="utf-8")
+        return [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
                 "--main_process_port", "0", *script]  # fmt: skip
 
 
@@ -121,7 +128,8 @@ def started(bench: Bench, row: Row, side: str) -> tuple[float, float]:
     stamp = bench.folder / "stamp"
     stamp.unlink(missing_ok=True)
     environment = {
-        **os.environ, STAMP: str(stamp), "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true",
+        **os.environ, STAMP: str(stamp), RANKS: str(row.processes),
+        "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true",
         "EFFILAUNCH_CACHE": str(caches / "effilaunch"), "HF_DATASETS_CACHE": str(caches / "datasets"),
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip

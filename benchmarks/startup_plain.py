@@ -2,7 +2,8 @@
 
     python benchmarks/startup_plain.py MODEL ROWS OUTPUT [GGUF_FILE]
 
-The file that EFFILAUNCH_BENCH_STAMP names gets the seconds since 1970 at the end of the first optimizer step.
+The file that EFFILAUNCH_BENCH_STAMP names gets the seconds since 1970 at the end of the first optimizer step,
+in a run of EFFILAUNCH_BENCH_RANKS processes.
 """
 
 import os
@@ -44,6 +45,9 @@ def main(model_folder: str, rows: str, output: str, gguf_file: str | None = None
         seed=42,
         use_cpu=True,
     )
+    wanted = int(os.environ["EFFILAUNCH_BENCH_RANKS"])
+    if args.world_size != wanted:
+        raise SystemExit(f"{args.world_size} process(es) were started, not {wanted}")
     set_seed(args.seed)
     files = {} if gguf_file is None else {"gguf_file": gguf_file}
     tokenizer = AutoTokenizer.from_pretrained(model_folder, **files)

@@ -5,6 +5,7 @@ Each is estimated once, when it is asked for. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -211,12 +212,15 @@ class Bench:
         )
 
     def _kept_bytes(self) -> int:
-        """Activations of one sample, all layers together, where nothing is recomputed."""
         if self._kept is None:
-            alone = replace(self._job, micro_batch=1, checkpointing=False, spread=1)
-            moments = self._memory(alone).phases.values()
-            self._kept = max(moment.activations for moment in moments)
+            self._kept = kept_by_sample(self._job, self._memory)
         return self._kept
+
+
+def kept_by_sample(job: MemoryJob, memory: Callable[[MemoryJob], MemoryEstimate]) -> int:
+    """Bytes of activations of one sample, all layers together, where nothing is recomputed."""
+    alone = replace(job, micro_batch=1, checkpointing=False, spread=1)
+    return max(moment.activations for moment in memory(alone).phases.values())
 
 
 def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
