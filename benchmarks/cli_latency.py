@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kept import keep
@@ -28,6 +28,7 @@ from kept import keep
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "starcoder_lora.yaml"
 BIN = Path(sys.executable).parent
+CACHE = Path("~/.cache/effilaunch-benchmarks").expanduser()
 HEAD = ("command", "median ms", "multiple", "middle half", "of CPU time", "target")
 
 
@@ -50,7 +51,8 @@ OTHERS = (
     Case("accelerate launch --help", (str(BIN / "accelerate"), "launch", "--help")),
     Case("deepspeed --help", (str(BIN / "deepspeed"), "--help")),
     Case("trl sft --help", (str(BIN / "trl"), "sft", "--help")),
-    Case("axolotl --help", (str(BIN / "axolotl"), "--help")),
+    Case("axolotl --help", ("axolotl", "--help")),
+    Case("llamafactory-cli help", ("llamafactory-cli", "help")),
 )
 
 
@@ -77,6 +79,14 @@ def measure(
     return times
 
 
+def located(case: Case, cache: Path) -> Case | None:
+    """The command beside this Python, else in an environment of its own; None where it is in neither."""
+    program = Path(case.argv[0]).name
+    places = [BIN / program, *sorted(cache.glob(f"venvs/*/bin/{program}"))]
+    found = next((place for place in places if place.exists()), None)
+    return None if found is None else replace(case, argv=(str(found), *case.argv[1:]))
+
+
 def medians(runs: list[tuple[float, float]]) -> tuple[float, float]:
     """Of the wall and of the processor's times."""
     return statistics.median(wall for wall, _ in runs), statistics.median(used for _, used in runs)
@@ -98,11 +108,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="exit 1 when a target is missed")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each command (default 15)")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="of throughput.py: axolotl, LLaMA-Factory")
     parser.add_argument("--json", type=Path, metavar="RECORD", help="write the table")
     parser.add_argument("--ours", action="store_true", help="leave the other launchers out")
     options = parser.parse_args()
 
-    others = () if options.ours else tuple(case for case in OTHERS if Path(case.argv[0]).exists())
+    others = () if options.ours else tuple(case for one in OTHERS if (case := located(one, options.cache)))
     times = measure((BASELINE, *OURS), others, options.rounds)
     base, base_cpu = medians(times[BASELINE.name])
     missed, table = [], []
@@ -118,9 +129,10 @@ def main() -> int:
             missed.append(case.name)
     if options.json is not None:
         keep(options.json, HEAD, table, ("pydantic", "trl", "accelerate", "deepspeed"))
+    named = {case.name for case in others}
     for case in () if options.ours else OTHERS:
-        if case not in others:
-            print(f"{case.name:<26} absent: {Path(case.argv[0]).name} is not installed beside this Python")
+        if case.name not in named:
+            print(f"{case.name:<26} absent: {Path(case.argv[0]).name} is not installed")
     if missed:
         print(f"over target: {', '.join(missed)}", file=sys.stderr)
     return 1 if options.check and missed else 0
