@@ -29,8 +29,8 @@ from types import SimpleNamespace
 from kept import keep
 
 MAX_LENGTH = 2048
-GROWTH = (2_500, 10_000, 40_000, 160_000)
-ALONE = 40_000
+GROWTH = (1_000, 4_000, 16_000, 64_000)
+ALONE = 16_000
 """Above so many rows only this project's preparation is timed."""
 HEAD = ("rows", "side", "seconds", "tokens/s", "tokens", "filled", "largest process, GB")
 SIDES = ("effilaunch", "trl", "trl, a process per core")

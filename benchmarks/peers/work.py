@@ -103,15 +103,20 @@ def _random_weights(name: str, tokenizer: Path, target: Path) -> None:
     loaded.save_pretrained(target)
 
 
-def write_rows(texts: Sequence[str], tokenizer: Any, max_length: int, path: Path) -> tuple[int, ...]:
-    """Write the texts, cut so that none is longer than `max_length` tokens with its end; tokens of each."""
-    lengths = []
+def write_rows(
+    texts: Sequence[str], tokenizer: Any, max_length: int, path: Path, first: int = 0
+) -> tuple[int, ...]:
+    """Write the texts, cut so that none is longer than `max_length` tokens with its end; tokens of each.
+
+    The `first` longest come first: what a side does for the largest batch so far (an allocator that grows, a
+    meter of memory) belongs to the steps that are not counted, as in a long run.
+    """
+    rows = [cut(text, tokenizer, max_length - 1) for text in texts]
+    longest = sorted(range(len(rows)), key=lambda number: -rows[number][1])[:first]
+    rows = [rows[number] for number in longest] + [row for n, row in enumerate(rows) if n not in longest]
     with path.open("w", encoding="utf-8") as stream:
-        for text in texts:
-            kept, tokens = cut(text, tokenizer, max_length - 1)
-            lengths.append(tokens + 1)
-            stream.write(f"{json.dumps({'text': kept})}\n")
-    return tuple(lengths)
+        stream.writelines(f"{json.dumps({'text': text})}\n" for text, _ in rows)
+    return tuple(tokens + 1 for _, tokens in rows)
 
 
 def cut(text: str, tokenizer: Any, limit: int) -> tuple[str, int]:
@@ -156,5 +161,5 @@ def make_work(name: str, cache: Path, folder: Path, *, gpu: bool, steps: int) ->
     max_length, samples, micro = (2048, 16, 4 if name == "llama-8b" else 8) if gpu else (512, 4, 4)
     texts = log_normal(samples * steps, folder) if gpu else human_eval()
     rows = folder / "rows.jsonl"
-    lengths = write_rows(texts, tokenizer, max_length, rows)
+    lengths = write_rows(texts, tokenizer, max_length, rows, first=samples)
     return Work(name, model, rows, lengths, max_length, samples, micro, steps, gpu)

@@ -78,6 +78,9 @@ def test_rows_are_cut_so_that_no_side_has_to(tmp_path):
     assert lengths == (3, 2), "with the end-of-text token"
     texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
     assert texts == ["one two", "one"]
+    assert write_rows(["one", "a b", "one two three", "a"], Words(), 9, file, first=2) == (4, 3, 2, 2)
+    texts = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+    assert texts == ["one two three", "a b", "one", "a"]
 
 
 def test_speed_leaves_the_first_steps_out():
