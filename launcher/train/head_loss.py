@@ -62,7 +62,8 @@ class _Chunks:
     def _clear(self) -> None:
         self._targets: torch.Tensor | None = None
         self._rows: torch.Tensor | None = None
-        self._total: torch.Tensor | None = None
+        self._count: Any = None
+        self._mean: torch.Tensor | None = None
         self._taken = False
 
     def _of_model(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,6 +76,7 @@ class _Chunks:
         # Looked for before the layers are queued, since counting them waits for the device.
         self._rows = self._learnt(targets.reshape(-1))
         self._targets = targets
+        self._count = kwargs.get("num_items_in_batch")
         try:
             found = self._forward(*args, **kwargs)
             if not self._taken:
@@ -90,13 +92,13 @@ class _Chunks:
         return (targets != IGNORED).nonzero().squeeze(1)
 
     def _of_head(self, head: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits; while a loss is to be computed, the sum of the losses of all learnt tokens in their place.
+        """Logits; while a loss is to be computed, the loss itself in their place.
 
         hidden: [..., width]; the targets have the shape without the width.
         """
         if self._targets is None or self._rows is None:
             return functional.linear(hidden, head.weight, head.bias)
-        if self._total is not None:
+        if self._mean is not None:
             raise _refusal(self._model, "its head is called more than once in a forward")
         if hidden.shape[:-1] != self._targets.shape:
             shapes = f"{list(hidden.shape[:-1])} rows for {list(self._targets.shape)} labels"
@@ -106,27 +108,32 @@ class _Chunks:
         kept = hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows)
         if torch.is_autocast_enabled(hidden.device.type):
             kept = kept.to(torch.get_autocast_dtype(hidden.device.type))
-        total: torch.Tensor = SummedLoss.apply(kept, head.weight, head.bias, targets.index_select(0, rows))
-        self._total = total
-        return total
+        total = SummedLoss.apply(kept, head.weight, head.bias, targets.index_select(0, rows))
+        count = len(rows) if self._count is None else self._count
+        self._mean = total / (count.to(total.device) if isinstance(count, torch.Tensor) else count)
+        return self._mean
 
     def _of_loss(
         self, logits: Any, labels: Any = None, *args: Any, num_items_in_batch: Any = None, **kwargs: Any
     ) -> Any:
-        if self._total is None or self._rows is None:
+        if self._mean is None:
             return self._loss(logits, labels, *args, num_items_in_batch=num_items_in_batch, **kwargs)
+        mean = self._mean.detach()
         if not self._checked:  # once, since it waits for the device
-            if logits.dim() or not _same(logits, self._total):
+            if logits.dim() or not _same(logits, mean.to(logits.dtype)):
                 raise _refusal(self._model, "its forward changes the logits before the loss")
             self._checked = True
         self._taken = True
-        count = len(self._rows) if num_items_in_batch is None else num_items_in_batch
-        return logits / (count.to(logits.device) if isinstance(count, torch.Tensor) else count)
+        if logits.dtype == mean.dtype:
+            return logits
+        # FSDP2 casts what a module returns to 16 bits. The value is taken from before that; the gradient that
+        # is rounded on its way back is the number of ranks, or a loss scale.
+        return logits + (mean - logits.detach())
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Two losses, which may both be nan."""
-    return bool(torch.allclose(one.detach().float(), other.detach(), rtol=0, atol=0, equal_nan=True))
+    return bool(torch.allclose(one.detach(), other, rtol=0, atol=0, equal_nan=True))
 
 
 def _in_part(kwargs: dict[str, Any]) -> bool:

@@ -24,7 +24,7 @@ model: {{config: {{model_type: llama, vocab_size: 1024, hidden_size: 64, interme
                  num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2,
                  max_position_embeddings: 64, bos_token_id: 1, eos_token_id: 2, pad_token_id: 0}},
         tokenizer: tokenizer}}
-data: {{train: [{{path: rows.jsonl}}], max_length: 32}}
+data: {{train: [{{path: rows.jsonl}}], max_length: 32, padding_free: false}}
 sharding: {{engine: fsdp}}
 global_batch_size: 8
 trainer: {{max_steps: {STEPS}, learning_rate: 1.0e-2, lr_scheduler_type: linear, logging_steps: 1,
