@@ -1,8 +1,8 @@
 """Seconds of one optimizer step, predicted from what it computes and moves. Pure arithmetic.
 
-A ranking of configurations is what this is for. Nobody measured these shares of the published peaks
-here: each is an assumption with a pessimistic, a likely and an optimistic end, and what is shown is
-the range between the ends.
+A ranking of configurations is what this is for. But for PROCESSOR_SHARE nobody measured these shares of the
+published peaks here: each is an assumption with a pessimistic, a likely and an optimistic end, and what is
+shown is the range between the ends.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ SINGLE_SHARE = Assumption(0.5, 0.75, 0.95)
 """Assumption: the same for fp32 without tensor cores, whose peak is easier to reach."""
 MEMORY_SHARE = Assumption(0.4, 0.65, 0.9)
 """Assumption: share of the memory's bandwidth that elementwise operations and updates reach."""
+PROCESSOR_SHARE = Assumption(0.04, 0.08, 0.3)
+"""Of a processor's bf16 peak, matrix units as a rule: tuned on the half `tuning` of benchmarks/speed_grid.py
+(2 cores with AMX), whose products are small and whose operands are laid out anew for each."""
 LINK_SHARE = Assumption(0.2, 0.5, 0.8)
 """Assumption: share of the link's bandwidth that collectives reach."""
 EXPOSED_SHARE = Assumption(1.0, 0.5, 0.0)
@@ -121,35 +124,42 @@ def predict_step(
 ) -> StepTime:
     """Seconds of one step of `job`.
 
-    `kept`: bytes of activations that one sample keeps where nothing is recomputed. `tf32`: the recipe
-    lets fp32 products use the tensor cores. `processor` with its `cores`: this machine's, for a plan on it.
+    `kept`: bytes of activations and logits that one sample keeps where nothing is recomputed. `tf32`: the
+    recipe lets fp32 products use the tensor cores. `processor` with its `cores`: this machine's, for a plan
+    on it.
     """
     figures, known = figures_of(hardware, processor, cores)
     work = step_work(spec, job, kept)
     group = job.tensor_parallel * job.sequence_parallel
     far = hardware.num_nodes > 1 and job.data_parallel * group > 1
     spans = group > hardware.devices_per_node
-    low, likely, high = (
-        _seconds(work, figures, job.precision, far, spans, tf32, end) for end in ("best", "likely", "worst")
-    )
+
+    def seconds(end: str) -> float:
+        peak = _product_peak(figures, job.precision, hardware.is_cpu, tf32, end)
+        return _seconds(work, figures, peak, far, spans, end)
+
+    low, likely, high = map(seconds, ("best", "likely", "worst"))
     return StepTime(low, likely, high, known)
 
 
-def _seconds(
-    work: Work, figures: Figures, precision: str, far: bool, spans: bool, tf32: bool, end: str
-) -> float:
-    """`far`: copies talk over the network; `spans`: the ranks of one copy do, too."""
+def _product_peak(figures: Figures, precision: str, on_cpu: bool, tf32: bool, end: str) -> float:
+    """Operations a second that matrix products reach."""
+    if precision == "fp32" and not tf32:
+        peak, share = figures.single, SINGLE_SHARE
+    else:
+        peak = figures.tf32 if precision == "fp32" else figures.half
+        share = PROCESSOR_SHARE if on_cpu else MATMUL_SHARE
+    reached: float = peak * getattr(share, end)
+    return reached
+
+
+def _seconds(work: Work, figures: Figures, peak: float, far: bool, spans: bool, end: str) -> float:
+    """`peak`: of products; `far`: copies talk over the network; `spans`: the ranks of one copy do, too."""
 
     def at(assumption: Assumption) -> float:
         value: float = getattr(assumption, end)
         return value
 
-    if precision != "fp32":
-        peak = figures.half * at(MATMUL_SHARE)
-    elif tf32:
-        peak = figures.tf32 * at(MATMUL_SHARE)
-    else:
-        peak = figures.single * at(SINGLE_SHARE)
     inside = figures.link * at(LINK_SHARE)
     network = min(inside, at(NETWORK_BYTES))
     return (

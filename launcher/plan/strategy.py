@@ -218,9 +218,9 @@ class Bench:
 
 
 def kept_by_sample(job: MemoryJob, memory: Callable[[MemoryJob], MemoryEstimate]) -> int:
-    """Bytes of activations of one sample, all layers together, where nothing is recomputed."""
+    """Bytes of activations and logits of one sample, all layers together, where nothing is recomputed."""
     alone = replace(job, micro_batch=1, checkpointing=False, spread=1)
-    return max(moment.activations for moment in memory(alone).phases.values())
+    return max(moment.activations + moment.logits for moment in memory(alone).phases.values())
 
 
 def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
