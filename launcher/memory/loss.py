@@ -175,14 +175,18 @@ def _by_chunks(
     made = Storage(read.size + d.weight * trained)
     loss = tape.step([read], 1, 4, saves=[made], params=trained, fresh=d.weight * trained)
     saved, weights = tape.saved()
-    # The head's gradient is summed in float32: beside each chunk's product, or in place of its own bytes.
-    narrow = 4 * entries if d.weight < 4 else 0 if d.weight == read.width else read.width * entries
     scores = min(block.tokens, chunk_rows(head.out_features)) * head.out_features
-    # Logits, the logarithms of their shares, and errors: these in float32 over the logarithms themselves,
-    # else a copy, of which the weight's gradient is made. A CPU widens 16-bit logits beforehand.
-    widening = 10 * scores if d.on_cpu and read.width < 4 else 0
-    chunk = max(widening, 8 * scores + (narrow if trained else 0))
-    forward = chunk + narrow + x.size + learnt.size + (read.size if read is not learnt else 0)
+    narrow = read.width < 4
+    # The head's gradient is summed in float32, and has its own width at the end.
+    wider = (4 - d.weight) * trained if d.weight < 4 else 0
+    # Logits and the logarithms of their shares; a CPU widens 16-bit logits beforehand.
+    first = ((10 if d.on_cpu else 6) if narrow else 8) * scores
+    # Errors, in float32 over the logarithms themselves, else a copy, of which the gradient is made.
+    then = (6 if narrow else 4) * scores + (read.width * trained if narrow else 0)
+    chunk = wider + max(first, then)
+    # The head in the dtype to multiply in.
+    matrix = 0 if d.weight == read.width else read.width * entries
+    forward = chunk + matrix + x.size + learnt.size + (read.size if read is not learnt else 0)
     peak = tape.backward(loss, gradient_width, accumulated=accumulated)
     return HeadCost(forward, 0, saved, weights, trained, peak)
 

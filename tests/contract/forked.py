@@ -89,7 +89,7 @@ class Forks:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(30)
+        self._server.wait(120)
         self._server.stdout.close()
 
     def run(
