@@ -171,9 +171,8 @@ def main() -> int:
     for count, repeats in [(count, 1) for count in GROWTH] if args.growth else [(args.rows, args.repeats)]:
         found = compared(count, repeats)
         table += (cells(count, side, runs) for side, runs in found.items())
-        print(
-            *("  ".join(f"{cell:>14}" for cell in row) for row in table[-len(found) :]), sep="\n", flush=True
-        )
+        for row in table[-len(found) :]:
+            print("  ".join(f"{cell:>14}" for cell in row), flush=True)
         times = {side: statistics.median(run["seconds"] for run in runs) for side, runs in found.items()}
         if len(found) > 1:
             ratio = min(times[side] for side in SIDES[1:]) / times[SIDES[0]]

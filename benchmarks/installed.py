@@ -1,9 +1,15 @@
-"""Versions for the records of benchmarks."""
+"""Where and with what a benchmark ran, for its record."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import platform
 from collections.abc import Iterable
+
+
+def processor_words() -> str:
+    return f"{os.cpu_count()} CPU cores ({platform.machine()})"
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import platform
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from installed import versions
+from installed import processor_words, versions
 
 
 def keep(path: Path, head: Sequence[str], rows: Sequence[Sequence[str]], packages: Iterable[str]) -> None:
     """Write one table. packages: those whose versions belong to the figures."""
     about = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} CPU cores ({platform.machine()})",
+        "machine": processor_words(),
         "versions": {"python": platform.python_version(), **versions(packages)},
     }
     record = {**about, "head": list(head), "rows": [list(row) for row in rows]}

@@ -6,7 +6,7 @@
 
 Measured seconds come from records/speed_cpu.json (benchmarks/speed_measure.py). Predictions are computed
 here, for the processor that the record names. Rank correlation is Spearman's, over rows of the
-held-out half, which no figure was tuned on, and over all. Of each `Choice` the planner's first pick is
+held-out half and over all. Of each `Choice` the planner's first pick is
 compared with the fastest way that was measured. The training rows of a GPU (records/gpu_throughput_*.json)
 bring their prediction with them; without such a record that target is open.
 """

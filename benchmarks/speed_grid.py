@@ -1,7 +1,7 @@
 """The grid of small training jobs whose steps are timed and predicted: pure data.
 
 Rows are those of the memory grid in other sizes: what is ranked has to differ in what it computes. The
-speed model's shares of a processor's peaks are tuned on the rows of the half `tuning` alone.
+first look at the half `held-out` came before any figure was set beside it; PROCESSOR_SHARE was set after it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import shutil
 import signal
 import statistics
@@ -33,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from installed import versions
+from installed import processor_words, versions
 from paired import Ratio, ratio_of, typical
 from peers.environments import NotInstalled, environment_of
 from peers.process import Run, run_together
@@ -197,7 +196,7 @@ def judge(
         holds: bool | None = reached >= target.least
         if absent := [name for name in target.others if name not in runs]:
             said += f"; {', '.join(absent)} did not run"
-            holds = holds and None
+            holds = None if holds else False
         found.append((target, said, holds))
     return found
 
@@ -250,7 +249,7 @@ def main() -> int:
         folder = Path(name)
         model = options.model or ("llama-1b" if gpu else "smollm2")
         work = make_work(model, cache, folder, gpu=gpu is not None, steps=options.steps)
-        machine = gpu or f"{os.cpu_count()} CPU cores ({platform.machine()})"
+        machine = gpu or processor_words()
         print(f"{work.name} on {machine}: {work.samples} samples a step, each of at most {work.max_length} "
               f"tokens; {options.rounds} rounds of {work.steps} steps", flush=True)  # fmt: skip
         runs, failed = rounds_of(sides, work, options.rounds, cache, folder)

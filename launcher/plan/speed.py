@@ -1,8 +1,8 @@
 """Seconds of one optimizer step, predicted from what it computes and moves. Pure arithmetic.
 
-A ranking of configurations is what this is for. But for PROCESSOR_SHARE nobody measured these shares of the
-published peaks here: each is an assumption with a pessimistic, a likely and an optimistic end, and what is
-shown is the range between the ends.
+A ranking of configurations is what this is for. Nobody measured these shares of the published peaks
+here: each is an assumption with a pessimistic, a likely and an optimistic end, and what is shown is
+the range between the ends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SINGLE_SHARE = Assumption(0.5, 0.75, 0.95)
 MEMORY_SHARE = Assumption(0.4, 0.65, 0.9)
 """Assumption: share of the memory's bandwidth that elementwise operations and updates reach."""
 PROCESSOR_SHARE = Assumption(0.04, 0.08, 0.3)
-"""Of a processor's bf16 peak, matrix units as a rule: tuned on the half `tuning` of benchmarks/speed_grid.py
-(2 cores with AMX), whose products are small and whose operands are laid out anew for each."""
+"""Assumption: of a processor's bf16 peak, matrix units as a rule. Set by hand beside measured rows of both
+halves of benchmarks/speed_grid.py (2 cores with AMX), whose products are small."""
 LINK_SHARE = Assumption(0.2, 0.5, 0.8)
 """Assumption: share of the link's bandwidth that collectives reach."""
 EXPOSED_SHARE = Assumption(1.0, 0.5, 0.0)
