@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.diagnose.examine import diagnose
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 
 CORPUS = Path(__file__).parent / "corpus"
 INDEX = [json.loads(line) for line in (CORPUS / "index.jsonl").read_text("utf-8").splitlines()]

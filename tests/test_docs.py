@@ -23,7 +23,7 @@ from launcher.doctor import Finding as Answer
 from launcher.doctor.check import Status
 from launcher.doctor.rehearsal import TITLES as REHEARSED
 from launcher.facts.machine import Machine
-from launcher.failures import FAILURES as KNOWN
+from launcher.failures.catalogue import FAILURES as KNOWN
 from launcher.failures.page import CHAPTERS, page_text
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS

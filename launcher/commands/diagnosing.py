@@ -15,7 +15,7 @@ from launcher.diagnose.patch import edits, write_mended
 from launcher.diagnose.run_dir import is_run_dir
 from launcher.errors import Problem, RecipeError
 from launcher.facts.shipped import recipes_dir
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
 

@@ -20,7 +20,7 @@ from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
 from launcher.execute.environment import mend_environment
 from launcher.execute.run_dir import default_run_dir
 from launcher.facts.machine import Machine, Subject, gather_machine
-from launcher.facts.machine_host import is_secret_name
+from launcher.facts.secrets import is_secret_name
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe

@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.foreign import foreign_spec
 from launcher.facts.heads import FAMILY_TASKS, LM_TASKS, labels_of
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.software import require_modules
-from launcher.facts.trace import Untraceable, ask_child
 
 
 def find_spec(
@@ -33,6 +31,8 @@ def find_spec(
         if not ask:
             raise _only_traced(name, config, error) from None
         answer = _described(config, task, error)
+    from launcher.facts.foreign import foreign_spec
+
     spec = foreign_spec(name, config, origin, task, answer)
     return spec, (
         f"model_type {spec.model_type} is not known here: its sizes are read from transformers' class, and "
@@ -54,6 +54,8 @@ def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> 
 
 def _described(config: Mapping[str, Any], task: str, unknown: RecipeError) -> dict[str, Any]:
     """What transformers' class says of the model; the error `unknown`, with why, where it says nothing."""
+    from launcher.facts.trace import Untraceable, ask_child
+
     request = {
         "ask": "model",
         "config": dict(config),

@@ -14,7 +14,6 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.calibration import Calibration, read_calibration
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
-from launcher.facts.hostfile import Host, parse_hostfile
 from launcher.facts.model import ModelSpec
 from launcher.facts.processor import probe_processor
 from launcher.facts.shipped import ds_configs_dir
@@ -23,11 +22,11 @@ from launcher.facts.software import installed_versions
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import missing_data
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
-from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 
 if TYPE_CHECKING:
+    from launcher.facts.hostfile import Host
     from launcher.lint.finding import Finding
 
 
@@ -81,6 +80,8 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         hint = "a file with a line `HOST slots=N` for each machine; relative paths are relative to the recipe"
         code = "hostfile-missing" if absent else "hostfile-unreadable"
         raise RecipeError(Problem(code, message, path="launch.hostfile", hint=hint)) from None
+    from launcher.facts.hostfile import parse_hostfile
+
     return parse_hostfile(text, path)
 
 
@@ -311,6 +312,15 @@ def _unread(calibration: Calibration | None) -> list[str]:
     return [f"{calibration.source}: skipped {calibration.skipped} line(s) that are no runs of this version"]
 
 
+def _hooks(file: str | None) -> tuple[str, ...]:
+    """Names of the functions that the recipe's `python` file defines."""
+    if file is None:
+        return ()
+    from launcher.recipe.hooks import read_hooks
+
+    return read_hooks(Path(file)).names
+
+
 def gather(
     loaded: LoadedRecipe,
     on: str | None,
@@ -326,7 +336,7 @@ def gather(
     where that is not allowed.
     """
     loaded = _with_chat_template(loaded)
-    hooks = read_hooks(Path(loaded.recipe.python)).names if loaded.recipe.python else ()
+    hooks = _hooks(loaded.recipe.python)
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
     versions: Mapping[str, str] = installed_versions()
     warnings: list[str] = []

@@ -13,7 +13,6 @@ from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan, plan_first
 from launcher.plan.search import Search, search
-from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome, note
 
@@ -133,6 +132,8 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
         try:
             loaded = load_recipe(name)
             if loaded.recipe.python:
+                from launcher.recipe.hooks import read_hooks
+
                 read_hooks(loaded.recipe.python)
             warnings = [f"{p.path}: {p.message}" for p in data_problems(loaded)]
             written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.facts.secrets import TOKENS
 
 _SECRETS = (
-    *TOKENS,
+    *map(re.compile, TOKENS),
     re.compile(r"\b[0-9a-fA-F]{32,}\b"),  # wandb's keys are 40 hexadecimal digits
     re.compile(r"(?i)\b(?:bearer|basic) +[A-Za-z0-9._~+/=-]{8,}"),
 )

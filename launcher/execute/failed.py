@@ -22,7 +22,7 @@ from launcher.execute.peers import Part
 from launcher.execute.run_dir import write_file
 from launcher.execute.supervise import Watch
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 from launcher.render.bundle import dump_json
 
 DRILLED = ".drilled"

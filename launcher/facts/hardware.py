@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 
@@ -70,15 +69,15 @@ DEVICES: dict[str, tuple[int, tuple[int, int]]] = {
 }
 
 # Six digits: more than anybody has, and no figure that is computed from them overflows.
-_NOTATION = re.compile(r"^(?:(?P<a>[0-9]{1,6})x)?(?:(?P<b>[0-9]{1,6})x)?(?P<device>[A-Za-z0-9-]{1,40})$")
-_UNNAMED = re.compile(r"^0*([1-9][0-9]{0,5})GB$", re.IGNORECASE)
+_NOTATION = r"(?:(?P<a>[0-9]{1,6})x)?(?:(?P<b>[0-9]{1,6})x)?(?P<device>[A-Za-z0-9-]{1,40})"
+_UNNAMED = r"0*([1-9][0-9]{0,5})GB"
 
 
 def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
     """Canonical name, bytes and compute capability of a device; RecipeError for an unknown name."""
     if name.lower() == "cpu":
         return "cpu", None, None
-    if match := _UNNAMED.match(name):
+    if match := re.fullmatch(_UNNAMED, name, re.IGNORECASE):
         # Decimal gigabytes: an unnamed "24GB" device promises no more than that.
         return f"{match[1]}GB", int(match[1]) * 10**9, None
     by_lower = {known.lower(): known for known in DEVICES}
@@ -88,6 +87,8 @@ def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
         if len(same_family) == 1:
             known = same_family[0]
     if known is None:
+        import difflib
+
         near = same_family or difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(DEVICES)}"
         raise RecipeError(Problem("unknown-device", f"no device {name!r} in the catalogue", hint=hint))
@@ -97,7 +98,7 @@ def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
 
 def parse_hardware(text: str) -> Hardware:
     """Read `8xA100-80GB`, `2x8xH100-80GB` (nodes x devices x device), `cpu`, `2xcpu`, `1x24GB`."""
-    match = _NOTATION.match(text.strip())
+    match = re.fullmatch(_NOTATION, text.strip())
     if match is None:
         raise RecipeError(
             Problem(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_RANGE = r"(\d+)(?:-(\d+))?"
+_COUNT = r"(\d+)(?:\(x(\d+)\))?"
 MOST_HOSTS = 100_000
 """What is larger is no list of hosts, but a slip of the keyboard."""
 
@@ -26,7 +26,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
     """`2(x3),1` -> (2, 2, 2, 1), a number for each node. ValueError for what is no such list."""
     counts: list[int] = []
     for part in text.split(","):
-        found = _COUNT.fullmatch(part)
+        found = re.fullmatch(_COUNT, part)
         if found is None or int(found[2] or 1) > MOST_HOSTS:
             raise ValueError(f"{text!r} is no list of counts")
         counts += [int(found[1])] * int(found[2] or 1)
@@ -62,7 +62,7 @@ def _expand(part: str) -> Iterator[str]:
     inside, _, behind = rest.partition("]")
     tails = list(_expand(behind)) if behind else [""]
     for entry in inside.split(","):
-        found = _RANGE.fullmatch(entry)
+        found = re.fullmatch(_RANGE, entry)
         if found is None:
             raise ValueError(f"{entry!r} is no range of numbers")
         first, last = int(found[1]), int(found[2] or found[1])

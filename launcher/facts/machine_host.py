@@ -12,6 +12,7 @@ from pathlib import Path
 
 from launcher.facts.machine_disk import hub_home, hub_token
 from launcher.facts.probe import host_memory_bytes
+from launcher.facts.secrets import is_secret_name
 
 WATCHED = (
     "ACCELERATE_", "BITSANDBYTES_", "BNB_", "CUDA_", "DEEPSPEED_", "DS_", "FSDP_", "GLOO_", "HF_", "NCCL_",
@@ -23,8 +24,6 @@ WATCHED_NAMES = (
     "MAX_JOBS", "NVIDIA_TF32_OVERRIDE", "PYTHONPATH", "RANK", "TORCH_EXTENSIONS_DIR", "WORLD_SIZE",
     "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 )  # fmt: skip
-SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE)", re.IGNORECASE)
-_NOT_SECRET = ("TOKENIZERS_", "HF_TOKEN_PATH")
 HIDDEN = "(set)"
 """In place of a secret's value."""
 
@@ -61,11 +60,6 @@ def read_host(environ: Mapping[str, str]) -> HostFacts:
         wandb_login=_wandb_login(environ),
         accelerate_config=_accelerate_config(environ),
     )
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret."""
-    return SECRET_NAME.search(name) is not None and not name.startswith(_NOT_SECRET)
 
 
 def watched_environment(environ: Mapping[str, str]) -> dict[str, str]:

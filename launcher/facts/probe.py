@@ -12,16 +12,16 @@ import importlib.util
 import json
 import os
 import re
-import socket
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.gguf import read_gguf_config
 from launcher.facts.hardware import DEVICES, MIB, Hardware, with_host_memory
 from launcher.facts.shipped import facts_file
+
+if TYPE_CHECKING:
+    import socket
 
 _PACKAGE_REF = "package:"
 _SMI_SECONDS = 10
@@ -69,6 +69,8 @@ def is_free(port: int) -> bool:
 
 def _bound_everywhere(port: int) -> socket.socket:
     """A socket that has the port at all addresses, as torch's store will; OSError where it is taken."""
+    import socket
+
     both = socket.has_dualstack_ipv6()
     sock = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -198,6 +200,8 @@ def _catalogue_name(marketing: str, mib: int) -> str | None:
 
 
 def _query_gpus() -> list[Gpu]:
+    import subprocess
+
     query = "index,uuid,name,memory.total,compute_cap"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
@@ -268,6 +272,8 @@ def find_model_config(
         path = folder / gguf_file
         if not path.is_file():
             raise _missing(name_or_path, f"the folder has no file {gguf_file!r}")
+        from launcher.facts.gguf import read_gguf_config
+
         return read_gguf_config(path), "GGUF header"
     if is_folder:
         if not (folder / "config.json").is_file():

@@ -6,43 +6,48 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from launcher.facts.machine_host import is_secret_name
-
 SECRET = "<secret>"
 """Stands where a secret stood."""
 GIVEN = "EFFILAUNCH_SECRETS"
 """Variable with the names, not the values, of the variables that a recipe gives by reference."""
 TOKENS = (
-    re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}"),
-    re.compile(r"\b(?:ghp|gho|ghs|ghu|github_pat|glpat|xox[abprs]|sk|pk)[-_][A-Za-z0-9_-]{8,}"),
-    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*"),  # a JSON web token
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{8,}",
+    r"\b(?:ghp|gho|ghs|ghu|github_pat|glpat|xox[abprs]|sk|pk)[-_][A-Za-z0-9_-]{8,}",
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}",
+    r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*",  # a JSON web token
 )
-"""Values that give themselves away, whatever their name."""
+"""Patterns of values that give themselves away, whatever their name. None is compiled before it is asked for:
+each costs a command that starts as much as a module."""
 _LONG_TOKENS = (
-    re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b"),
-    re.compile(r"\b(?:ghp|gho|ghs|ghu|github_pat|glpat)[-_][A-Za-z0-9_-]{16,}"),
-    re.compile(r"\bsk-[A-Za-z0-9_-]{20,}"),
-    re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+"),
-    re.compile(r"://[^\s/:@]+:[^\s/@]+@"),  # a password inside an address
+    r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b",
+    r"\b(?:ghp|gho|ghs|ghu|github_pat|glpat)[-_][A-Za-z0-9_-]{16,}",
+    r"\bsk-[A-Za-z0-9_-]{20,}",
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+",
+    r"://[^\s/:@]+:[^\s/@]+@",  # a password inside an address
 )
-_NAME = re.compile(
-    r"(?:TOKEN|KEY|SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|(?:^|_)AUTH)(?:_ID)?$", re.IGNORECASE
-)
-_NO_SECRET = re.compile(r"(?:(?:PAD|EOS|BOS|SEP|CLS|UNK|MASK)_TOKEN|IMPLICIT_TOKEN)$", re.IGNORECASE)
+_NAME = r"(?:TOKEN|KEY|SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|(?:^|_)AUTH)(?:_ID)?$"
+_NO_SECRET = r"(?:(?:PAD|EOS|BOS|SEP|CLS|UNK|MASK)_TOKEN|IMPLICIT_TOKEN)$"
+_LIKELY = r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE"
+_UNLIKELY = ("TOKENIZERS_", "HF_TOKEN_PATH")
 _SHORTEST = 8
 """Characters; what is shorter stands in logs for many other reasons."""
 
 
 def names_secret(name: str) -> bool:
     """Whether a variable of this name holds a secret, beyond doubt: HF_TOKEN, not MAX_TOKENS."""
-    return _NAME.search(name) is not None and _NO_SECRET.search(name) is None
+    found = re.search(_NAME, name, re.IGNORECASE)
+    return found is not None and re.search(_NO_SECRET, name, re.IGNORECASE) is None
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name is likely to hold a secret."""
+    return re.search(_LIKELY, name, re.IGNORECASE) is not None and not name.startswith(_UNLIKELY)
 
 
 def looks_secret(text: str) -> bool:
     """Whether a text holds what nothing but a token or a password looks like."""
-    return any(pattern.search(text) for pattern in _LONG_TOKENS)
+    return any(re.search(pattern, text) for pattern in _LONG_TOKENS)
 
 
 def is_written_secret(name: str, value: str) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 import sys
 from collections.abc import Collection, Iterable
+from functools import cache
 
 from launcher.errors import MachineError, Problem
 
@@ -35,18 +35,23 @@ EXTRAS = {"trl": "dpo", "liger_kernel": "liger"}
 
 def installed_versions() -> dict[str, str]:
     """Package name -> version, with `python`; packages that are not installed are left out."""
-    named = _named_by_folders()
-    found = {package: named.get(_normal(package)) or _by_metadata(package) for package in PACKAGES}
-    return {"python": platform.python_version()} | {name: said for name, said in found.items() if said}
+    found = {package: installed_version(package) for package in PACKAGES}
+    return {"python": sys.version.split()[0]} | {name: said for name, said in found.items() if said}
 
 
-def _named_by_folders() -> dict[str, str]:
+def installed_version(package: str) -> str | None:
+    """The version of a package that is here, found without importing it; None when it is absent."""
+    return _named_by_folders(tuple(sys.path)).get(_normal(package)) or _by_metadata(package)
+
+
+@cache
+def _named_by_folders(path: tuple[str, ...]) -> dict[str, str]:
     """Normal name -> version, as `NAME-VERSION.dist-info` folders say; of two, the first on the path.
 
     So does importlib.metadata, whose own import alone takes as long as starting Python.
     """
     found: dict[str, str] = {}
-    for folder in sys.path:
+    for folder in path:
         try:
             entries = os.listdir(folder or ".")  # noqa: PTH208 - a Path for each of many is slow
         except OSError:  # an archive, or nothing

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.failures import FAILURES
 from launcher.failures.adapters import ADAPTERS
+from launcher.failures.catalogue import FAILURES
 from launcher.failures.data import DATA
 from launcher.failures.deepspeed_build import DEEPSPEED_BUILD
 from launcher.failures.deepspeed_config import DEEPSPEED_CONFIG

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.facts.calibration import Calibration
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.facts.trace import Trace
 from launcher.memory.activations import eval_bytes
 from launcher.memory.calibration import (
     calibration_note,
@@ -28,7 +26,10 @@ from launcher.memory.job import Components, MemoryJob
 from launcher.memory.notes import kept_predictions, memory_notes
 from launcher.memory.phases import CUDA_CONTEXT, flow_dtypes, training_phases
 from launcher.memory.tensor_parallel import on_rank
-from launcher.memory.traced import traced_phases
+
+if TYPE_CHECKING:
+    from launcher.facts.calibration import Calibration
+    from launcher.facts.trace import Trace
 
 MARGIN = 0.05
 """Share of the device left free for what no component counts: workspaces of libraries, buffers of NCCL,
@@ -115,7 +116,7 @@ def estimate_memory(
     `trace`: activations of the real model, used in place of the closed form where they cover the job.
     `calibration`: what earlier runs measured.
     """
-    traced = traced_phases(trace, spec, job, hardware)
+    traced = None if trace is None else _traced(trace, spec, job, hardware)
     part, own = on_rank(spec, job)
     found = traced or training_phases(part, own, hardware)
     context, context_word = device_context(job, hardware, calibration, CUDA_CONTEXT)
@@ -210,6 +211,14 @@ def max_micro_batch(
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _traced(
+    trace: Trace, spec: ModelSpec, job: MemoryJob, hardware: Hardware
+) -> dict[str, Components] | None:
+    from launcher.memory.traced import traced_phases
+
+    return traced_phases(trace, spec, job, hardware)
 
 
 def _share(parts: Components, devices: int) -> Components:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.facts.calibration import Calibration
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.facts.processor import Processor
-from launcher.facts.trace import Trace
+
+if TYPE_CHECKING:
+    from launcher.facts.calibration import Calibration
+    from launcher.facts.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

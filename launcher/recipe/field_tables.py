@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from launcher.facts.software import installed_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +83,11 @@ ADAPTER_OWNED = {
 
 def installed_package(name: str) -> tuple[str, Path] | None:
     """(version, folder) of an installed package, found without importing it; None when it is absent."""
-    for entry in sys.path:
-        folder = Path(entry or ".") / name
-        if not (folder / "__init__.py").is_file():
-            continue
-        for item in os.listdir(folder.parent):  # noqa: PTH208 - a Path for each of many is slow
-            if item.startswith(f"{name}-") and item.endswith(".dist-info"):
-                return item.removeprefix(f"{name}-").removesuffix(".dist-info"), folder
-    # an editable install has its metadata elsewhere
-    from importlib import metadata, util
-
-    spec = util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
+    spec = importlib.util.find_spec(name)
+    version = installed_version(name)
+    if spec is None or not spec.submodule_search_locations or version is None:
         return None
-    try:
-        return metadata.version(name), Path(next(iter(spec.submodule_search_locations)))
-    except metadata.PackageNotFoundError:
-        return None
+    return version, Path(next(iter(spec.submodule_search_locations)))
 
 
 @cache

@@ -1,7 +1,6 @@
 """The recipe as types. Upstream things keep upstream's spelling; unknown keys are errors."""
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: pydantic would compile each of the annotations from its text.
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field

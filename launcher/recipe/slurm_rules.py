@@ -11,11 +11,9 @@ from launcher.recipe.suggestions import describe
 from launcher.recipe.yaml_marks import join
 
 SECTION = "launch.slurm"
-_TIME = re.compile(
-    r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,9}:\d{1,2}:\d{1,2}|\d{1,9}-\d{1,2}(?::\d{1,2}){0,2}", re.ASCII
-)
-_MEMORY = re.compile(r"\d{1,15}[KMGT]", re.ASCII)
-_OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_TIME = r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,9}:\d{1,2}:\d{1,2}|\d{1,9}-\d{1,2}(?::\d{1,2}){0,2}"
+_MEMORY = r"\d{1,15}[KMGT]"
+_OPTION = r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*"
 _NO_VARIABLE = "Slurm expands no variables in a job's options"
 _JOB_KEYS = (
     "partition", "account", "qos", "reservation", "time", "constraint", "cpus_per_task", "mem", "nodelist",
@@ -75,14 +73,16 @@ def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
 
 def _check_job(section: Mapping[str, Any], path: str) -> Iterator[Problem]:
     time, memory = section.get("time"), section.get("mem")
-    if time is not None and not (isinstance(time, (str, int)) and _TIME.fullmatch(str(time))):
+    if time is not None and not (isinstance(time, (str, int)) and re.fullmatch(_TIME, str(time), re.ASCII)):
         message = f"is {_show(time)}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
         yield Problem("wrong-value", message, path=f"{path}.time", hint="e.g. 24:00:00 or 1-12:00:00")
     elif time is not None and not re.search("[1-9]", str(time)):
         message = f"is {_show(time)}, which sbatch takes for no limit at all"
         hint = "write a limit, e.g. 24:00:00; without the key it is the partition's"
         yield Problem("wrong-value", message, path=f"{path}.time", hint=hint)
-    if isinstance(memory, bool) or (memory not in (None, 0) and not _MEMORY.fullmatch(str(memory))):
+    if isinstance(memory, bool) or (
+        memory not in (None, 0) and not re.fullmatch(_MEMORY, str(memory), re.ASCII)
+    ):
         message = f"is {_show(memory)}, expected a whole number with its unit K, M, G or T"
         hint = "e.g. 64G; 0, without quotes, is all of a node's memory"
         yield Problem("wrong-value", message, path=f"{path}.mem", hint=hint)
@@ -119,7 +119,7 @@ def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
     elif len(name) > 1 and len(meant) > 1 and name not in meant:
         message = f"is ambiguous: sbatch has {', '.join(f'--{known}' for known in sorted(meant))}"
         yield Problem("wrong-value", message, path=path, hint="write the whole name of the option")
-    elif not _OPTION.fullmatch(name) or len(name) == 1:
+    elif not re.fullmatch(_OPTION, name) or len(name) == 1:
         plain = name.strip("-").replace("_", "-")
         message = "is no long option of sbatch, expected letters and hyphens without the leading ones"
         yield Problem("wrong-value", message, path=path, hint=f"write {plain}" if len(plain) > 1 else None)

@@ -76,8 +76,9 @@ def child(monkeypatch):
             raise found
         return found
 
+    for module in ("commands.tracing", "facts.trace"):
+        monkeypatch.setattr(f"launcher.{module}.ask_child", ask)
     for module in ("tracing", "foreign"):
-        monkeypatch.setattr(f"launcher.commands.{module}.ask_child", ask)
         monkeypatch.setattr(f"launcher.commands.{module}.require_modules", lambda _names: None)
     ask.asked, ask.answers = asked, answers
     return ask

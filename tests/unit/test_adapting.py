@@ -9,7 +9,7 @@ import pytest
 from factories import BASE, facts, recipe
 
 from launcher.facts.hardware import parse_hardware
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 from launcher.failures.memory import MEMORY
 from launcher.plan import adapting
 from launcher.plan.adapting import adapt, is_out_of_memory, moment_of, ways_out

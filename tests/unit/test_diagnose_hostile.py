@@ -10,7 +10,7 @@ import pytest
 
 from launcher.diagnose.examine import Examination, diagnose
 from launcher.errors import RecipeError
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 
 DEEP = "[" * 100_000

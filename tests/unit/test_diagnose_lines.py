@@ -8,7 +8,7 @@ import json
 import pytest
 
 from launcher.diagnose.examine import Examination
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 
 SIGNS = {

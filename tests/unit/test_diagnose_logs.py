@@ -11,7 +11,7 @@ import pytest
 from launcher.diagnose.examine import Examination, diagnose
 from launcher.diagnose.reading import clean, raw_lines
 from launcher.errors import RecipeError
-from launcher.failures import FAILURES
+from launcher.failures.catalogue import FAILURES
 from launcher.failures.failure import Failure
 
 

@@ -17,7 +17,8 @@ from packaging.version import Version
 from launcher.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.errors import RecipeError
 from launcher.facts.software import PACKAGES
-from launcher.failures import FAILURES, versions
+from launcher.failures import versions
+from launcher.failures.catalogue import FAILURES
 from launcher.failures.failure import Failure
 from launcher.failures.versions import holds, requirements
 from launcher.lint.against_recipe import AgainstRecipe

@@ -156,7 +156,7 @@ def test_a_free_port_is_looked_for_at_all_addresses(monkeypatch: pytest.MonkeyPa
             super().bind(address)
 
     bound: list[tuple[str, int]] = []
-    monkeypatch.setattr("launcher.facts.probe.socket.socket", Spy)
+    monkeypatch.setattr("socket.socket", Spy)
     assert is_free(free_port())
     assert bound[0] == ("", 0)
 

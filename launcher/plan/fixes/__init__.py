@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -84,7 +83,9 @@ def check_disabled(draft: Draft, disabled: list[str]) -> list[Problem]:
     problems = []
     for name in disabled:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "`effilaunch fixes` lists them"
             what = f"no fix has the id {name!r}"
             problems.append(Problem("unknown-fix", what, file, line, "fixes.disable", hint))
