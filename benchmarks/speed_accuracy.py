@@ -5,10 +5,10 @@
     python benchmarks/speed_accuracy.py --json R   write the summary
 
 Measured seconds come from records/speed_cpu.json (benchmarks/speed_measure.py). Predictions are computed
-here, for the processor that the record names. Rank correlation is Spearman's, over rows of the
-held-out half and over all. Of each `Choice` the planner's first pick is
-compared with the fastest way that was measured. The training rows of a GPU (records/gpu_throughput_*.json)
-bring their prediction with them; without such a record that target is open.
+here, for the processor that the record names. Rank correlation is Spearman's, over the fresh rows (which
+no figure of the model was set beside), over those of the held-out half and over all. Of each `Choice` the
+planner's first pick is compared with the fastest way that was measured. The training rows of a GPU
+(records/gpu_throughput_*.json) bring their prediction with them; without such a record that target is open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from kept import keep
 from memory_grid import Row
 from memory_rows import job_of, make, plan_of, recipe_of, spec_of
-from speed_grid import CHOICES, ROWS, Choice
+from speed_grid import CHOICES, FRESH, ROWS, Choice
 
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.processor import Processor
@@ -65,10 +65,11 @@ def predict(row: Row, record: dict[str, Any]) -> StepTime:
 
 def timed_rows(record: dict[str, Any]) -> list[Timed]:
     """All rows of the grid; SystemExit names those that were not measured."""
-    needed = [*ROWS, *(row for choice in CHOICES for row in choice.rows())]
+    needed = [*ROWS, *FRESH, *(row for choice in CHOICES for row in choice.rows())]
     if absent := [row.name for row in needed if row.name not in record["seconds"]]:
         raise SystemExit(f"not measured: {' '.join(absent)}; speed_measure.py --only measures them")
-    return [Timed(row.name, row.half, record["seconds"][row.name], predict(row, record)) for row in ROWS]
+    halves = [*((row, row.half) for row in ROWS), *((row, "fresh") for row in FRESH)]
+    return [Timed(row.name, half, record["seconds"][row.name], predict(row, record)) for row, half in halves]
 
 
 def gpu_correlations(records: Path = RECORD.parent) -> list[tuple[str, int, float]]:
@@ -136,7 +137,7 @@ def main() -> int:
         print(f"{row.name:<34}{row.measured:>11.3f}{time.likely:>10.3f}{time.likely / row.measured:>7.2f}"
               f"{time.low:>9.3f}{time.high:>9.3f}  {row.half}")  # fmt: skip
     missed, table = [], []
-    for half in ("held-out", "all"):
+    for half in ("fresh", "held-out", "all"):
         some = [row for row in rows if half in (row.half, "all")]
         value = spearman([row.measured for row in some], [row.predicted.likely for row in some])
         inside = sum(row.predicted.low <= row.measured <= row.predicted.high for row in some)

@@ -2,6 +2,7 @@
 
 Rows are those of the memory grid in other sizes: what is ranked has to differ in what it computes. The
 first look at the half `held-out` came before any figure was set beside it; PROCESSOR_SHARE was set after it.
+FRESH was written down and measured after that, with the model as it stood.
 """
 
 from __future__ import annotations
@@ -66,6 +67,39 @@ ROWS: tuple[Row, ...] = (
     Row("vit-b4", "vit", 4),
     Row("t5-b4-s128", "t5", 4, 128),
 )
+
+MIDDLE: dict[str, Any] = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "vocab_size": 16000, "max_position_embeddings": 2048,
+}  # fmt: skip
+TALL: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "num_attention_heads": 4,
+    "vocab_size": 4000, "max_position_embeddings": 2048,
+}  # fmt: skip
+FRESH: tuple[Row, ...] = (
+    Row("middle-b1-s64", "llama", 1, 64, config=MIDDLE),
+    Row("middle-b1-s512", "llama", 1, 512, config=MIDDLE),
+    Row("middle-b4-s128", "llama", 4, 128, config=MIDDLE),
+    Row("middle-b8-s128-ckpt", "llama", 8, 128, config=MIDDLE, **_CKPT),
+    Row("middle-b2-s256-sgd", "llama", 2, 256, optim="sgd", config=MIDDLE),
+    Row("middle-b2-s64-accumulation3", "llama", 2, 64, accumulation=3, config=MIDDLE),
+    Row("middle-b4-s256-bf16", "llama", 4, 256, precision="bf16", config=MIDDLE),
+    Row("middle-b2-s256-bf16true", "llama", 2, 256, precision="bf16-true", config=MIDDLE),
+    Row("middle-lora-b4-s256", "llama", 4, 256, config=MIDDLE, **_LORA),
+    Row("middle-lora-b2-s128-bf16", "llama", 2, 128, precision="bf16", config=MIDDLE, **_LORA),
+    Row("middle-nf4-lora-b2-s256", "llama", 2, 256, quantization="nf4", config=MIDDLE, **_LORA),
+    Row("tall-b4-s64", "llama", 4, 64, config=TALL),
+    Row("tall-b2-s512-ckpt", "llama", 2, 512, config=TALL, **_CKPT),
+    Row("tall-lora-b8-s128", "llama", 8, 128, config=TALL, **_LORA),
+    Row("tall-b4-s128-bf16", "llama", 4, 128, precision="bf16", config=TALL),
+    Row("gpt2-b2-s128", "gpt2", 2, 128),
+    Row("gpt-neox-b8-s256", "gpt-neox", 8, 256),
+    Row("mixtral-b4-s128", "mixtral", 4, 128),
+    Row("bert-b2-s64", "bert", 2, 64),
+    Row("vit-b16", "vit", 16),
+    Row("t5-b8-s64", "t5", 8, 64),
+)
+"""Rows of other shapes, which no figure of the model was set beside."""
 
 
 @dataclass(frozen=True, slots=True)
