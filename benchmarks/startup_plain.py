@@ -63,6 +63,8 @@ def main(model_folder: str, rows: str, output: str, gguf_file: str | None = None
         data = load_dataset("json", data_files=rows, split="train")
         data = data.map(encode, remove_columns=data.column_names)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype="float32", **files)
+    if gguf_file is not None:
+        model.is_quantized = False  # it no longer is, and the Trainer would refuse it
     adapter = LoraConfig(
         r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
