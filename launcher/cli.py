@@ -221,8 +221,19 @@ def entry() -> NoReturn:
             stream.reconfigure(errors="backslashreplace")
     code = main()
     if sys.argv[1:2] and sys.argv[1] in QUICK and threading.active_count() == 1:
-        os._exit(code)  # all output is flushed
+        _leave(code)
     raise SystemExit(code)
+
+
+def _leave(code: int) -> None:
+    """End at once when all output is written; where it cannot be, return, for the end that reports it."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except OSError:
+        return
+    os._exit(code)
 
 
 if __name__ == "__main__":

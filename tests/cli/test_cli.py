@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -275,6 +276,17 @@ def test_help_makes_no_parser_of_a_command_and_imports_little():
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["plan", "--help"], 0), (["validate", "--help"], 0), (["plan"], 2)]
+)
+def test_a_command_that_ends_at_once_has_written_all(words, code):
+    """Into a pipe, which is written to when it is flushed."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "launcher.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, words[0] in done.stdout + done.stderr) == (code, True)
 
 
 @pytest.mark.parametrize("columns", ["60", "200"])
