@@ -13,15 +13,17 @@ from typing import Any
 
 from memory_grid import Row
 
+
+def _llama(hidden: int, inner: int, *, layers: int, heads: int, words: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "vocab_size": words, "max_position_embeddings": 2048,
+    }  # fmt: skip
+
+
 SMALL: dict[str, Any] = {"vocab_size": 8000}
-WIDE: dict[str, Any] = {
-    "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 12,
-    "vocab_size": 8000, "max_position_embeddings": 2048,
-}  # fmt: skip
-DEEP: dict[str, Any] = {
-    "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 6,
-    "vocab_size": 8000, "max_position_embeddings": 2048,
-}  # fmt: skip
+WIDE = _llama(768, 2048, layers=4, heads=12, words=8000)
+DEEP = _llama(384, 1024, layers=16, heads=6, words=8000)
 WORDY: dict[str, Any] = {"hidden_size": 384, "intermediate_size": 1024, "vocab_size": 64000}
 LONG: dict[str, Any] = {"max_position_embeddings": 2048, "vocab_size": 4000}
 
@@ -68,14 +70,8 @@ ROWS: tuple[Row, ...] = (
     Row("t5-b4-s128", "t5", 4, 128),
 )
 
-MIDDLE: dict[str, Any] = {
-    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8,
-    "vocab_size": 16000, "max_position_embeddings": 2048,
-}  # fmt: skip
-TALL: dict[str, Any] = {
-    "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 24, "num_attention_heads": 4,
-    "vocab_size": 4000, "max_position_embeddings": 2048,
-}  # fmt: skip
+MIDDLE = _llama(512, 1408, layers=8, heads=8, words=16000)
+TALL = _llama(256, 768, layers=24, heads=4, words=4000)
 FRESH: tuple[Row, ...] = (
     Row("middle-b1-s64", "llama", 1, 64, config=MIDDLE),
     Row("middle-b1-s512", "llama", 1, 512, config=MIDDLE),
