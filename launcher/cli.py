@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import io
 import os
@@ -33,8 +34,9 @@ def dispatch(args: argparse.Namespace) -> Outcome:
             from launcher.commands.planning import plan_command
 
             return plan_command(
-                args.recipe, args.overrides, args.on, args.explain, ranking=args.search, trace=args.trace
-            )
+                args.recipe, args.overrides, args.on, args.explain,
+                ranking=args.search, trace=args.trace, html=args.html,
+            )  # fmt: skip
         case "prepare":
             from launcher.commands.preparing import prepare_command
 
@@ -63,14 +65,10 @@ def dispatch(args: argparse.Namespace) -> Outcome:
                 args.recipe, args.overrides, on=args.on, tiny=args.tiny, steps=args.steps,
                 only=args.only, output_dir=args.output_dir, as_json=args.json,
             )  # fmt: skip
-        case "generate":
-            from launcher.commands.running import generate_command
-
-            return generate_command(args.run_dir, args.prompt, args.max_new_tokens)
         case "submit":
             return _submit(args)
         case _:
-            return _dispatch_knowledge(args)
+            return _dispatch_results(args)
 
 
 def _submit(args: argparse.Namespace) -> Outcome:
@@ -108,6 +106,32 @@ def _dispatch_rehearsal(args: argparse.Namespace) -> Outcome:
         )  # fmt: skip
 
 
+def _dispatch_results(args: argparse.Namespace) -> Outcome:
+    """The commands that take a run directory and what lies in it; the same rule for imports."""
+    match args.command:
+        case "merge":
+            from launcher.commands.merging import merge_command
+
+            return merge_command(args.run_dir, args.output, args.dtype, args.push)
+        case "eval":
+            from launcher.commands.evaluating import eval_command
+
+            return eval_command(args.run_dir, args.checkpoint, args.data, args.output)
+        case "generate":
+            from launcher.commands.generating import generate_command
+
+            return generate_command(
+                args.run_dir, args.prompt, args.max_new_tokens,
+                interactive=args.interactive, as_json=args.json,
+            )  # fmt: skip
+        case "report":
+            from launcher.commands.reporting import report_command
+
+            return report_command(args.paths, args.output)
+        case _:
+            return _dispatch_knowledge(args)
+
+
 def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
     """The commands that look at files and the machine, or list what is known; the same rule for imports."""
     match args.command:
@@ -126,6 +150,21 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
             from launcher.commands.diagnosing import diagnose_command
 
             return diagnose_command(args.paths, apply=args.apply)
+        case "init":
+            from launcher.commands.starting import init_command
+
+            return init_command(
+                args.model, args.data, args.on, args.goal,
+                columns=args.columns, output=args.output, as_json=args.json,
+            )  # fmt: skip
+        case "completion":
+            from launcher.commands.completing import completion_command
+
+            return completion_command(args.shell, build_parser())
+        case "import":
+            from launcher.commands.importing import import_command
+
+            return import_command(args.files, args.output, args.on)
     from launcher.commands import catalogue
 
     match args.command:
@@ -153,13 +192,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"effilaunch {__version__}\n" if args.version else parser.format_help())
         return 0 if args.version else 2
     from launcher.errors import EffilaunchError, Interrupted, Problem
-    from launcher.report.outcome import emit, emit_error
+    from launcher.report.outcome import emit, emit_error, silence
 
     args.words = argv  # as given, for the hints that repeat the command
     # pydantic scans every installed package for plugins, which costs more than planning.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        return emit(args.command, dispatch(args), as_json=args.json)
+        with silence() if getattr(args, "quiet", False) else contextlib.nullcontext():
+            return emit(args.command, dispatch(args), as_json=args.json)
     except EffilaunchError as error:
         return emit_error(args.command, error, as_json=args.json)
     except KeyboardInterrupt:

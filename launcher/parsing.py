@@ -25,6 +25,26 @@ class Parser(argparse.ArgumentParser):
         raise WrongWords(message, f"see `{self.prog} --help`")
 
 
+class _CommandParser(Parser):
+    """Of one command: its options may stand anywhere, also between a run directory and a prompt."""
+
+    _intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does; what it has left over is read again, with all options before all words.
+
+        argparse takes an optional word to be absent as soon as an option stands before it.
+        """
+        found, extra = super().parse_known_args(args, namespace)
+        if self._intermixed or not extra:
+            return found, extra
+        self._intermixed = True  # the second reading comes through here, too
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
+
+
 def _formatter(prog: str) -> argparse.HelpFormatter:
     """With the terminal's width, which argparse would ask of shutil and its decompressors."""
     columns = os.environ.get("COLUMNS", "")
@@ -34,7 +54,10 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
             width = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
         except (AttributeError, ValueError, OSError):
             width = 80
-    return argparse.HelpFormatter(prog, width=(width or 80) - 2)
+    formatter = argparse.HelpFormatter(prog, width=(width or 80) - 2)
+    # argparse counts the indent of a list of commands once too little: its longest would stand alone.
+    formatter._action_max_length = len("    completion")
+    return formatter
 
 
 class _Deferred:
@@ -47,7 +70,7 @@ class _Deferred:
 
     def __getattr__(self, name: str) -> Any:
         if self._parser is None:
-            self._parser = Parser(**self._settings)
+            self._parser = _CommandParser(**self._settings)
             self._parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
             self.fill(self._parser)
         return getattr(self._parser, name)
@@ -70,6 +93,10 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a YAML file or a shipped recipe's name")
 
 
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors and the result's path")
+
+
 def _add_on(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="HW", help=HARDWARE_HELP)
 
@@ -78,8 +105,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     _add_recipe(run)
     _add_overrides(run)
     _add_on(run)
+    _add_quiet(run)
     run.add_argument("--dry-run", action="store_true", help="write the run directory, start nothing")
-    run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps")
+    run.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows, four steps")
     run.add_argument(
         "--resume",
         metavar="auto|PATH",
@@ -100,12 +128,17 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     plan.add_argument("--trace", action="store_true", help="trace the real model's memory in a child process")
     views.add_argument("--search", action="store_true", help="all configurations that fit, fastest first")
+    views.add_argument(
+        "--html", metavar="FILE", nargs="?", const="",
+        help="write the plan as a page (by default NAME-plan.html here)",
+    )  # fmt: skip
 
 
 def _add_prepare(prepare: argparse.ArgumentParser) -> None:
     _add_recipe(prepare)
     _add_overrides(prepare)
     _add_on(prepare)
+    _add_quiet(prepare)
     prepare.add_argument("--show", metavar="N", type=int, help="show N samples with their loss mask")
     prepare.add_argument("--tiny", action="store_true", help="the generated rows of a rehearsal")
 
@@ -117,10 +150,13 @@ def _add_submit(submit: argparse.ArgumentParser) -> None:
     submit.add_argument("--to", choices=["slurm"], default="slurm", help="which scheduler")
     _add_overrides(submit)
     _add_on(submit)
+    _add_quiet(submit)
     submit.add_argument(
         "--sweep", metavar="K=A,B", action="append", default=[], help="a job for each value; several: product"
     )
-    submit.add_argument("--tiny", action="store_true", help="rehearse: narrow model, four steps, one node")
+    submit.add_argument(
+        "--tiny", action="store_true", help="rehearse: narrow model, generated rows, four steps, one node"
+    )
     submit.add_argument("--output-dir", metavar="D", help="the run directory, or the sweep's")
     what = submit.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="show and check the scripts, submit nothing")
@@ -148,7 +184,7 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def _add_validate(validate: argparse.ArgumentParser) -> None:
-    validate.add_argument("recipes", metavar="RECIPE", nargs="+")
+    validate.add_argument("recipes", metavar="RECIPE", nargs="+", help="YAML files or shipped recipes' names")
 
 
 def _add_lint(lint: argparse.ArgumentParser) -> None:
@@ -158,7 +194,7 @@ def _add_lint(lint: argparse.ArgumentParser) -> None:
 
 
 def _add_estimate(estimate: argparse.ArgumentParser) -> None:
-    estimate.add_argument("target", metavar="RECIPE|MODEL")
+    estimate.add_argument("target", metavar="RECIPE|MODEL", help="a recipe, or a model's hub id or folder")
     estimate.add_argument("--on", metavar="HW", action="append", default=[], help=HARDWARE_HELP)
     estimate.add_argument(
         "--tensor-parallel", metavar="N", type=int, default=1, help="devices that share each matrix"
@@ -170,6 +206,7 @@ def _add_ladder(ladder: argparse.ArgumentParser) -> None:
     _add_recipe(ladder)
     _add_overrides(ladder)
     _add_on(ladder)
+    _add_quiet(ladder)
     ladder.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows")
     ladder.add_argument("--steps", metavar="N", type=int, default=3, help="steps of each rung (default 3)")
     ladder.add_argument("--only", metavar="RUNG,…", help="only these rungs")
@@ -180,6 +217,7 @@ def _add_drill(drill: argparse.ArgumentParser) -> None:
     _add_recipe(drill)
     _add_overrides(drill)
     _add_on(drill)
+    _add_quiet(drill)
     drill.add_argument("--tiny", action="store_true", help="rehearse: narrow model, generated rows")
     drill.add_argument("--steps", metavar="N", type=int, default=12, help="steps of each run (default 12)")
     drill.add_argument("--only", metavar="FAULT,…", help="only these faults")
@@ -187,11 +225,11 @@ def _add_drill(drill: argparse.ArgumentParser) -> None:
 
 
 def _add_fixes(fixes: argparse.ArgumentParser) -> None:
-    fixes.add_argument("id", metavar="ID", nargs="?")
+    fixes.add_argument("id", metavar="ID", nargs="?", help="one of them, with its reason")
 
 
 def _add_recipes(recipes: argparse.ArgumentParser) -> None:
-    recipes.add_argument("name", metavar="NAME", nargs="?")
+    recipes.add_argument("name", metavar="NAME", nargs="?", help="one of them, as text")
     recipes.add_argument("--copy", action="store_true", help="write it to the current folder")
 
 
@@ -204,8 +242,76 @@ def _add_diagnose(diagnose: argparse.ArgumentParser) -> None:
 
 def _add_generate(generate: argparse.ArgumentParser) -> None:
     generate.add_argument("run_dir", metavar="RUN_DIR")
-    generate.add_argument("prompt", metavar="PROMPT")
-    generate.add_argument("--max-new-tokens", type=int, default=64)
+    generate.add_argument(
+        "prompt",
+        metavar="PROMPT",
+        nargs="?",
+        help="a picture's file for image classification; else from stdin",
+    )
+    generate.add_argument("-i", "--interactive", action="store_true", help="talk with it")
+    generate.add_argument(
+        "--max-new-tokens", metavar="N", type=int, default=64, help="of an answer (default 64)"
+    )
+
+
+def _add_init(init: argparse.ArgumentParser) -> None:
+    init.add_argument("--model", metavar="MODEL", help="a model of the hub, a folder, or a .gguf file")
+    init.add_argument("--data", metavar="DATA", help="a file, folder or pattern, or a data set of the hub")
+    _add_on(init)
+    init.add_argument(
+        "--goal", choices=["instructions", "chat", "text", "preferences", "classify"],
+        help="what the model shall learn from the rows",
+    )  # fmt: skip
+    init.add_argument(
+        "--columns", metavar="FIELD=COLUMN", action="append", default=[],
+        help="a column that is not called like its field, e.g. --columns completion=answer",
+    )  # fmt: skip
+    init.add_argument("--output", metavar="FILE", help="the recipe; default MODEL_GOAL.yaml, here")
+
+
+def _add_completion(completion: argparse.ArgumentParser) -> None:
+    completion.add_argument("shell", choices=["bash", "zsh", "fish"], help="for which shell")
+
+
+def _add_merge(merge: argparse.ArgumentParser) -> None:
+    merge.add_argument("run_dir", metavar="RUN_DIR")
+    merge.add_argument("--output", metavar="D", help="the merged model's folder (default RUN_DIR/merged)")
+    merge.add_argument(
+        "--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto",
+        help="of the written weights (default: the base checkpoint's own)",
+    )  # fmt: skip
+    merge.add_argument(
+        "--push", metavar="REPO", nargs="?", const="",
+        help="send it to the hub, private unless REPO is there already (default: the recipe's hub_model_id)",
+    )  # fmt: skip
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    report.add_argument("paths", metavar="RUN_DIR", nargs="+", help="a run directory; several are compared")
+    report.add_argument(
+        "--output",
+        metavar="FILE",
+        help="a new file (by default RUN_DIR/report.html, or one here for several)",
+    )
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+",
+        help="a config of DeepSpeed or accelerate, a recipe of axolotl, LLaMA-Factory or TRL, a launch line, "
+        "a script",
+    )  # fmt: skip
+    parser.add_argument("--output", metavar="RECIPE", help="write it there; without: to stdout")
+    _add_on(parser)
+
+
+def _add_eval(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("run_dir", metavar="RUN_DIR")
+    evaluate.add_argument(
+        "--checkpoint", metavar="NAME", help="of RUN_DIR/checkpoints, in the place of the result"
+    )
+    evaluate.add_argument("--data", metavar="FILE", help="rows in the place of those that were held out")
+    evaluate.add_argument("--output", metavar="FILE", help="write the numbers as JSON, too")
 
 
 def _add_rendezvous(parser: argparse.ArgumentParser) -> None:
@@ -223,20 +329,26 @@ def _add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS: tuple[tuple[str, str, Callable[[argparse.ArgumentParser], None]], ...] = (
+    ("init", "ask four questions, look at the data, write a recipe that plans", _add_init),
+    ("import", "other tools' files as a recipe, with what it cannot say", _add_import),
     ("run", "plan, write the run directory, train, report", _add_run),
     ("plan", "show the whole plan without touching a device", _add_plan),
     ("prepare", "tokenise and cache a recipe's data, before the run", _add_prepare),
-    ("submit", "submit a recipe to Slurm, follow it, report", _add_submit),
     ("validate", "all problems of recipes", _add_validate),
     ("lint", "mistakes in DeepSpeed configs, with file, line and column", _add_lint),
+    ("doctor", "this machine; can it run a recipe", _add_doctor),
+    ("diagnose", "what a failed run died of, and what to change in its recipe", _add_diagnose),
     ("estimate", "memory by component over strategies and devices", _add_estimate),
     ("ladder", "climb the memory ladder: predicted beside measured, rung by rung", _add_ladder),
+    ("submit", "submit a recipe to Slurm, follow it, report", _add_submit),
     ("drill", "kill and resume a short real run, and prove that its loss goes on", _add_drill),
+    ("report", "a run as one HTML page, or several runs compared", _add_report),
+    ("eval", "loss, perplexity and accuracy of the result of a run", _add_eval),
+    ("generate", "try the result of a run", _add_generate),
+    ("merge", "a run's adapter into its base's weights, and to the hub", _add_merge),
     ("fixes", "the known fixes", _add_fixes),
     ("recipes", "the shipped recipes", _add_recipes),
     ("schema", "the recipe's JSON Schema", lambda schema: None),
-    ("diagnose", "what a failed run died of, and what to change in its recipe", _add_diagnose),
-    ("generate", "try the result of a run", _add_generate),
-    ("doctor", "this machine; can it run a recipe", _add_doctor),
+    ("completion", "a script that completes these commands in a shell", _add_completion),
 )
 """Word, what `--help` says of it, and its arguments."""

@@ -70,7 +70,7 @@ def fail(what):
     os._exit(1)
 status().enter("load")
 EARLY
-status().enter("train", step=begin)
+status().begin_training(begin, STEPS, lambda: 3 << 30)
 stopping.stop.at_once = False
 for step in range(begin, STEPS):
     EACH

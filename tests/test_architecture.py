@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from reports import write_finished
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINING_STACK = (
-    "torch", "transformers", "deepspeed", "accelerate", "peft", "datasets", "bitsandbytes", "trl", "wandb"
+    "torch", "transformers", "deepspeed", "accelerate", "peft", "datasets", "bitsandbytes", "trl", "wandb",
+    "tensorboard", "trackio",
 )  # fmt: skip
 MODULES = sorted((ROOT / "launcher").rglob("*.py"))
 MAX_LINES = 400
@@ -43,11 +45,15 @@ def run_and_list(*arguments: str, cwd: Path) -> str:
     return lines[0]
 
 
+ROWS = ("--data", str(ROOT / "constraints.txt"), "--goal", "text")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("plan", str(ROOT / "recipes/starcoder_lora.yaml"), "--on", "8xA100-80GB", "--json"),
         ("plan", str(ROOT / "recipes/smoke.yaml")),
+        ("plan", str(ROOT / "recipes/smoke.yaml"), "--html", "page.html"),
         ("validate", str(ROOT / "recipes/starcoder_lora.yaml")),
         ("estimate", str(ROOT / "recipes/starcoder_lora.yaml"), "--on", "8xA100-80GB"),
         ("run", str(ROOT / "recipes/starcoder_lora.yaml"), "--dry-run", "--on", "8xA100-80GB"),
@@ -55,6 +61,8 @@ def run_and_list(*arguments: str, cwd: Path) -> str:
         ("recipes",),
         ("schema",),
         ("fixes", "pad-token", "--json"),
+        ("completion", "bash"),
+        ("init", "--model", "Qwen/Qwen3-8B", "--on", "8xA100-80GB", *ROWS),
         ("lint", str(ROOT / "ds_configs/zero3.json")),
         ("lint", str(ROOT / "ds_configs/zero3.json"), "--recipe", str(ROOT / "recipes/starcoder_lora.yaml")),
         ("diagnose", str(ROOT / "tests/corpus/known/bf16-no-device-torchrun.log")),
@@ -63,6 +71,11 @@ def run_and_list(*arguments: str, cwd: Path) -> str:
 )
 def test_command_never_imports_the_training_stack(arguments, tmp_path):
     assert run_and_list(*arguments, cwd=tmp_path) == "LOADED 0 []"
+
+
+def test_report_never_imports_the_training_stack(tmp_path):
+    run = str(write_finished(tmp_path / "run"))
+    assert run_and_list("report", run, cwd=tmp_path) == "LOADED 0 []"
 
 
 def test_doctor_asks_the_training_stack_in_a_process_of_its_own(tmp_path):

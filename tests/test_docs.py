@@ -1,4 +1,4 @@
-"""What the documents say is true: commands exist, recipe blocks load, links resolve."""
+"""What the documents say is what the code says: keys, tables, output (examples: test_doc_examples.py)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import importlib.util
 import json
 import re
 import shlex
+import types
 import typing
 from pathlib import Path
 
 import pytest
 import yaml
+from factories import facts
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from launcher.cli import build_parser, main
+from launcher.cli import main
 from launcher.commands.rehearsing import TOLD
 from launcher.diagnose.findings import Edit, Frame
 from launcher.doctor import CHECKS, Verdict
@@ -25,9 +27,9 @@ from launcher.doctor.rehearsal import TITLES as REHEARSED
 from launcher.facts.machine import Machine
 from launcher.failures.catalogue import FAILURES as KNOWN
 from launcher.failures.page import CHAPTERS, page_text
+from launcher.parsing import COMMANDS
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
-from launcher.recipe.hooks import read_hooks
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.schema import Recipe, SlurmSection
 from launcher.recipe.vocabulary import LOSS_OF_FORMAT, METRICS, TASK_FORMATS
@@ -45,8 +47,10 @@ LINT, DOCTOR, DIAGNOSE, FIXES, FAILURES, ON_OOM, FAULTS = (
     ROOT / "docs" / f"{name}.md"
     for name in ("lint", "doctor", "diagnose", "fixes", "failures", "out-of-memory", "faults")
 )
-GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS, CLUSTER, HOSTS, PARALLELISM]
-LOOKS = ("plan", "validate", "estimate", "fixes", "recipes", "schema", "lint")
+KEYS = ROOT / "docs" / "reference" / "recipe.md"
+TRACKING = ROOT / "docs" / "tracking.md"
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+GUIDES = [README, RECIPE, DATA, TASKS, LADDER, FIXES, ON_OOM, FAULTS, CLUSTER, HOSTS, PARALLELISM, TRACKING]
 
 
 def blocks(path, language: str) -> list[str]:
@@ -54,105 +58,60 @@ def blocks(path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def make_targets() -> set[str]:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+def module_of(path):
+    """A script of the documents, imported."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def commands(path) -> list[list[str]]:
-    """Every `effilaunch …` and `make …` line of the shell blocks, comments cut off."""
-    lines = [line for block in blocks(path, "sh") for line in block.splitlines()]
-    words = [shlex.split(line, comments=True) for line in lines]
-    return [line for line in words if line and line[0] in ("effilaunch", "make")]
+def test_the_site_has_every_page():
+    """And each once; the hook leaves no link that the site cannot follow."""
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = re.findall(r"[\w/-]+\.md", json.dumps(config["nav"]))
+    assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS[3:])
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_links_resolve(path):
-    text = path.read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
-    missing = [link for link in links if not (path.parent / link.split("#")[0]).exists()]
-    assert missing == []
+def test_the_site_names_sources_that_it_cannot_link_to():
+    site = module_of(ROOT / "docs" / "site_hooks.py")
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_path="reference/fixes.md"))
+    text = "[`make_plan`](../../launcher/plan/planner.py#L1), [cli.py](../../launcher/cli.py), [us](../a.md)"
+    assert site.on_page_markdown(text, page=page) == (
+        "`make_plan` (`launcher/plan/planner.py`), `launcher/cli.py`, [us](../a.md)"
+    )
 
 
 def test_readme_shows_the_main_job_on_its_first_screen():
-    first_screen = "\n".join(README.read_text(encoding="utf-8").splitlines()[:45])
+    first_screen = "\n".join(README.read_text(encoding="utf-8").splitlines()[:30])
     for wanted in (
         "effilaunch plan recipes/llama3_8b_qlora_24gb.yaml",
         "effilaunch run recipes/llama3_8b_qlora_24gb.yaml",
         "make smoke",
         "make test",
+        "(docs/plan.svg)",
+        "(docs/quickstart.md)",
     ):
         assert wanted in first_screen
 
 
-def test_readme_shows_a_part_of_the_plan(capsys):
+def test_what_the_picture_shows_is_said_beside_it():
+    (said,) = re.findall(r"!\[(.*)\]\(docs/plan\.svg\)", README.read_text(encoding="utf-8"))
+    drawn = (ROOT / "docs" / "plan.svg").read_text(encoding="utf-8")
+    shown = re.findall(r"([\d.]+) GiB (?:fits|does not fit)<", drawn)
+    assert len(shown) == 8, "a label and its tooltip for each bar"
+    assert set(shown) == set(re.findall(r"\d+\.\d", said)) - {"3.1"}
+
+
+def test_quickstart_shows_a_part_of_the_plan(capsys):
     """Every line of the block as `plan` prints it, in its order; three points stand for what is left out."""
-    text = README.read_text(encoding="utf-8")
+    text = QUICKSTART.read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```\n(memory of each device.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert main(["plan", str(ROOT / "recipes" / "llama3_8b_qlora_24gb.yaml")]) == 0
     rest = capsys.readouterr().out
     for part in filter(None, re.split(r"^  \.\.\.\n", shown, flags=re.MULTILINE)):
         assert part in rest
         rest = rest.split(part, 1)[1]
-
-
-@pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
-def test_recipes_in_documents_are_recipes(path, tmp_path, capsys):
-    examples = blocks(path, "yaml")
-    assert examples
-    for number, code in enumerate(blocks(path, "python")):
-        assert number == 0, "one hooks.py a document"
-        (tmp_path / "hooks.py").write_text(code, encoding="utf-8")
-        assert read_hooks(tmp_path / "hooks.py").names == ("format_row", "compute_metrics", "callbacks")
-    for number, text in enumerate(examples):
-        file = tmp_path / f"example{number}.yaml"
-        file.write_text(text, encoding="utf-8")
-        assert load_recipe(file).recipe.data.train
-        assert main(["validate", str(file)]) == 0, (text, capsys.readouterr())
-
-
-@pytest.mark.parametrize("path", DOCUMENTS[:2], ids=lambda path: path.name)
-def test_make_targets_exist(path):
-    named = {target for line in commands(path) if line[0] == "make" for target in line[1:2]}
-    assert named
-    assert named <= make_targets()
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        README,
-        RECIPE,
-        DATA,
-        MEMORY,
-        LADDER,
-        LINT,
-        DOCTOR,
-        DIAGNOSE,
-        ON_OOM,
-        FAULTS,
-        CLUSTER,
-        HOSTS,
-        PARALLELISM,
-    ],
-    ids=lambda path: path.name,
-)
-def test_commands_are_understood(path, capsys, monkeypatch, tmp_path):
-    """Runs those that only look, and has the others' arguments parsed."""
-    monkeypatch.chdir(ROOT)
-    lines = [line for line in commands(path) if line[0] == "effilaunch"]
-    assert lines
-    for _, command, *arguments in lines:
-        if "&&" in arguments:  # a job script
-            arguments = arguments[: arguments.index("&&")]
-        globbed = [sorted(map(str, ROOT.glob(word))) or [word] for word in arguments]
-        arguments = [word for words in globbed for word in words]
-        looks = command in LOOKS
-        if command == "run" and "--dry-run" in arguments:
-            arguments, looks = [*arguments, "--output-dir", str(tmp_path / "run")], True
-        build_parser().parse_args([command, *arguments])
-        code = main([command, *arguments]) if looks and ">" not in arguments else 0
-        assert code == 0, (command, arguments, capsys.readouterr())
 
 
 def test_readme_lists_exactly_the_commands(capsys):
@@ -164,7 +123,7 @@ def test_readme_lists_exactly_the_commands(capsys):
     assert named == set(re.findall(r"^    ([a-z]+) ", shown, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", [README, LINT, DIAGNOSE, FIXES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if blocks(p, "console")], ids=lambda path: path.name)
 def test_shown_output_is_what_the_commands_print(path, tmp_path, monkeypatch, capsys):
     """Blocks of `console`: one command each, in a folder with the page's named files and the real tests."""
     text = path.read_text(encoding="utf-8")
@@ -214,6 +173,20 @@ def test_json_keys_of_lint_and_diagnose_are_documented(tmp_path, capsys):
     assert {field.name for field in dataclasses.fields(Edit)} <= documented["findings"]
     (frames,) = re.findall(r"`frames` \(([^)]*)\)", DIAGNOSE.read_text(encoding="utf-8"))
     assert ticked(frames) == [field.name for field in dataclasses.fields(Frame)]
+
+
+def test_formulas_of_memory_give_what_the_plans_have(capsys):
+    """Each formula of the page, evaluated, is the figure beside it and the plan's."""
+    rows = [row for row in table_rows(MEMORY, "The formulas") if len(row) == 4 and row[0].startswith("`")]
+    assert len({row[0] for row in rows}) == 2
+    for recipe, component, formula, shown in rows:
+        assert main(["plan", *ticked(recipe), "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        model = facts(model=plan["model"]["name"]).model
+        names = {"P": model.params, "L": model.linear_weights, "A": plan["model"]["trainable"],
+                 "N": plan["batch"]["data_parallel"]}  # fmt: skip
+        wanted = plan["memory"]["components"][component]
+        assert (eval(*ticked(formula), names), int(shown.replace(",", ""))) == (wanted, wanted), formula
 
 
 def test_fixes_page_names_the_actions_and_the_keys(capsys):
@@ -342,28 +315,49 @@ def test_every_key_of_slurm_is_documented():
 
 
 def test_every_key_of_a_recipe_is_documented():
+    """With its default and the words that it may be; `make.py` writes the page, but does not judge it."""
     keys = schema_keys()
-    rows = {ticked(row[0])[0]: row for row in table_rows(RECIPE) if row[0].startswith("`")}
-    containers = {"sharding", "launch", "launch.slurm", "fixes", "hardware", "early_stopping", "trainer"}
-    slurm = {key for key in keys if key.startswith("launch.slurm.")}  # they have a table of their own
-    keys = {key: field for key, field in keys.items() if key not in slurm}
-    assert set(rows) - {"extends"} == set(keys)
-    for key, (_, default, meaning) in ((key, rows[key]) for key in keys):
-        field = keys[key]
+    rows = {ticked(row[0])[0]: row for row in table_rows(KEYS) if row[0].startswith("`")}
+    assert keys.keys() - rows.keys() == set()
+    for key, field in keys.items():
+        _, value, default, meaning = rows[key]
         choices = {choice for part in parts_of(field.annotation) if typing.get_origin(part) is typing.Literal
                    for choice in typing.get_args(part)}  # fmt: skip
-        if choices and key not in ("model.quantization", "model.gguf_file"):
-            named = {*ticked(meaning), *ticked(default)}
-            assert {str(choice) for choice in choices if choice != "lora"} <= named, key
-        if key in containers:
-            continue
-        value = field.get_default(call_default_factory=True)
-        if value is PydanticUndefined:
+        assert {str(choice).lower() for choice in choices} <= set(ticked(value)), key
+        assert meaning, key
+        given = field.get_default(call_default_factory=True)
+        if given is PydanticUndefined:
             assert default == "required", key
-        elif value is None:
+        elif isinstance(given, BaseModel):
+            assert default == "its defaults", key
+        elif given is None:
             assert default == "*absent*", key
         else:
-            assert [yaml.safe_load(text) for text in ticked(default)] == [value], key
+            assert [yaml.safe_load(text) for text in ticked(default)] == [given], key
+
+
+def test_every_field_of_upstream_is_documented():
+    rows = [ticked(row[0])[0] for row in table_rows(KEYS) if row[0].startswith("`")]
+    fields = {*trainer_fields("seq2seq-lm"), *trainer_fields("dpo"), *adapter_fields()}
+    renamed = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
+    assert {name for name in fields if not {name, f"trainer.{name}"} & set(rows)} == renamed
+
+
+def test_pages_made_from_the_code_are_current():
+    made = module_of(ROOT / "docs" / "make.py").PAGES_OF
+    for name, text in made.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text(), f"python docs/make.py: {name}"
+
+
+def test_every_command_and_argument_is_in_its_reference(capsys):
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    for name, _, _ in COMMANDS:
+        chapter = page.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
+        assert main([name, "--help"]) == 0
+        options = set(re.findall(r"(--[a-z-]+)", capsys.readouterr().out.split("options:", 1)[1]))
+        assert {
+            option for option in options - {"--help", "--json"} if not re.search(rf"[` ]{option}\b", chapter)
+        } == set()
 
 
 def test_trainer_and_adapter_fields_that_are_named_exist():

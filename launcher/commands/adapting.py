@@ -21,6 +21,7 @@ from launcher.execute.adapted import (
     write_next_try,
 )
 from launcher.execute.failed import KnownFailure
+from launcher.execute.following import Look, blind
 from launcher.execute.group import Group
 from launcher.execute.local import execute, is_prepared
 from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
@@ -80,17 +81,17 @@ def run_tries(
     limits: Limits | None = None,
     first_pause_s: float = FIRST_PAUSE_S,
     group: Group | None = None,
+    looking: Callable[[Plan], Look] = lambda plan: blind,
 ) -> tuple[Plan, dict[str, Any]]:
     """Execute a written run directory; the plan that finished, and its result.json.
 
     A try that ran out of memory is followed by one with less (on_oom: adapt), one that failed by something
     that may pass by the same again (launch.max_restarts). loaded, facts: what the first plan was made from,
     before anything was adapted. limits, first_pause_s: how patient the supervisor is. group: the other
-    members of the job, which take part in every try. Raises as `execute`; after tries the RunFailed says what
-    was tried. RecipeError when another run holds the directory.
+    members, which take part in every try. looking: what shows how far a try is, asked for as it begins.
+    Raises as `execute`; after tries the RunFailed says what was tried; RecipeError: another run is at it.
     """
-    record = read_record(run_dir)
-    prepare = True
+    record, prepare = read_record(run_dir), True
     with locked(run_dir) as lock:
         begun, plan = Begun(run_dir, resume), bundle.plan
         restarts = Restarts(begun, int(plan.value("launch.max_restarts")), say, first_pause_s)
@@ -102,7 +103,8 @@ def run_tries(
                 with _beginning_again(failed):
                     result = execute(
                         bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=resume,
-                        echo=say, prepare=prepare, limits=limits, lock=lock, group=group,
+                        echo=say, look=looking(bundle.plan), prepare=prepare, limits=limits, lock=lock,
+                        group=group,
                     )  # fmt: skip
             except _CannotBeginAgain:
                 raise

@@ -14,7 +14,7 @@ from typing import Any
 from launcher import __version__
 from launcher.commands.gather import data_problems, gather
 from launcher.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
-from launcher.doctor.needs import hub_model, nvme_path, setting
+from launcher.doctor.needs import hub_model, nvme_path, reports_to, setting
 from launcher.doctor.redact import Private, redact, redact_json
 from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
 from launcher.execute.environment import mend_environment
@@ -140,7 +140,7 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
         # A value that is bound late is not known here.
         if name.startswith(_ENV) and "{" not in str(entry.value)
     }
-    env |= mend_environment({**os.environ, **env}, setting(plan, "trainer.report_to"))[0]
+    env |= mend_environment({**os.environ, **env}, "none")[0]
     return Subject(
         python=plan.python,
         run_dir=default_run_dir(str(recipe), Path.cwd()),
@@ -149,6 +149,7 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
         revision=setting(plan, "model.revision") or "main",
         cache_dir=setting(plan, "model.cache_dir"),
         nvme_path=nvme_path(plan),
+        wandb=reports_to(plan, "wandb"),
     )
 
 

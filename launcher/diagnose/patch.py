@@ -5,7 +5,6 @@ Never overwrites a file, and leaves none that the loader refuses.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 from launcher.diagnose.findings import Edit
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.loading import load_recipe
+from launcher.recipe.written import flow
 from launcher.recipe.yaml_marks import parse_yaml
 from launcher.render.new_file import write_new
 
@@ -111,20 +111,20 @@ def _at(mapping: yaml.MappingNode, path: Sequence[str], value: Any, text: str) -
 
 def _replaced(node: yaml.Node, value: Any, text: str) -> _Change:
     start, end = node.start_mark.index, _end(node)
-    flow = _flow(value)
+    written = flow(value)
     if start > 0 and text[start - 1] == ":":  # `key:` without a value
-        return _Change(start, end, f" {flow}")
+        return _Change(start, end, f" {written}")
     if isinstance(node, yaml.CollectionNode) and not node.flow_style:
         start = text.rindex(":", 0, start) + 1
-        return _Change(start, end, f" {flow}")
-    return _Change(start, end, flow)
+        return _Change(start, end, f" {written}")
+    return _Change(start, end, written)
 
 
 def _inserted(mapping: yaml.MappingNode, path: Sequence[str], value: Any, text: str) -> _Change:
     if mapping.flow_style:
         last = _end(mapping) - 1
         comma = ", " if mapping.value else ""
-        return _Change(last, last, f"{comma}{path[0]}: {_flow(_nested(path[1:], value))}")
+        return _Change(last, last, f"{comma}{path[0]}: {flow(_nested(path[1:], value))}")
     end = _end(mapping.value[-1][1]) if mapping.value else mapping.start_mark.index
     newline = text.find("\n", end)
     place = len(text) if newline < 0 else newline + 1
@@ -169,19 +169,5 @@ def _lines(path: Sequence[str], value: Any, indent: int) -> str:
     for name in path[:-1]:
         lines.append(f"{' ' * indent}{name}:\n")
         indent += 2
-    lines.append(f"{' ' * indent}{path[-1]}: {_flow(value)}\n")
+    lines.append(f"{' ' * indent}{path[-1]}: {flow(value)}\n")
     return "".join(lines)
-
-
-def _flow(value: Any) -> str:
-    """A value on one line, as the recipe's reader (YAML 1.2) reads it back."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    if isinstance(value, str):
-        plain = parse_yaml(value, "").data
-        return value if plain == value and not set(value) & set("#,[]{}") else json.dumps(value)
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value)

@@ -21,8 +21,7 @@ def _wanted(plan: Plan | None) -> list[str]:
     """The packages without which the plan does not run."""
     if plan is None:
         return list(_ALWAYS)
-    names = [*_ALWAYS, *(_PACKAGE_OF.get(module, module) for module in needed_modules(plan))]
-    return names + (["wandb"] if reports_to(plan, "wandb") else [])
+    return [*_ALWAYS, *(_PACKAGE_OF.get(module, module) for module in needed_modules(plan))]
 
 
 def versions(machine: Machine, plan: Plan | None) -> Verdict:
@@ -106,7 +105,7 @@ def gated(machine: Machine, plan: Plan | None) -> Verdict:
 
 
 def wandb(machine: Machine, plan: Plan | None) -> Verdict:
-    """The login without which a run with report_to: wandb is logged offline. Never the key."""
+    """Login and server, without which a run with report_to: wandb is logged offline. Never the key."""
     found = "logged in to wandb" if machine.host.wandb_login else "not logged in to wandb"
     if not reports_to(plan, "wandb"):
         return skip(found, "no recipe that reports to it") if plan is None else skip(found, "not reported to")
@@ -115,9 +114,13 @@ def wandb(machine: Machine, plan: Plan | None) -> Verdict:
     mode = str(setting(plan, "launch.env.WANDB_MODE") or env.get("WANDB_MODE", "online"))
     if mode in ("offline", "disabled", "dryrun"):
         return ok(f"{found}, WANDB_MODE={mode}")
-    if machine.host.wandb_login:
-        return ok(found)
-    return warn(found, "the run will be logged offline; `wandb sync` uploads it later", "`wandb login`")
+    offline = "the run will be logged offline; `wandb sync` uploads it later"
+    if not machine.host.wandb_login:
+        return warn(found, offline, "`wandb login`")
+    if machine.wandb_obstacle is not None:
+        hint = "`wandb login --relogin`, or see to WANDB_BASE_URL and the proxy"
+        return warn(found, f"{machine.wandb_obstacle}: {offline}", hint)
+    return ok(found)
 
 
 SOFTWARE_CHECKS = (

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.doctor.check import size
+from launcher.execute.environment import trackers
 from launcher.memory import saved
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets")
 """What every worker imports."""
+_OF_TRACKER = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "clearml", "swanlab")
+"""Those whose module has their name."""
 
 
 def setting(plan: Plan, dotted: str, default: Any = None) -> Any:
@@ -51,7 +54,18 @@ def needed_modules(plan: Plan) -> list[str]:
         needed.append("flash_attn")
     if setting(plan, "trainer.use_liger_kernel"):  # else the Trainer stops when the weights are loaded
         needed.append("liger_kernel")
-    return needed
+    return needed + _tracker_modules(plan)
+
+
+def _tracker_modules(plan: Plan) -> list[str]:
+    """What the trackers need, for which the Trainer stops when the weights are loaded; `all` needs none."""
+    asked = setting(plan, "trainer.report_to", "none")
+    if asked in ("all", ["all"]):
+        return []
+    instead = importlib.util.find_spec("tensorboardX") is not None
+    return [
+        name for name in trackers(asked) if name in _OF_TRACKER and not (name == "tensorboard" and instead)
+    ]
 
 
 def built_ops(plan: Plan | None) -> list[str]:
@@ -87,11 +101,7 @@ def nvme_path(plan: Plan) -> str | None:
 
 
 def reports_to(plan: Plan | None, tracker: str) -> bool:
-    if plan is None:
-        return False
-    asked = setting(plan, "trainer.report_to", "none")
-    names = [asked] if isinstance(asked, str) else asked
-    return tracker in names or names == ["all"]
+    return plan is not None and tracker in trackers(setting(plan, "trainer.report_to", "none"))
 
 
 def has_env(plan: Plan | None, name: str) -> bool:

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import interruption
-from launcher.execute.following import Start, follow
+from launcher.execute.following import Look, Start, blind, follow
 from launcher.execute.run_dir import write_file
 from launcher.facts.checkpoint import defect, read_manifest
 from launcher.facts.machine_disk import read_folder
+from launcher.facts.status import CONVERT_STAGE
 from launcher.render.bundle import Bundle, dump_json
 
 CONVERTED = "converted"
@@ -31,9 +32,12 @@ _TIMES = 2
 _STOP_S = 5.0
 
 
-def converted(checkpoint: Path, run_dir: Path, why: str, say: Callable[[str], None]) -> Path:
+def converted(
+    checkpoint: Path, run_dir: Path, why: str, say: Callable[[str], None], look: Look = blind
+) -> Path:
     """The universal twin of a verified checkpoint; one that is there already is taken.
 
+    look: is shown how far it is.
     MachineError (4) where the disk lacks the room, RunFailed (5) where DeepSpeed cannot convert it,
     RecipeError (2) where reading it would run code, Interrupted (130) after a signal.
     """
@@ -44,13 +48,16 @@ def converted(checkpoint: Path, run_dir: Path, why: str, say: Callable[[str], No
     _check_room(checkpoint, run_dir)
     say(f"converting {checkpoint} for this run: {why}")
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "launcher.train.universal", str(checkpoint), str(target)]
+    argv = [sys.executable, "-m", "launcher.train.universal", str(checkpoint), str(target), str(run_dir)]
     # Alone and on the CPU: no device is taken, no process group joined.
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONUNBUFFERED": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         env.pop(name, None)
     log = run_dir / "logs" / LOG
-    ended = follow(Start(argv, env, log, _nobody, stop_s=_STOP_S, orphaned_s=0.0))
+    start = Start(
+        argv, env, log, _nobody, stop_s=_STOP_S, orphaned_s=0.0, stage=CONVERT_STAGE, look=look
+    )  # fmt: skip
+    ended = follow(start)
     if ended.stopped_by is not None:
         raise interruption(run_dir, ended, again="run the command again; nothing of the run has changed")
     if ended.code != 0 or defect(target, hashes=False) is not None:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from launcher.execute.guard import guarded
 from launcher.execute.log_file import LogFile, unwritable_by
-from launcher.execute.output import Output
+from launcher.execute.output import Output, errors_in
 from launcher.execute.peers import Part, Peers, Said
 from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.stacks import Stack, read_stacks
 from launcher.execute.supervise import Hang, Watch
 from launcher.facts.secrets import hider, secret_values
-from launcher.facts.status import is_alive
+from launcher.facts.status import RankStatus, is_alive, read_stage
+
+Look = Callable[[Mapping[int, RankStatus]], None]
+"""Is shown twice a second what the ranks last said; a process that is no rank speaks as rank 0."""
+
+
+def blind(statuses: Mapping[int, RankStatus]) -> None:
+    """Shows nothing."""
+
 
 POLL_S = 0.5
 _ENDED_POLL_S = 0.1
@@ -61,8 +69,9 @@ class Start:
     """What to tell the user of a step that takes so long; asked once, when the ranks know it."""
     peers: Peers | None = None
     """The other machines of the run; None where it has this one alone."""
-    own_stderr: bool = False
-    """In a terminal the process writes its stderr there itself, so that its bars can move."""
+    stage: str = ""
+    """Of a process without ranks: under which name it says what it does."""
+    look: Look = blind
 
 
 @dataclass(slots=True)
@@ -102,7 +111,10 @@ def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ende
     ):
         process = _started(start, own)
         assert process.stdout is not None, "stdout is a pipe"
-        output = Output(process.stdout, log, start.echo, hider(secret_values(start.env)))
+        hide = hider(secret_values(start.env))
+        # Of several machines the first one tells one error: here its own ranks' are not hidden.
+        told = partial(errors_in, start.log.parent) if start.peers is None else tuple
+        output = Output(process.stdout, log, start.echo, hide, told)
         following = _Following(start, process, output, stops, own[RUN], when_hanging)
         try:
             following.until_it_ends()
@@ -122,7 +134,7 @@ def _started(start: Start, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
             env={**start.env, **own},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=None if start.own_stderr and sys.stderr.isatty() else subprocess.STDOUT,
+            stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
@@ -159,6 +171,7 @@ class _Following:
     _disk_told: bool = False
     _vanished_told: bool = False
     _killed_for: str = ""
+    _is_blind: bool = False
 
     def until_it_ends(self) -> None:
         """Return when the launcher and all that it started have ended, or had to be killed."""
@@ -226,7 +239,22 @@ class _Following:
                 if word := self.start.judge_step(watch.median):
                     self.start.echo(word)
         self.output.release(_HELD_S)
+        self._show()
         self._looked = now
+
+    def _show(self) -> None:
+        """What is shown is worth no run: where that fails, the run goes on without it."""
+        if self._is_blind:
+            return
+        try:
+            if self.start.watch is not None:
+                self.start.look(self.start.watch.statuses)
+            elif self.start.stage:
+                said = read_stage(self.start.log.parent.parent, self.start.stage)
+                self.start.look({} if said is None else {0: said})
+        except Exception as error:
+            self._is_blind = True
+            self.start.echo(f"the progress is not shown any more: {type(error).__name__}: {error}")
 
     def _set_limit(self, seconds: float, why: str) -> None:
         at = time.monotonic() + seconds

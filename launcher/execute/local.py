@@ -25,17 +25,17 @@ from launcher.execute.failed import (
     run_failure,
     supervised_failure,
 )
-from launcher.execute.following import Ended, Start, follow
+from launcher.execute.following import Ended, Look, Start, blind, follow
 from launcher.execute.group import Group
 from launcher.execute.guard import WORKERS_LEAVE_S
-from launcher.execute.run_dir import MARKER, record_bound, unwritable, write_file
+from launcher.execute.run_dir import ENDED, MARKER, record_bound, unwritable, write_file
 from launcher.execute.shared import digest_of, prepared_data
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
 from launcher.facts.oom_kills import read_oom_kills
 from launcher.facts.place import Place
-from launcher.facts.status import PREPARED, PREPARES
+from launcher.facts.status import PREPARE_STAGE, PREPARED, PREPARES
 from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle
@@ -64,11 +64,12 @@ def prepare_data(
     samples: int | None = None,
     echo: Callable[[str], None],
     group: Group | None = None,
+    look: Look = blind,
 ) -> None:
     """Prepare the data of a written run directory, in a process that ends before any rank starts.
 
     samples: how many of them data.json shall hold; None: as many as a run keeps. group: the other members of
-    the job, which wait meanwhile. Raises as `execute`.
+    the job, which wait meanwhile. look: is shown how far it is. Raises as `execute`.
     """
     late = {"run_dir": str(run_dir), "devices": "", "master_port": "0", "master_addr": "", "node_rank": "0"}
     prepare, _, env = bind(bundle, late)
@@ -77,8 +78,8 @@ def prepare_data(
     log = run_dir / "logs" / PREPARE_LOG
     full_env, _ = whole_environment(env, bundle.plan.value("trainer.report_to"))
     start = Start(
-        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, own_stderr=True,
-        peers=group,
+        prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, peers=group,
+        stage=PREPARE_STAGE, look=look,
     )  # fmt: skip
     ended = follow(start)
     if group is not None:
@@ -102,14 +103,15 @@ def execute(
     limits: Limits | None = None,
     lock: int | None = None,
     group: Group | None = None,
+    look: Look = blind,
 ) -> dict[str, Any]:
     """Run the bundle in `run_dir` (already written) and return result.json.
 
-    `echo` gets each output line. master_port: another one is taken where something listens there by the time
-    that the ranks are started. The data is prepared first: by rank 0 where there is one machine, else in a
-    process of its own; without `prepare` the run directory has its data.json already. lock: descriptor of the
-    run directory's lock, where it is held. group: the other members of the job, where the plan is for several
-    machines: they start their part of it.
+    `echo` gets each output line, `look` what the ranks say. master_port: another one is taken where something
+    listens there by the time that the ranks are started. The data is prepared first: by rank 0 where there is
+    one machine, else in a process of its own; without `prepare` the run directory has its data.json already.
+    lock: descriptor of the run directory's lock, where it is held. group: the other members of the job, where
+    the plan is for several machines: they start their part of it.
     Raises MachineError (4) or RecipeError (2) where the run directory cannot be written before the start;
     RunFailed (5; KnownFailure where the workers met a failure of the registry), RecipeError (2) or
     MachineError (4) when a process found the recipe, its data or the machine at fault, Interrupted (130)
@@ -122,7 +124,7 @@ def execute(
     _write_try(bundle, run_dir, _recorded(bundle.plan, order, devices, bound, group), resume, group)
     for note in bound.notes:
         echo(note)
-    in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, group)
+    in_ranks = prepare and _prepared_in_ranks(bundle, run_dir, echo, group, look)
     if not probe.is_free(order.master_port):  # preparing may have taken hours
         order, bound = _with_another_port(order, place, ids, run_dir)
     for build_lock in remove_stale_locks(bound.env):
@@ -132,18 +134,17 @@ def execute(
     start = Start(
         bound.argv, bound.env, run_dir / "logs" / "launcher.log", echo,
         stop_s=order.stop_s, orphaned_s=WORKERS_LEAVE_S, master_port=order.master_port, lock=lock,
-        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=group,
+        watch=watch, judge_step=partial(slow_step_word, bundle.plan), peers=group, look=look,
     )  # fmt: skip
-    if group is None:
-        return _outcome(run_dir, start)
-    group.look(prepared_data(run_dir))
-    group.begin(order)
-    echo(group.described(bound.interface))
+    if group is not None:
+        group.look(prepared_data(run_dir))
+        group.begin(order)
+        echo(group.described(bound.interface))
     return _outcome(run_dir, start, group, order.devices_per_node)
 
 
 def _prepared_in_ranks(
-    bundle: Bundle, run_dir: Path, echo: Callable[[str], None], group: Group | None
+    bundle: Bundle, run_dir: Path, echo: Callable[[str], None], group: Group | None, look: Look
 ) -> bool:
     """Whether the ranks are to prepare the data; otherwise it is prepared now, in a process of its own.
 
@@ -152,7 +153,7 @@ def _prepared_in_ranks(
     meets = bundle.plan.value("task") == "dpo"
     if group is None and not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
         return True
-    prepare_data(bundle, run_dir, echo=echo, group=group)
+    prepare_data(bundle, run_dir, echo=echo, group=group, look=look)
     with contextlib.suppress(OSError):  # a try that finds it not prepared prepares it again
         (run_dir / "logs" / PREPARED).touch()
     return False
@@ -301,6 +302,7 @@ def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> N
         run_dir / STOPPED,
         logs / LOST,
         logs / PREPARED,
+        logs / ENDED,
         *logs.glob("error-*.json"),
         *logs.glob("status-rank-*.json"),
     ]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import IO
 
 from launcher.execute.log_file import LogFile
+from launcher.failures.noise import is_noise
 
 _CHUNK = 1 << 16
+_ERROR = "error: "
 _TRACEBACK = "Traceback (most recent call last):"
 # What the launchers say when a process of theirs ended: deepspeed/launcher/launch.py sigkill_handler,
 # torch/distributed/elastic/multiprocessing/api.py and agent/server/api.py.
@@ -20,6 +25,46 @@ _LAUNCHER_ENDS = re.compile(
     r"torch/distributed/elastic/\S+\.py:\d+\] "
     r"(?:Sending process \d+ closing signal|failed \(exitcode|Received \S+ death signal|Unable to shutdown)"
 )
+# As `warnings` writes one: the place, and below it the line of code that gave it.
+_PYTHON_WARNING = re.compile(r"^\S.*?:\d+: \w*Warning: ")
+_LOGGED_WARNING = re.compile(r"\[WARNING\]|\[INFO\].*(?i:\boverflow\b|skipping step)|^\[?W\d{4} |:\[W\d{4} ")
+_NUMBER = re.compile(r"\d+")
+_KNOWN_WARNINGS = 1000
+"""So many are remembered: of more, some are shown twice."""
+
+
+class _Filter:
+    """Decides what of the output is shown: no noise, and each warning once."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+        self._code_follows = False
+
+    def shows(self, line: str) -> bool:
+        """Whether a line is shown; asked of every one, in their order."""
+        is_code, self._code_follows = self._code_follows and line.startswith("  "), False
+        if is_code:
+            return False
+        self._code_follows = _PYTHON_WARNING.match(line) is not None
+        if is_noise(line):
+            return False
+        if not (self._code_follows or _LOGGED_WARNING.search(line)):
+            return True
+        kind = _NUMBER.sub("", line)  # the time, the place, the rank
+        if kind in self._warned:
+            return False
+        if len(self._warned) < _KNOWN_WARNINGS:
+            self._warned.add(kind)
+        return True
+
+
+def errors_in(logs: Path) -> set[str]:
+    """The lines of the errors that the ranks wrote down, which the command tells in the end."""
+    lines: set[str] = set()
+    for path in logs.glob("error-*.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            lines.update(str(json.loads(path.read_text("utf-8"))["message"]).splitlines())
+    return lines
 
 
 class Output:
@@ -27,19 +72,29 @@ class Output:
 
     From the line on with which a launcher says that a process ended, `echo` gets nothing more: tables of the
     launcher and the other ranks' tracebacks would bury the one that tells the cause. A traceback waits for
-    `release`, since it may only say that another rank is gone: `silence` drops it. The log has everything.
-    hide: takes secrets out of a line; DeepSpeed's launcher writes every variable with NCCL in its name.
+    `release`, since it may only say that another rank is gone: `silence` drops it. Nor is shown what
+    libraries say in every run, or a rank's error that is told later. The log has everything.
+    told: gives the lines of such errors. hide: takes secrets out of a line; DeepSpeed's launcher writes every
+    variable with NCCL in its name.
     """
 
     def __init__(
-        self, stream: IO[bytes], log: LogFile, echo: Callable[[str], None], hide: Callable[[str], str] = str
+        self,
+        stream: IO[bytes],
+        log: LogFile,
+        echo: Callable[[str], None],
+        hide: Callable[[str], str] = str,
+        told: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._descriptor = stream.fileno()
-        self._log, self._echo, self._hide = log, echo, hide
+        self._log, self._echo, self._hide, self._told = log, echo, hide, told
+        self._errors: Collection[str] = ()
+        """Where a line is one of these, so may be the next."""
         self._rest = b""
         self._held: list[str] = []
         self._held_at = 0.0
         self._quiet = False
+        self._filter = _Filter()
         self.ended = False
         """Whether nobody writes to the pipe any more."""
         os.set_blocking(self._descriptor, False)
@@ -95,5 +150,13 @@ class Output:
         if self._held or line.startswith(_TRACEBACK):
             self._held_at = self._held_at if self._held else time.monotonic()
             self._held.append(line)
-        else:
+        elif not self._is_told_later(line) and self._filter.shows(line):
             self._echo(line)
+
+    def _is_told_later(self, line: str) -> bool:
+        if line.startswith(_ERROR):
+            self._errors = self._told()
+        if line.removeprefix(_ERROR) in self._errors:
+            return True
+        self._errors = ()
+        return False

@@ -207,13 +207,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl; what is half written is left out."""
     rows = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8", errors="replace").splitlines()
     except OSError:
         return []
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
             rows.append(row)

@@ -21,6 +21,8 @@ from launcher.render.slurm import SUBMITTED
 
 MARKER = "COMPLETED"
 """Written last by rank 0: a run is done only when this file says so."""
+ENDED = "ended.json"
+"""In logs/: what the command said of a run that did not finish; gone when it is started again."""
 LOCK = ".lock"
 """Held while a run lives in this directory (flock); holds the pid of the run and its host."""
 DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
@@ -149,6 +151,20 @@ def locked(run_dir: Path) -> Iterator[int]:
             yield stream.fileno()
         finally:
             del _held[place]
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a run of another process lives in this directory now; False where there are no locks."""
+    if run_dir.absolute() in _held:
+        return False
+    try:
+        with (run_dir / LOCK).open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _check_free(run_dir: Path) -> None:

@@ -18,6 +18,7 @@ MINUTE = 60.0
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 _STEPPING = ("train", "evaluate", "save")
+_SHOWS_BARS = ("prepare", "load", "save")
 LONGEST_LOOK_S = 5.0
 """So much time at most counts between two looks: more means that this process itself was stopped."""
 
@@ -202,8 +203,9 @@ class Watch:
 
 
 def _moment(status: RankStatus) -> tuple[object, ...]:
-    """What changes with every progress."""
-    return status.pid, status.phase, status.step, status.since
+    """What changes with every progress. A bar that moves is progress where nothing else tells of any."""
+    bar = (status.title, status.done) if status.phase in _SHOWS_BARS else ()
+    return status.pid, status.phase, status.step, status.since, *bar
 
 
 def describe_lost(

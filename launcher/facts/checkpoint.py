@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -158,13 +158,18 @@ def _now(folder: Path, name: str) -> str:
     return str(PurePosixPath(name).with_suffix(UNREADABLE))
 
 
-def sha256_of(folder: Path, names: Iterable[str]) -> dict[str, str | OSError]:
-    """Name -> SHA-256 of the files below `folder`, or why it could not be read; several files at a time."""
+def sha256_of(
+    folder: Path, names: Iterable[str], count: Callable[[int], None] = lambda size: None
+) -> dict[str, str | OSError]:
+    """Name -> SHA-256 of the files below `folder`, or why it could not be read; several files at a time.
+
+    count: is told the bytes of each piece, by any thread.
+    """
     wanted = sorted(set(names), key=lambda name: -(_size(folder / name) or 0))  # the longest begins first
     workers = max(1, min(_READERS, os.cpu_count() or 1, len(wanted)))
     given_up = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
-        found = pool.map(lambda name: _sha256(folder / name, given_up), wanted)
+        found = pool.map(lambda name: _sha256(folder / name, given_up, count), wanted)
         try:
             return dict(zip(wanted, found, strict=True))
         except (
@@ -192,13 +197,14 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _sha256(path: Path, given_up: threading.Event) -> str | OSError:
+def _sha256(path: Path, given_up: threading.Event, count: Callable[[int], None]) -> str | OSError:
     """given_up: set when nobody waits for the answer any more."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     try:
         with path.open("rb", buffering=0) as stream:
             while not given_up.is_set() and (size := stream.readinto(buffer)):
                 digest.update(buffer[:size])
+                count(size)
         return digest.hexdigest()
     except OSError as error:
         return error

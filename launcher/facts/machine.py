@@ -19,6 +19,7 @@ from launcher.facts.machine_model import ModelFacts, read_hub_model
 from launcher.facts.machine_network import NetworkFacts, read_network
 from launcher.facts.machine_software import SoftwareFacts, read_software
 from launcher.facts.stack import Stack, ask_stack
+from launcher.facts.wandb_server import wandb_obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Subject:
     cache_dir: str | None = None
     """model.cache_dir"""
     nvme_path: str | None = None
+    wandb: bool = False
+    """Whether it reports there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Machine:
     stack: Stack
     hub_model: ModelFacts | None = None
     nvme: Folder | None = None
+    wandb_obstacle: str | None = None
+    """Why wandb's server would not take a run of it, in words; None where it would, or nobody asked."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -76,4 +81,5 @@ def gather_machine(subject: Subject) -> Machine:
         stack=ask_stack(subject.python, environ),
         hub_model=model,
         nvme=read_folder(Path(subject.nvme_path)) if subject.nvme_path else None,
+        wandb_obstacle=wandb_obstacle(environ) if subject.wandb else None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import netrc
 import os
 import re
 import resource
@@ -13,6 +12,7 @@ from pathlib import Path
 from launcher.facts.machine_disk import hub_home, hub_token
 from launcher.facts.probe import host_memory_bytes
 from launcher.facts.secrets import is_secret_name
+from launcher.facts.wandb_server import wandb_key
 
 WATCHED = (
     "ACCELERATE_", "BITSANDBYTES_", "BNB_", "CUDA_", "DEEPSPEED_", "DS_", "FSDP_", "GLOO_", "HF_", "NCCL_",
@@ -51,13 +51,13 @@ def read_host(environ: Mapping[str, str]) -> HostFacts:
     """Logins are looked for, never read out."""
     return HostFacts(
         memory=host_memory_bytes(),
-        available=_available(),
+        available=available_memory(),
         cores=len(os.sched_getaffinity(0)),
         memlock=_limit(resource.RLIMIT_MEMLOCK),
         nofile=_limit(resource.RLIMIT_NOFILE),
         environment=watched_environment(environ),
         hub_login=bool(hub_token(environ)),
-        wandb_login=_wandb_login(environ),
+        wandb_login=wandb_key(environ) is not None,
         accelerate_config=_accelerate_config(environ),
     )
 
@@ -78,7 +78,7 @@ def _limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _available() -> int | None:
+def available_memory() -> int | None:
     """The least of what the kernel calls available and what the control group leaves."""
     found = []
     try:
@@ -96,22 +96,6 @@ def _available() -> int | None:
     except (OSError, ValueError):  # no control group, or the word "max"
         pass
     return min(found, default=None)
-
-
-def _wandb_login(environ: Mapping[str, str]) -> bool:
-    """$WANDB_API_KEY, or an entry of the netrc file for the server."""
-    if environ.get("WANDB_API_KEY"):
-        return True
-    server = re.sub(r"^\w+://|/.*$", "", environ.get("WANDB_BASE_URL", "https://api.wandb.ai"))
-    home = Path(environ.get("HOME", "~")).expanduser()
-    paths = [Path(environ["NETRC"])] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
-    for path in paths:
-        try:
-            if server in netrc.netrc(path).hosts:
-                return True
-        except (OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            continue
-    return False
 
 
 def _accelerate_config(environ: Mapping[str, str]) -> str | None:

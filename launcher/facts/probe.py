@@ -245,6 +245,11 @@ def _shipped_models() -> dict[str, dict[str, Any]]:
     return models
 
 
+def shipped_model_names() -> tuple[str, ...]:
+    """Names of the models whose published configurations come with the package."""
+    return tuple(_shipped_models())
+
+
 def shipped_model_config(name: str) -> dict[str, Any] | None:
     """Published configuration values that come with the package, or None for another model."""
     entry = _shipped_models().get(name)
@@ -317,14 +322,30 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _cached_config(name: str, revision: str, cache_dir: str | None) -> dict[str, Any] | None:
-    """`config.json` from the hub's cache layout: models--ORG--NAME/{refs,snapshots}."""
+    path = _snapshot(name, revision, cache_dir) / "config.json"
+    return _read_json(path) if path.is_file() else None
+
+
+def _snapshot(name: str, revision: str, cache_dir: str | None) -> Path:
+    """Where a model lies in the hub's cache layout: models--ORG--NAME/{refs,snapshots}."""
     home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
     root = cache_dir or os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")
     repo = Path(root).expanduser() / f"models--{name.replace('/', '--')}"
     ref = repo / "refs" / revision
     commit = ref.read_text().strip() if ref.is_file() else revision
-    path = repo / "snapshots" / commit / "config.json"
-    return _read_json(path) if path.is_file() else None
+    return repo / "snapshots" / commit
+
+
+def has_chat_template(name_or_path: str) -> bool | None:
+    """Whether the tokenizer's files here have a chat template; None where there are none."""
+    places = [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]
+    for folder in places:
+        if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+            return True
+        settings = folder / "tokenizer_config.json"
+        if settings.is_file():
+            return '"chat_template"' in settings.read_text("utf-8", errors="replace")
+    return None
 
 
 def _offline() -> bool:

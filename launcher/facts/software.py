@@ -23,14 +23,22 @@ PACKAGES = (
     "flash_attn",
     "liger-kernel",
     "wandb",
+    "tensorboard",
+    "trackio",
 )
 
 OF_NO_EXTRA = {
     "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the torch that is here
+    "mlflow": "pip install mlflow",
+    "comet_ml": "pip install comet-ml",
+    "clearml": "pip install clearml",
+    "swanlab": "pip install swanlab",
 }
 """Module -> what installs it."""
-EXTRAS = {"trl": "dpo", "liger_kernel": "liger"}
+EXTRAS = {"trl": "dpo", "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers"}
 """Module -> our extra that brings it; all others come with `train`."""
+_BESIDE_TRAIN = ("liger", "trackers")
+"""Extras of modules that are no sign of a missing `train`."""
 
 
 def installed_versions() -> dict[str, str]:
@@ -92,8 +100,8 @@ def install_hint(absent: Collection[str]) -> str:
     """The commands that install packages of ours and of no extra."""
     hints = [OF_NO_EXTRA[name] for name in absent if name in OF_NO_EXTRA]
     ours = set(absent) - OF_NO_EXTRA.keys()
-    extras = ["train"] if ours - {"liger_kernel"} else []
+    extras = ["train"] if any(EXTRAS.get(name) not in _BESIDE_TRAIN for name in ours) else []
     extras += [extra for name, extra in EXTRAS.items() if name in ours]
     if extras:
-        hints.insert(0, f"pip install 'effilaunch[{','.join(extras)}]'")
+        hints.insert(0, f"pip install 'effilaunch[{','.join(dict.fromkeys(extras))}]'")
     return "; ".join(hints)

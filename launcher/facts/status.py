@@ -1,13 +1,14 @@
 """Where each rank of a run is, as it last said: RUN_DIR/logs/status-rank-N.json, and whether it still lives.
 
-`launcher/train/status.py` writes these files, the process that supervises the run reads them.
+`launcher/train/status.py` writes these files, the process that supervises the run reads them. A process that
+prepares data or converts a checkpoint before any rank starts writes RUN_DIR/logs/stage-NAME.json alike.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ LEFT_EARLY = 143
 
 PREPARES = "EFFILAUNCH_PREPARE"
 """Tells the ranks of a machine that the first of them prepares the data, while the others wait."""
+PREPARE_STAGE = "prepare"
+"""The name of a process that prepares the data before any rank starts."""
+CONVERT_STAGE = "convert"
+"""The name of one that converts a checkpoint."""
 PREPARED = "prepared"
 """In logs/: there as soon as the data of this try is prepared."""
 
@@ -46,11 +51,36 @@ class RankStatus:
     """Seconds, median of the last steps (50 at most); None before there are three."""
     code: int | None
     """The exit code, None until the rank knows it."""
+    steps: int | None = None
+    """The step at which training ends; None before it begins."""
+    begun: int = 0
+    """Steps of the run that was resumed."""
+    memory: int | None = None
+    """Peak bytes so far: reserved on a CUDA device, else resident; None before training begins."""
+    title: str = ""
+    """Of a step that takes long, such as loading weights; empty where there is none."""
+    done: float = 0
+    """How much of that is done, in `unit`."""
+    total: float | None = None
+    """How much there is of it; None where nobody knows."""
+    unit: str = ""
+    """B for bytes; else a noun in the plural, or empty."""
 
 
 def status_file(run_dir: Path, rank: int) -> Path:
     """Where a rank's status lies."""
     return run_dir / "logs" / f"status-rank-{rank}.json"
+
+
+def stage_file(run_dir: Path, stage: str) -> Path:
+    """Where the status of a process lies that is no rank; its name is none of a rank's."""
+    return run_dir / "logs" / f"stage-{stage}.json"
+
+
+def read_stage(run_dir: Path, stage: str) -> RankStatus | None:
+    """What that process last said; None where it says nothing, or said it before it ended."""
+    status = _read(stage_file(run_dir, stage))
+    return status if status is not None and is_alive(status) else None
 
 
 def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
@@ -62,7 +92,14 @@ def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
 def _read(path: Path) -> RankStatus | None:
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
-        return RankStatus(**{field.name: values[field.name] for field in fields(RankStatus)})
+        return RankStatus(
+            **{
+                field.name: values[field.name]
+                if field.default is MISSING  # a status without it is none; others came later
+                else values.get(field.name, field.default)
+                for field in fields(RankStatus)
+            }
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -24,6 +24,23 @@ HUB = (
         changes={"launch.env.WANDB_MODE": "offline"},
     ),
     Failure(
+        id="wandb-unreachable",
+        title="wandb's server does not answer",
+        cause="No network, a proxy that is not set, or a server that is down: wandb.init waits for 90 "
+        "seconds, then its error ends the run, whose model is loaded by then.",
+        mend="log offline (launch.env.WANDB_MODE: offline) and send it later with `wandb sync`, or see to "
+        "WANDB_BASE_URL and the proxy",
+        source="wandb/sdk/wandb_init.py",
+        places=(
+            _ENVIRONMENT,
+            Place("worker", "launcher.train.tracking:attach_trackers"),
+            Place("doctor", "wandb"),
+            Place("diagnose"),
+        ),
+        patterns=(r"Timed out while retrying: \w+ \S+/graphql",),
+        changes={"launch.env.WANDB_MODE": "offline"},
+    ),
+    Failure(
         id="wandb-disabled-gone",
         title="WANDB_DISABLED is no longer read",
         cause="transformers dropped the variable: a run that reports to wandb does so although "

@@ -76,7 +76,7 @@ def page_text() -> str:
 def _row(failure: Failure) -> str:
     title = failure.title if failure.versions == "*" else f"{failure.title} ({_code(failure.versions)})"
     where = ", ".join(map(_place, failure.places))
-    cells = (_code(failure.id), title, where, _linked(failure.source))
+    cells = (_code(failure.id), title, where, linked(failure.source))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -95,7 +95,7 @@ def _code(text: str) -> str:
     return f"`{text}`"
 
 
-def _linked(source: str) -> str:
+def linked(source: str) -> str:
     """Threads (`owner/name#1, #2`) as links; underscores of paths are no emphasis."""
     threads = re.sub(r"([A-Za-z0-9-]+/[\w.-]+)#\d+(?:, #\d+)*", _threads, source)
     return threads.replace("__", "\\_\\_")

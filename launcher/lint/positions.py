@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from launcher.facts.secrets import SECRET, looks_secret
 from launcher.lint.finding import Edit, Finding, Severity, printable
 
 DEEPEST = 64
@@ -279,7 +280,8 @@ class _Reader:
             return _Broken("text in single quotes", self.at, 'JSON writes text in double quotes: "…"')
         word = _WORD.match(self.text, self.at)
         if word is not None:
-            return _Broken(f"{expected}, not the bare word {word[0][:40]}", self.at, 'text stands in "…"')
+            said = SECRET if looks_secret(word[0]) else word[0][:40]
+            return _Broken(f"{expected}, not the bare word {said}", self.at, 'text stands in "…"')
         return _Broken(f"{expected}, not {here!r}", self.at)
 
     def list(self, path: str, depth: int) -> Node:

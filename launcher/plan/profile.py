@@ -72,7 +72,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None, processes: i
         draft.put("deepspeed.profile", {}, "no base profile")
         return
     problems: list[Problem] = []
-    flat = _flatten(profile)
+    flat = flatten(profile)
     for key in ("stage", "offload_optimizer.device", "offload_param.device"):
         value = flat.get(f"zero_optimization.{key}")
         setting = OWNED[f"zero_optimization.{key}"]
@@ -155,7 +155,7 @@ def idle_keys(profile: Mapping[str, Any], stage: int) -> list[str]:
 
 def profile_value(profile: Mapping[str, Any], dotted: str) -> Any:
     """What a profile says for a dotted key, None where it says nothing."""
-    return _flatten(profile).get(dotted)
+    return flatten(profile).get(dotted)
 
 
 def _kept(key: str, value: Any) -> bool:
@@ -193,11 +193,12 @@ def _conflict(draft: Draft, key: str, value: Any, setting: str) -> Problem:
     )
 
 
-def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value; an empty mapping is a value."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
-            flat.update(_flatten(value, f"{prefix}{key}."))
+            flat.update(flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value
     return flat

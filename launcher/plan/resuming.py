@@ -76,7 +76,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("trainer.max_steps", "trainer.num_train_epochs"),
         "word",
-        "a schedule that ends with the run is stretched: the learning rate makes a jump here",
+        "a schedule that ends with the run has another end: the learning rate makes a jump here",
     ),
     Rule(("trainer.save_only_model",), "free", "the next checkpoints differ, not the one that is read"),
     Rule(

@@ -57,10 +57,11 @@ class Document:
     problems: list[Problem]
 
 
-def parse_yaml(text: str, file: str, path: str = "") -> Document:
+def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False) -> Document:
     """Parse one document. Never raises: syntax errors and duplicate keys are in `problems`.
 
-    path: the dotted path that the whole document is the value of.
+    path: the dotted path that the whole document is the value of. last_wins: of equal keys the last has the
+    value, as other tools read them; here nothing is run with it, and it is the first.
     """
     try:
         too_deep = _too_deep(text)
@@ -72,7 +73,7 @@ def parse_yaml(text: str, file: str, path: str = "") -> Document:
         return Document(None, {}, [_syntax_problem(error, text, file)])
     except (UnicodeError, ValueError) as error:  # e.g. half a character in a command line
         return Document(None, {}, [Problem("yaml-syntax", f"not valid YAML: {error}", file)])
-    builder = _Builder(file)
+    builder = _Builder(file, last_wins)
     data = None if root is None else builder.build(root, path)
     return Document(data, builder.lines, builder.problems)
 
@@ -128,6 +129,7 @@ class _Builder:
     """Turns the node graph into values and collects lines and problems on the way."""
 
     file: str
+    last_wins: bool
     lines: dict[str, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     open_nodes: set[int] = field(default_factory=set)
@@ -175,7 +177,8 @@ class _Builder:
             if key in own:
                 what = f"given twice, first in line {own[key]}"
                 self._problem("duplicate-key", what, key_node, child, "keep one of the two")
-                continue
+                if not self.last_wins:
+                    continue
             own[key] = line
             self.lines[child] = line
             values[key] = self.build(value_node, child)

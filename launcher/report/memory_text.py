@@ -7,27 +7,33 @@ from itertools import groupby
 from typing import Any
 
 from launcher.plan.plan import Plan
-from launcher.report.tables import gib, wrapped
+from launcher.report.colour import GREEN, RED
+from launcher.report.page import Page
+from launcher.report.tables import WIDTH, gib, wrapped
 
+_PLAIN = Page()
+_COLOURS = {True: (GREEN,), False: (RED,), None: ()}
 VERDICTS = {True: "fits", False: "DOES NOT FIT", None: "device size unknown"}
 
 
-def memory_lines(plan: Plan) -> list[str]:
+def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     """The memory of one device by component, as a range, against what the device holds."""
     memory = plan.memory.to_json()
     held = memory["device_bytes"]
-    lines = [
-        f"memory of each device: {gib(memory['low'])} to {gib(memory['high'])} of {gib(held)}: "
-        f"{VERDICTS[memory['fits']]} (peak in {memory['phase']})"
-    ]
+    verdict, colour = VERDICTS[memory["fits"]], _COLOURS[memory["fits"]]
+    said = (
+        f"memory of each device: {gib(memory['low'])} to {gib(memory['high'])} of {gib(held)}: {verdict} "
+        f"(peak in {memory['phase']})"
+    )
+    lines = [page.heading(line, *colour) for line in page.fitted(said)]
     if memory["fits"] and memory["high"] > held:
-        lines.append("  it fits by its likely peak; the upper end of the range would not")
+        lines += page.fitted("  it fits by its likely peak; the upper end of the range would not")
     if memory["calibration"]:
-        lines += wrapped(memory["calibration"])
+        lines += wrapped(memory["calibration"], width=page.within(WIDTH))
     scale = max(memory["components"].values(), default=0) or 1
     for name, size in memory["components"].items():
         bar = "#" * round(24 * size / scale)
-        lines.append(f"  {name:12s} {gib(size):>11s}  {bar}".rstrip())
+        lines.append(f"  {name:12s} {gib(size):>11s}  {page.paint(bar, *colour)}".rstrip())
     peaks = {
         "training": memory["total"],
         "saving": memory["save_peak"],
@@ -35,16 +41,17 @@ def memory_lines(plan: Plan) -> list[str]:
         "loading": memory["load_peak"],
     }
     moments = ", ".join(f"{name} {gib(size)}" for name, size in peaks.items())
-    lines.append(f"  moments: {moments}; {memory['moment']} rules")
+    lines += page.fitted(f"  moments: {moments}; {memory['moment']} rules")
     if memory["eval_kept"]:
-        lines.append(
+        lines += page.fitted(
             f"  each evaluation batch leaves {gib(memory['eval_kept'])} more where metrics read predictions, "
             "until trainer.eval_accumulation_steps"
         )
-    lines.append(
+    lines += page.fitted(
         f"  host of each node, data sets apart: {gib(memory['host_bytes'])}{_host_parts(memory['host'])}"
     )
-    return lines + [line for note in memory["notes"] for line in wrapped(f"note: {note}")]
+    width = page.within(WIDTH)
+    return lines + [line for note in memory["notes"] for line in wrapped(f"note: {note}", width=width)]
 
 
 def _host_parts(host: Mapping[str, int]) -> str:

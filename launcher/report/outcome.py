@@ -8,11 +8,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError, MachineError, Problem
+from launcher.report.colour import is_coloured, plain
 
 SCHEMA_VERSION = 1
 
@@ -49,20 +50,47 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
+_quiet = False
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Within this nothing is said: an outcome is its result's path, or its JSON. Errors are told."""
+    global _quiet
+    before, _quiet = _quiet, True
+    try:
+        yield
+    finally:
+        _quiet = before
+
+
+def is_quiet() -> bool:
+    """Whether nothing is said."""
+    return _quiet
+
+
+def _result_path(data: Mapping[str, Any]) -> str:
+    """Where what a command made lies; empty where it made nothing."""
+    place = data.get("run_dir") or data.get("folder") or data.get("data", {}).get("folder", "")
+    output = data.get("result", {}).get("output", "")
+    several = "\n".join(str(run["run_dir"]) for run in data.get("runs", ()))  # a sweep
+    return f"{place}/{output}" if place and output else str(place or several)
+
+
 def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
     """Print an outcome and return its exit code.
 
     Output that nobody takes changes no exit code; where it cannot be written although somebody waits for it
     (a full disk), a command whose only result it was ends with MachineError's.
     """
-    text = harmless(outcome.text.rstrip("\n"))
+    text = harmless(_result_path(outcome.data) if _quiet else outcome.text.rstrip("\n"))
     if as_json:
         text = json.dumps(envelope(command, outcome.data, outcome.problems), indent=2)
     lost = _put(text, sys.stdout) if text else None
     if not as_json:
         _print_problems(outcome.problems)
     if lost is not None and lost.errno not in _NOBODY:
-        note(f"the output could not be written: {lost.strerror}")
+        _put(f"the output could not be written: {lost.strerror}", sys.stderr)
     _end_output()
     if lost is None or lost.errno in _NOBODY:
         return outcome.exit_code
@@ -90,12 +118,14 @@ def _print_problems(problems: Sequence[Problem]) -> None:
 
 def echo(line: str) -> None:
     """One line of a running job, at once. Where nobody takes it any more, the job goes on without."""
-    _put(harmless(line), sys.stdout)
+    if not _quiet:
+        _put(harmless(line), sys.stdout)
 
 
 def note(line: str) -> None:
     """A word to the user that is not part of the result. Never fails, as `echo`."""
-    _put(harmless(line), sys.stderr)
+    if not _quiet:
+        _put(harmless(line), sys.stderr)
 
 
 _NOBODY = (errno.EPIPE, errno.EIO)
@@ -103,14 +133,14 @@ _NOBODY = (errno.EPIPE, errno.EIO)
 
 
 def _put(text: str, stream: TextIO | None) -> OSError | None:
-    """Print a line at once; what kept it from being written.
+    """Print a line at once, in colours where they are wanted; what kept it from being written.
 
     Where nobody takes it, neither does anybody take the next one. A disk that is full may have room by then.
     """
     if stream is None:  # closed when this process began
         return None
     try:
-        print(text, file=stream, flush=True)
+        print(text if is_coloured(stream) else plain(text), file=stream, flush=True)
     except OSError as error:
         if error.errno in _NOBODY:
             _lead_nowhere(stream)

@@ -17,11 +17,11 @@ def gib(size: float | None) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def wrapped(text: str, indent: str = "  ") -> list[str]:
-    """A sentence over lines of at most WIDTH columns; what follows its first line stands further in."""
+def wrapped(text: str, indent: str = "  ", *, width: int = WIDTH) -> list[str]:
+    """A sentence over lines of at most `width` columns; what follows its first line stands further in."""
     return wrap(
         text,
-        WIDTH,
+        width,
         initial_indent=indent,
         subsequent_indent=indent + "  ",
         break_long_words=False,

@@ -13,16 +13,21 @@ from launcher.plan.adapting import ways_out
 from launcher.plan.parallel import NAMES
 from launcher.plan.plan import Plan, Setting
 from launcher.render.bundle import Bundle
+from launcher.report.colour import YELLOW
 from launcher.report.measured_text import measured_lines
 from launcher.report.memory_text import memory_lines
+from launcher.report.page import Page
 from launcher.report.search_text import time_line
-from launcher.report.tables import table, wrapped
+from launcher.report.tables import WIDTH, table, wrapped
 
 # A word of the command with a value in it that is bound late: it needs no quotes.
 _LATE = re.compile(r"[\w./:-]*\{(?:master_port|run_dir|devices)\}[\w./:-]*")
 
 _PAGE = 120
 """Columns of the first page, but for what is there to be copied."""
+_THREE_COLUMNS = 90
+"""A narrower page has no room for the reasons beside the values."""
+_PLAIN = Page()
 
 # What the first page shows; `--explain` shows any of the others.
 SHOWN = (
@@ -42,13 +47,39 @@ SHOWN = (
 )
 
 
-def plan_text(bundle: Bundle) -> str:
+def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
     """The plan as one page: job, decisions with reasons, memory, fixes, command."""
-    plan = bundle.plan
-    model, hardware, batch = plan.model, plan.hardware, plan.batch
-    kind = "adapter" if plan.value("adapter.type") else "full fine-tune"
+    plan, width = bundle.plan, page.within(WIDTH)
     lines = [
-        f"{printable(plan.recipe_file)} on {hardware.label}",
+        *(
+            page.heading(line)
+            for line in page.fitted(f"{printable(plan.recipe_file)} on {plan.hardware.label}")
+        ),
+        *(part for line in _job(plan) for part in page.fitted(line, hang=10)),
+        "",
+        page.heading("decisions"),
+        *_decisions(plan, page),
+        "",
+        *memory_lines(plan, page),
+        "",
+        *wrapped(time_line(plan.time.to_json(plan.schedule.steps)), "", width=width),
+        "",
+        *fix_lines(plan, page),
+        "",
+        page.heading("command"),
+        "  " + " ".join(_word(word) for word in bundle.command),  # whole, so that it can be copied
+    ]
+    if plan.warnings:
+        lines += ["", page.heading("warnings", YELLOW)]
+        lines += [line for warning in plan.warnings for line in wrapped(warning, width=width)]
+    return "\n".join(lines) + "\n"
+
+
+def _job(plan: Plan) -> list[str]:
+    """What is trained, how much at a time, and for how long."""
+    model, batch = plan.model, plan.batch
+    kind = "adapter" if plan.value("adapter.type") else "full fine-tune"
+    return [
         f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
@@ -56,22 +87,20 @@ def plan_text(bundle: Bundle) -> str:
         *_layout(plan),
         f"  length    {_length(plan)}",
         f"  on oom    {_out_of_memory(plan)}",
-        "",
-        "decisions",
-        *table([(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN], width=_PAGE),
-        "",
-        *memory_lines(plan),
-        "",
-        *wrapped(time_line(plan.time.to_json(plan.schedule.steps)), ""),
-        "",
-        *fix_lines(plan),
-        "",
-        "command",
-        "  " + " ".join(_word(word) for word in bundle.command),
     ]
-    if plan.warnings:
-        lines += ["", "warnings", *(line for warning in plan.warnings for line in wrapped(warning))]
-    return "\n".join(lines) + "\n"
+
+
+def _decisions(plan: Plan, page: Page) -> list[str]:
+    """Key, value and reason in columns; on a narrow page a long reason below its key."""
+    width = page.within(_PAGE)
+    rows = [(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]
+    if width >= _THREE_COLUMNS:
+        return table(rows, width=width)
+    lines = []
+    for whole, named, row in zip(table(rows), table([row[:2] for row in rows]), rows, strict=True):
+        fits = len(whole) <= width
+        lines += [whole] if fits else [named, *wrapped(row[2], "      ", width=width)]
+    return lines
 
 
 def _layout(plan: Plan) -> list[str]:
@@ -84,12 +113,12 @@ def _layout(plan: Plan) -> list[str]:
     return [f"  layout    {plan.hardware.num_devices} devices: {copies}"]
 
 
-def fix_lines(plan: Plan) -> list[str]:
+def fix_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     """Which known fixes were applied, what each changed, and why."""
     rows = table([(fix.id, _changed(fix.changed)) for fix in plan.fixes])
-    lines = [f"known fixes applied: {len(plan.fixes)}"]
+    lines = [page.heading(f"known fixes applied: {len(plan.fixes)}")]
     for row, fix in zip(rows, plan.fixes, strict=True):
-        lines += [row, *wrapped(fix.reason, "    ")]
+        lines += [*page.fitted(row), *wrapped(fix.reason, "    ", width=page.within(WIDTH))]
     return lines
 
 
@@ -161,7 +190,7 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
     lines = [
         "done",
         f"  loss      {first:.4f} at the first step, {last:.4f} at the last: it {word}",
-        f"  steps     {result['steps']} in {result['seconds']:.0f} s",
+        f"  steps     {result['steps']}{_since(result)} in {result['seconds']:.0f} s",
         *adapted_lines(result["adaptations"]),
         f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
         *measured_lines(memory),
@@ -176,6 +205,12 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
     if try_command:
         lines.append(f"  try it    {' '.join(map(shell_word, try_command))}")
     return "\n".join(lines) + "\n"
+
+
+def _since(result: Mapping[str, Any]) -> str:
+    """Of a run that was resumed: how many of its steps the time is of."""
+    before = result.get("resumed_at")  # results of older versions do not say it
+    return f", the last {result['steps'] - before} of them" if before else ""
 
 
 def shell_word(word: str) -> str:

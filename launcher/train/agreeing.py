@@ -189,7 +189,10 @@ class Stoppable(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         with status().within("evaluate"):
-            return super().evaluate(*args, **kwargs)
+            try:
+                return super().evaluate(*args, **kwargs)
+            finally:
+                status().show(None)
 
 
 def evaluation_owed(strategy: str, delay: float, state: Any) -> bool:

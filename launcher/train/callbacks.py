@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
 from launcher.train import faults
-from launcher.train.status import status
+from launcher.train.status import Bar, status
 
 MAX_NON_FINITE = 3
 # Upstream's and trl's own names for what a row holds already.
@@ -117,8 +117,11 @@ class Metrics(TrainerCallback):
 class Progress(TrainerCallback):
     """Keeps this rank's status, and is where faults on purpose strike between two steps."""
 
+    _batches = 0
+    """Of the evaluation that is under way."""
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        status().enter("train", step=state.global_step)
+        status().begin_training(state.global_step, state.max_steps, _memory_now)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         faults.before_step(state.global_step)
@@ -126,8 +129,21 @@ class Progress(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         status().step_ended(state.global_step)
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        status().moved()
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        self._batches += 1
+        status().moved(Bar("Evaluating", self._batches, _batches_of(eval_dataloader), "batches"))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._batches = 0
+
+
+def _batches_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # of rows that nobody has counted
+        return None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

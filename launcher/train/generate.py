@@ -1,46 +1,211 @@
-"""Try a finished run: the base model with what was trained, on one prompt."""
+"""Try a finished run: the base model with what was trained, on one prompt or in a conversation."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job, read_job
+from launcher.train.placing import place_of, settle, slow_places
+from launcher.train.processing import IMAGE_TASK
+from launcher.train.trained import (
+    check_readable,
+    prepared_record,
+    trained_folder,
+    trained_model,
+    trained_processing,
+)
+
+Turns = list[dict[str, str]]
+_KEPT_FOR_CONTEXT = 0.5
+"""Of the model's positions, the share that the turns before may take when a conversation grows too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished run, loaded to be asked."""
+
+    job: Job
+    processing: Any
+    """Tokenizer, or image processor."""
+    model: Any
+    device: Any
+
+    @property
+    def chats(self) -> bool:
+        """Whether prompts are turns of a conversation, as the training rows were."""
+        return "chat" in _formats(self.job) and bool(getattr(self.processing, "chat_template", None))
+
+    @property
+    def writes(self) -> bool:
+        """Whether it answers with text; a classifier answers with a label."""
+        return not str(self.job.value("task")).endswith("-classification")
+
+
+def load_trained(run_dir: Path, say: Callable[[str], None]) -> Trained:
+    """The result of a run on the device that holds it, or over all devices; `say` gets a word about speed.
+
+    RecipeError when the run directory holds neither an adapter nor a model.
+    """
+    job = read_job(run_dir)
+    folder = trained_folder(job)
+    check_readable(folder)
+    processing = trained_processing(job, folder)
+    place = place_of(job, folder)
+    model = trained_model(job, folder, processing, device_map="auto" if place == "auto" else None)
+    slow = slow_places(model)
+    if slow is not None:
+        say(slow)
+    return Trained(job, processing, model, settle(model, place))
 
 
 def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
     """The model's greedy answer to `prompt`, without the prompt and special tokens; a classifier's label.
 
-    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn.
-    RecipeError when the run directory holds neither an adapter nor a model, or one that reads images.
+    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; a
+    model of images gets a file's path. RecipeError as `load_trained`, and for a picture that cannot be read.
+    """
+    return answer(load_trained(run_dir, print), prompt, max_new_tokens)
+
+
+def answer(
+    trained: Trained,
+    prompt: str,
+    max_new_tokens: int,
+    before: Sequence[dict[str, str]] = (),
+    write: Callable[[str], None] | None = None,
+) -> str:
+    """The answer to a prompt; `write` gets it piece by piece as it is made.
+
+    before: turns of the conversation so far; nothing but a chat model sees them.
     """
     import torch
-    from transformers import AutoTokenizer
 
-    job = read_job(run_dir)
-    _refuse_images(job)
-    folder = _trained_folder(job)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_trust(job))
-    model = _trained_model(job, folder, tokenizer)
-    device = _settle(model)
-    inputs = _encode(job, tokenizer, prompt).to(device)
+    model = trained.model
+    inputs = _encode(trained.job, trained.processing, prompt, before).to(trained.device)
+    room = _room(trained, inputs)
     with torch.inference_mode():
-        if job.value("task") == "sequence-classification":
-            best = int(model(**inputs).logits[0].argmax())
-            return str(model.config.id2label[best])
+        if not trained.writes:
+            label = str(model.config.id2label[int(model(**inputs).logits[0].argmax())])
+            if write is not None:
+                write(label)
+            return label
+        tokenizer = trained.processing
         output = model.generate(
             **inputs,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=min(max_new_tokens, room),
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=stop_tokens(tokenizer, model.generation_config.eos_token_id),
+            streamer=None if write is None else _streamer(tokenizer, write),
         )
     # A decoder of its own begins with a start token; a causal LM goes on after the prompt.
     start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     return str(tokenizer.decode(output[0, start:], skip_special_tokens=True))
+
+
+def _room(trained: Trained, inputs: Any) -> int:
+    """Tokens that an answer may have: as many as positions are left. RecipeError where the prompt takes all.
+
+    A model with a table of positions fails beyond it, one with rotated ones writes what nobody trained.
+    """
+    limit = _positions(trained)
+    if limit is None or "input_ids" not in inputs:
+        return sys.maxsize
+    taken = int(inputs["input_ids"].shape[1])
+    apart = trained.model.config.is_encoder_decoder  # its answer has positions of its own
+    if taken > limit - (trained.writes and not apart):
+        message = f"the prompt has {taken:,} tokens, the model has {limit:,} positions"
+        hint = "shorten it; an answer needs room behind it" if trained.writes else "shorten it"
+        raise RecipeError(Problem("prompt-too-long", message, hint=hint))
+    return limit - 1 if apart else limit - taken
+
+
+def _positions(trained: Trained) -> int | None:
+    found = getattr(trained.model.config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def converse(
+    trained: Trained,
+    read: Callable[[], str | None],
+    write: Callable[[str], None],
+    max_new_tokens: int,
+    first: str | None = None,
+) -> int:
+    """Answer prompts until `read` gives None; returns how many were answered.
+
+    A chat model sees the turns before, of which the oldest are left out when they take too many tokens.
+    Ctrl-C ends the answer that is being written, not the conversation.
+    """
+    turns: Turns = []
+    answered = 0
+    prompt = read() if first is None else first
+    while prompt is not None:
+        if prompt.strip():
+            turns = _recent(trained, turns, write)
+            said, whole = _spoken(trained, prompt, turns, write, max_new_tokens)
+            answered += whole
+            if trained.chats:
+                turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": said}]
+        prompt = read()
+    return answered
+
+
+def _spoken(
+    trained: Trained, prompt: str, turns: Turns, write: Callable[[str], None], max_new_tokens: int
+) -> tuple[str, bool]:
+    """What was answered, and whether to its end. An error of this prompt alone is said like an answer."""
+    pieces: list[str] = []
+
+    def heard(piece: str) -> None:
+        pieces.append(piece)
+        write(piece)
+
+    whole = True
+    try:
+        answer(trained, prompt, max_new_tokens, turns, heard)
+    except RecipeError as error:  # a picture that is not there
+        write(str(error))
+        whole = False
+    except KeyboardInterrupt:
+        write(" …")
+        whole = False
+    write("\n")
+    return "".join(pieces), whole
+
+
+def _recent(trained: Trained, turns: Turns, write: Callable[[str], None]) -> Turns:
+    """The newest turns that leave room for a question and its answer; says what is left out."""
+    limit = _positions(trained)
+    if not turns or limit is None:
+        return turns
+    kept = turns
+    while kept and _length(trained, kept) > limit * _KEPT_FOR_CONTEXT:
+        kept = kept[2:]
+    if len(kept) < len(turns):
+        write(f"(the oldest {len(turns) - len(kept)} turns are left out: {limit} tokens fit)\n")
+    return kept
+
+
+def _length(trained: Trained, turns: Turns) -> int:
+    return len(trained.processing.apply_chat_template(turns, tokenize=True, return_dict=True)["input_ids"])
+
+
+def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
+    """transformers' TextStreamer that writes where it is told, without the prompt."""
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                write(text)
+
+    return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def stop_tokens(tokenizer: Any, configured: int | Sequence[int] | None) -> list[int]:
@@ -66,80 +231,44 @@ def closing_token(tokenizer: Any) -> int | None:
     return int(tokenizer.convert_tokens_to_ids(places[min(places)])) if places else None
 
 
-def _trust(job: Job) -> dict[str, bool]:
-    """Said either way: where nothing is said, transformers asks at the terminal."""
-    return {"trust_remote_code": bool(job.value("model.trust_remote_code"))}
-
-
-def _refuse_images(job: Job) -> None:
-    if job.value("task") != "image-classification":
-        return
-    raise RecipeError(
-        Problem(
-            "prompt-for-images",
-            "the model reads images, not a prompt",
-            file=str(job.run_dir),
-            hint="transformers' pipeline('image-classification') reads the folder model/",
-        )
-    )
-
-
-def _trained_folder(job: Job) -> Path:
-    for kind, file in (("adapter", "adapter_config.json"), ("model", "config.json")):
-        folder = job.run_dir / kind
-        if (folder / file).is_file():
-            return folder
-    raise RecipeError(
-        Problem(
-            "not-trained",
-            "holds neither adapter/ nor model/",
-            file=str(job.run_dir),
-            hint="run the recipe to its end first",
-        )
-    )
-
-
-def _trained_model(job: Job, folder: Path, tokenizer: Any) -> Any:
-    from launcher.train.models import auto_class, load_model
-
-    if folder.name == "model":
-        return auto_class(job.value("task")).from_pretrained(str(folder), dtype="auto", **_trust(job))
-    from peft import PeftModel
-
-    # The embedding grows by the run's added tokens here, as it did for training.
-    base = load_model(job, tokenizer, _prepared(job).get("labels"), distributed=False)
-    return PeftModel.from_pretrained(base, str(folder))
-
-
-def _prepared(job: Job) -> dict[str, Any]:
-    """What the preparation of the rows wrote down; nothing for a run without it."""
-    path = job.run_dir / "data.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
-
-
-def _settle(model: Any) -> Any:
-    """Evaluation mode, and on the GPU where there is one; quantised and spread models stay in place."""
-    import torch
-
-    model.eval()
-    placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
-    if torch.cuda.is_available() and not placed:
-        model.to("cuda")
-    return next(model.parameters()).device
-
-
-def _encode(job: Job, tokenizer: Any, prompt: str) -> Any:
+def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, str]] = ()) -> Any:
     """The prompt as the training rows had it, whose formats the preparation found."""
-    asked = [source.get("format") for source in job.value("data.train")]
-    formats = set(_prepared(job).get("formats") or asked)
-    if "chat" in formats and tokenizer.chat_template:
-        turns = [{"role": "user", "content": prompt}]
-        return tokenizer.apply_chat_template(
+    if job.value("task") == IMAGE_TASK:
+        return _picture(processing, prompt)
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # bytes that a terminal could not decode
+        hint = "give the prompt in UTF-8"
+        raise RecipeError(Problem("usage", "the prompt is no text: half a character stands in it", hint=hint))
+    formats = _formats(job)
+    if "chat" in formats and processing.chat_template:
+        turns = [*before, {"role": "user", "content": prompt}]
+        return processing.apply_chat_template(
             turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
         )
     if "instruction" in formats:
         from launcher.train.data.formats import instruction_prompt
 
         prompt = instruction_prompt(prompt)
-    return tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    return processing(prompt, return_tensors="pt", return_token_type_ids=False)
+
+
+def _formats(job: Job) -> set[str]:
+    asked = [source.get("format") for source in job.value("data.train")]
+    return set(prepared_record(job).get("formats") or asked)
+
+
+def _picture(processor: Any, path: str) -> Any:
+    """A file's pixels. RecipeError when it cannot be read as a picture."""
+    from PIL import Image
+
+    try:
+        with Image.open(path.strip()) as image:
+            return processor(image.convert("RGB"), return_tensors="pt")
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            Problem(
+                "bad-image",
+                f"cannot be read as a picture: {error}",
+                file=path.strip(),
+                hint="this model reads images: give the path of a picture's file as the prompt",
+            )
+        ) from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.probe import cache_root
+from launcher.train.progress import LEAST_S, Progress
 
 
 def converted(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
@@ -28,7 +29,8 @@ def converted(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        _convert(source, aside)
+        with Progress(f"Converting {source.name}", least_s=LEAST_S):
+            _convert(source, aside)
         aside.rename(target)
     except OSError:
         if not (target / "config.json").is_file():
@@ -73,14 +75,25 @@ def _digest(source: Path) -> str:
         found = known.read_text(encoding="ascii").strip()
         if re.fullmatch("[0-9a-f]{64}", found):
             return found
-    with source.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = _hashed(source, state.st_size)
     with contextlib.suppress(OSError):  # the next start hashes it again
         known.parent.mkdir(parents=True, exist_ok=True)
         aside = known.with_name(f".{name}-{os.getpid()}")
         aside.write_text(digest + "\n", encoding="ascii")
         aside.replace(known)
     return digest
+
+
+def _hashed(source: Path, size: int) -> str:
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 20))
+    with (
+        source.open("rb", buffering=0) as stream,
+        Progress(f"Reading {source.name}", size, "B", least_s=LEAST_S) as progress,
+    ):
+        while piece := stream.readinto(buffer):
+            digest.update(buffer[:piece])
+            progress.add(piece)
+    return digest.hexdigest()
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -90,9 +90,12 @@ def read_job(run_dir: Path) -> Job:
     path = run_dir / "plan.json"
     try:
         plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(Problem("bad-plan", f"cannot read the plan: {error}", file=str(path))) from error
-    if not isinstance(plan, dict) or "settings" not in plan:
+    settings = plan.get("settings") if isinstance(plan, dict) else None
+    if not isinstance(settings, dict) or not all(
+        isinstance(setting, dict) and "value" in setting for setting in settings.values()
+    ):
         raise RecipeError(Problem("bad-plan", "no `settings`; not a plan", file=str(path)))
     return Job(run_dir.absolute(), plan)
 

@@ -115,6 +115,7 @@ def save_outcome(
     """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
     from launcher.train.gathering import save_trained
     from launcher.train.memory_record import memory_record
+    from launcher.train.tracking import end_trackers
     from launcher.train.training import final_metrics
 
     kind = "adapter" if job.has_adapter else "model"
@@ -142,6 +143,7 @@ def save_outcome(
         trainer.pusher.result(trainer, folder)
     (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
     sync_folder(job.run_dir)
+    end_trackers(trainer, memory)
 
 
 def _rows(job: Job, data: Any) -> dict[str, Any]:
@@ -167,6 +169,7 @@ def _result(
         "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
         "eval": evaluated,
         "steps": trainer.state.global_step,
+        "resumed_at": trainer.state.global_step - measured.steps,  # all times are of the steps behind it
         "train_seconds": round(measured.seconds, 3),
         "tokens": tokens,
         "tokens_per_second": speed,

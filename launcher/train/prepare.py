@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
-from launcher.facts.status import LEFT_EARLY, PREPARED, PREPARES
+from launcher.facts.status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
 from launcher.train import stopping
 from launcher.train.job import Job, rank, read_job
 from launcher.train.outcome import also_written_to, write_error, write_json
-from launcher.train.status import status
+from launcher.train.progress import bars_in_status
+from launcher.train.status import status, status_of_stage
 from launcher.train.stopping import SIGNALS, end_with_supervisor
 
 STAGE = "prepare"
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: sys.exit(LEFT_EARLY))
     end_with_supervisor(os.environ)
     try:
-        with _all_cores():
+        with status_of_stage(run_dir, PREPARE_STAGE), bars_in_status(), _all_cores():
+            status().enter(STAGE)
             prepare_run(read_job(run_dir), int(arguments[1]) if len(arguments) == 2 else SAMPLES)
     except EffilaunchError as error:
         write_error(run_dir, STAGE, error)

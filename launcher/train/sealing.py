@@ -17,6 +17,7 @@ from launcher.facts.software import installed_versions
 from launcher.train.job import rank, world_size
 from launcher.train.moving import sync_file, sync_folder
 from launcher.train.outcome import write_json
+from launcher.train.progress import LEAST_S, Progress
 from launcher.train.together import of_all, of_rank_0
 
 SEEN_S = 60.0
@@ -66,9 +67,11 @@ def _share(listings: Sequence[Mapping[str, int]]) -> list[list[str]]:
 
 def _facts(folder: Path, names: Collection[str]) -> dict[str, FileFacts]:
     """This rank's files, hashed and put on the disk at the same time. Raises OSError where one fails."""
-    with ThreadPoolExecutor(4) as pool:
+    size = sum((folder / name).stat().st_size for name in names)
+    progress = Progress("Hashing what was saved", size, "B", least_s=LEAST_S)
+    with progress, ThreadPoolExecutor(4) as pool:
         synced = [pool.submit(sync_file, folder / name) for name in names]
-        hashes = sha256_of(folder, names)
+        hashes = sha256_of(folder, names, progress.add)
         for done in synced:
             done.result()
     found = {}

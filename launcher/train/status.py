@@ -12,11 +12,13 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from launcher.facts.status import process_started, status_file
+from launcher.facts.secrets import hider, secret_values
+from launcher.facts.status import process_started, stage_file, status_file
 
 KEPT_STEPS = 50
 LEAST_STEPS = 3
@@ -25,15 +27,32 @@ PAUSE_S = 0.5
 """Between two writes within a phase: a step may take a millisecond."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """How far a step is that takes long."""
+
+    title: str = ""
+    done: float = 0
+    total: float | None = None
+    unit: str = ""
+    """B for bytes; else a noun in the plural, or empty."""
+
+
 class Status:
     """What this rank is doing; written aside and renamed, so that a reader never meets half a file.
 
     A disk that is full must not end a run: a status that cannot be written is left out.
     """
 
-    def __init__(self, run_dir: Path | None, rank: int) -> None:
-        """run_dir: None for a status that is never written (a Trainer that no worker started)."""
-        self._file = None if run_dir is None else status_file(run_dir, rank)
+    def __init__(self, run_dir: Path | None, rank: int, stage: str = "") -> None:
+        """run_dir: None for a status that is never written (a Trainer that no worker started).
+
+        stage: of a process that is no rank.
+        """
+        file = (
+            None if run_dir is None else stage_file(run_dir, stage) if stage else status_file(run_dir, rank)
+        )
+        self._file = file
         self._rank = rank
         self._started = process_started(os.getpid()) or 0
         self._lock = threading.Lock()
@@ -41,6 +60,12 @@ class Status:
         self._phase, self._step = "start", 0
         self._code: int | None = None
         self._median: float | None = None
+        self._steps: int | None = None
+        self._resumed = 0
+        self._memory: Callable[[], int] | None = None
+        self._bar = Bar()
+        self._bar_is_written = False
+        self._hide: Callable[[str], str] | None = None
         self._begin()
         self._write()
 
@@ -75,14 +100,29 @@ class Status:
         finally:
             self.enter(outer)
 
+    def begin_training(self, step: int, steps: int, memory: Callable[[], int]) -> None:
+        """Training begins behind `step` and ends with `steps`; memory: asked at each write, in bytes."""
+        self._resumed, self._steps, self._memory = step, steps, memory
+        self.enter("train", step=step)
+
+    def show(self, bar: Bar | None) -> None:
+        """How far a long step is; None when it has ended. From any thread."""
+        self._bar = bar or Bar()
+        if time.monotonic() - self._written >= PAUSE_S or (bar is None and self._bar_is_written):
+            self._write()
+
     def step_ended(self, step: int) -> None:
         """One more step of training; the time since the one before, or since the phase, is its length."""
         self._seconds.append(time.monotonic() - self._begun)
         self._step = step
         self.moved()
 
-    def moved(self) -> None:
-        """Something within the phase has ended and the next begins: a step, a batch of an evaluation."""
+    def moved(self, bar: Bar | None = None) -> None:
+        """Something within the phase has ended and the next begins: a step, a batch of an evaluation.
+
+        bar: how far the phase is by now.
+        """
+        self._bar = bar or self._bar
         self._begin()
         if self._begun - self._written >= PAUSE_S:
             self._write()
@@ -91,6 +131,14 @@ class Status:
         """The last word: the process is about to leave with this code."""
         self._code = code
         self.enter("ended")
+
+    def _harmless_bar(self) -> Bar:
+        """Its title may be the address of a download, with a key in it."""
+        if not self._bar.title:
+            return self._bar
+        if self._hide is None:
+            self._hide = hider(secret_values(os.environ))
+        return replace(self._bar, title=self._hide(self._bar.title))
 
     def _begin(self) -> None:
         self._begun, self._since = time.monotonic(), time.time()
@@ -110,7 +158,12 @@ class Status:
             "since": self._since,
             "median": self._median,
             "code": self._code,
+            "steps": self._steps,
+            "begun": self._resumed,
+            "memory": None if self._memory is None else self._memory(),
+            **asdict(self._harmless_bar()),
         }
+        self._bar_is_written = bool(self._bar.title)
         aside = self._file.with_name(f".{self._file.name}.part")
         with self._lock, contextlib.suppress(OSError):
             aside.write_text(json.dumps(values) + "\n", encoding="utf-8")
@@ -125,6 +178,19 @@ def start_status(run_dir: Path, rank: int) -> Status:
     global _current
     _current = Status(run_dir, rank)
     return _current
+
+
+@contextlib.contextmanager
+def status_of_stage(run_dir: Path, stage: str) -> Iterator[None]:
+    """Within this, this process's status is that of one that is no rank; afterwards it is gone."""
+    global _current
+    before, _current = _current, Status(run_dir, 0, stage)
+    try:
+        yield
+    finally:
+        _current = before
+        with contextlib.suppress(OSError):
+            stage_file(run_dir, stage).unlink(missing_ok=True)
 
 
 def status() -> Status:

@@ -1,4 +1,4 @@
-"""A ZeRO checkpoint for other ranks or another stage: `python -m launcher.train.universal FROM TO`.
+"""A ZeRO checkpoint for other ranks or another stage: `python -m launcher.train.universal FROM TO RUN_DIR`.
 
 DeepSpeed's converter takes the shares apart; what it leaves out is added here, so that one folder is read by
 every stage from 1 on (deepspeed 0.19.8):
@@ -8,7 +8,7 @@ every stage from 1 on (deepspeed 0.19.8):
   the step and the parameter groups at another place in optimizer_state.pt.
 
 What stage 3 gets wrong when it reads them is mended by `launcher.train.restoring`. Runs on the CPU, alone, in
-a process of its own. TO appears when it is finished; FROM stays as it is.
+a process of its own. TO appears when it is finished; FROM stays as it is. RUN_DIR/logs gets its status.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ import torch
 
 from launcher.errors import EffilaunchError
 from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, Manifest, read_manifest, sha256_of
+from launcher.facts.status import CONVERT_STAGE
 from launcher.train.moving import publish, sync_tree
 from launcher.train.outcome import write_json
 from launcher.train.pickles import check_pickles, save_members_by_value
+from launcher.train.progress import LEAST_S, Progress, bars_in_status
+from launcher.train.status import status_of_stage
 
 STATES = "zero/optimizer_state.pt"
 """Below the universal folder: the parameter groups, the step and the scale of the loss."""
@@ -43,11 +46,13 @@ _MAKING = ".making"
 def main(argv: Sequence[str] | None = None) -> int:
     """Convert; 0, an error's own exit code, or 1 for the unforeseen."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if len(arguments) != 2:
-        print("usage: python -m launcher.train.universal FROM TO", file=sys.stderr)
+    if len(arguments) != 3:
+        print("usage: python -m launcher.train.universal FROM TO RUN_DIR", file=sys.stderr)
         return 2
+    source, target, run_dir = (Path(word).absolute() for word in arguments)
     try:
-        convert(Path(arguments[0]).absolute(), Path(arguments[1]).absolute())
+        with status_of_stage(run_dir, CONVERT_STAGE), bars_in_status():
+            convert(source, target)
     except EffilaunchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -164,7 +169,11 @@ def _manifest(folder: Path, source: Manifest, seconds: float) -> dict[str, Any]:
     """As a save writes it; hashes of files that are the same are taken over."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {name: asdict(source.files[name]) for name in names if name in source.files}
-    for name, digest in sha256_of(folder, set(names) - files.keys()).items():
+    others = set(names) - files.keys()
+    size = sum((folder / name).stat().st_size for name in others)
+    with Progress("Hashing what was converted", size, "B", least_s=LEAST_S) as progress:
+        hashes = sha256_of(folder, others, progress.add)
+    for name, digest in hashes.items():
         if isinstance(digest, OSError):
             raise digest
         files[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}

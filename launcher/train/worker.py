@@ -25,6 +25,7 @@ from launcher.train import faults, stopping
 from launcher.train.job import Job, rank, read_job
 from launcher.train.outcome import rank_log, redirect_output, write_error
 from launcher.train.prepare import STAGE, prepare_in_ranks
+from launcher.train.progress import bars_in_status
 from launcher.train.status import start_status, status
 
 
@@ -57,10 +58,13 @@ def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | Non
 def _code_of(work: Callable[[Path], None], run_dir: Path) -> int:
     """Do it, and write down what went wrong; the exit code."""
     try:
-        work(run_dir)
+        with bars_in_status():
+            work(run_dir)
     except EffilaunchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        write_error(run_dir, _who(), error)
+        try:
+            write_error(run_dir, _who(), error)
+        finally:  # who follows this output knows by the file that it tells the error in the end
+            print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
         traceback.print_exc()
@@ -95,6 +99,7 @@ def train(job: Job) -> None:
     from launcher.train.pickles import save_members_by_value
     from launcher.train.processing import load_processing
     from launcher.train.sharing import copies
+    from launcher.train.tracking import attach_trackers, end_trackers
     from launcher.train.training import fit, make_arguments, make_trainer
 
     started = time.monotonic()
@@ -118,16 +123,23 @@ def train(job: Job) -> None:
         set_seed(args.seed)
         model = attach_adapter(job, model, processing)
         trainer = make_trainer(job, args, model, processing, data)  # moves the model to its device
+        attach_trackers(job, trainer)
         meter.watch(held_tensors(trainer))
     measured = fit_or_record(trainer, lambda: fit(job, trainer, meter))
     if trainer.stopping.stopped:
+        end_trackers(trainer)
         return
     stopping.stop.at_once = False  # what follows is the save that the run was for
     status().enter("finish")
+    check_trained(trainer)
+    save_outcome(job, trainer, processing, data, measured, meter, started)
+
+
+def check_trained(trainer: Any) -> None:
+    """RunFailed where there was nothing to train on."""
     if trainer.state.global_step == 0:
         hint = "fewer samples than one batch with dataloader_drop_last? lower the batch size"
         raise RunFailed(Problem("no-steps", "not one step was trained", path="trainer", hint=hint))
-    save_outcome(job, trainer, processing, data, measured, meter, started)
 
 
 def fit_or_record(trainer: Any, fit: Callable[[], Any]) -> Any:
@@ -185,7 +197,9 @@ def leave(code: int) -> NoReturn:
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads such as a callback's upload
-        atexit._run_exitfuncs()  # multiprocessing ends its workers here, wandb its run
+        if (tracking := sys.modules.get("launcher.train.tracking")) is not None:
+            tracking.finish_wandb(code)
+        atexit._run_exitfuncs()  # multiprocessing ends its workers here
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # output that nobody takes any more does not change how the run ended

@@ -265,6 +265,32 @@ def test_our_own_bug_is_exit_70_with_a_log(capsys, file, monkeypatch):
 def test_generate_of_an_unfinished_run(capsys, tmp_path):
     code, _, err = called(capsys, "generate", tmp_path, "hello")
     assert (code, "no finished run" in err) == (2, True)
+    _, _, err = called(capsys, "generate", tmp_path / "absent", "hello")
+    assert "there is no such folder" in err
+    (tmp_path / "plan.json").write_text("{}")
+    _, _, err = called(capsys, "generate", tmp_path, "hello")
+    assert f"`effilaunch report {tmp_path}` says how far it came" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("generate R --json Hello", {"run_dir": "R", "prompt": "Hello", "json": True}),
+        ("generate R --max-new-tokens 5 Hello", {"run_dir": "R", "prompt": "Hello", "max_new_tokens": 5}),
+        ("generate R -- --json", {"run_dir": "R", "prompt": "--json", "json": False}),
+        ("report A --output X B", {"paths": ["A", "B"], "output": "X"}),
+    ],
+)
+def test_options_may_stand_between_words(words, found):
+    args = vars(build_parser().parse_args(words.split()))
+    assert {name: args[name] for name in found} == found
+
+
+def test_a_word_too_many_is_an_error_wherever_options_stand(capsys):
+    for words in (["generate", "R", "--json", "Hello", "you"], ["schema", "--json", "x"]):
+        code, told = called_json(capsys, *words)
+        assert code == 2
+        assert f"unrecognized arguments: {words[-1]}" in told["errors"][0]["message"]
 
 
 def test_help_makes_no_parser_of_a_command_and_imports_little():
@@ -305,3 +331,11 @@ def test_every_command_is_dispatched_and_explains_itself(capsys):
         assert f"usage: effilaunch {name}" in out
         assert summary.split(",")[0] in " ".join(out.split())
         assert "--json" in out
+
+
+def test_the_package_is_the_command():
+    command = [sys.executable, "-m", "launcher"]
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("effilaunch ")
+    done = subprocess.run([*command, "plan", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: effilaunch plan ")

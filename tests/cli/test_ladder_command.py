@@ -27,7 +27,7 @@ class Runs:
         self.prepared: list[str] = []
         self.ran: list[str] = []
 
-    def prepare(self, bundle, run_dir, *, samples=None, echo):
+    def prepare(self, bundle, run_dir, *, samples=None, echo, look):
         self.prepared.append(run_dir.name)
         if "prepare" in self.faults:
             raise self.faults["prepare"]

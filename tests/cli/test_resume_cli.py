@@ -363,7 +363,7 @@ def test_a_finished_run_goes_on_when_more_is_asked_of_it(stopped):
     assert stopped("--resume", "auto")[0] == 0
     code, data, said = stopped("--resume", "auto", "--set", "trainer.max_steps=9")
     assert (code, data["result"]["steps"]) == (0, 9)
-    assert "trainer.max_steps: 6 -> 9: a schedule that ends with the run is stretched" in said
+    assert "trainer.max_steps: 6 -> 9: a schedule that ends with the run has another end" in said
     assert len(stopped.resumed()) == 3
 
 
@@ -428,7 +428,7 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
     stopped.interrupted()
     asked = []
 
-    def converted(path, run_dir, why, say):
+    def converted(path, run_dir, why, say, look):
         asked.append((path, why))
         twin = run_dir / "converted" / path.name
         twin.mkdir(parents=True)

@@ -129,14 +129,14 @@ def test_tokens_are_exact_at_every_log_and_checkpoint(
 
 def test_what_was_trained_flattened_writes_and_goes_on_without_it(tmp_path: Path) -> None:
     """The adapter's base is loaded with sdpa: nothing else makes rows of documents."""
-    from launcher.train.generate import _trained_model
     from launcher.train.job import read_job
     from launcher.train.processing import load_processing
+    from launcher.train.trained import trained_model
 
     run = trained(tmp_path / "run", {**FLAT, "adapter": LORA})
     assert isinstance(generate(run, "How many red stones are there? ", max_new_tokens=4), str)
     work = read_job(run)
-    model = _trained_model(work, run / "adapter", load_processing(work))
+    model = trained_model(work, run / "adapter", load_processing(work))
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -253,10 +253,25 @@ def test_generate_of_seq2seq_gives_the_whole_answer(tmp_path):
     assert generate(tmp_path / "run", "a long prompt of many words, longer than its answer") == "yes sir"
 
 
-def test_generate_refuses_a_prompt_for_images(tmp_path):
-    job = job_for(tmp_path / "run", "image-classification")
-    with pytest.raises(RecipeError, match="reads images"):
+def test_generate_says_the_label_of_a_picture(tmp_path):
+    from PIL import Image
+
+    job = job_for(tmp_path / "run", "image-classification", adapter=LORA)
+    processing, base = load(job)
+    model = attach_adapter(job, base, processing)
+    pictures = {"black": (0, 0, 0), "white": (255, 255, 255)}
+    for name, colour in pictures.items():
+        Image.new("RGB", (40, 30), colour).save(tmp_path / f"{name}.png")
+    opened = [Image.open(tmp_path / f"{name}.png").convert("RGB") for name in pictures]
+    pixels = processing(opened, return_tensors="pt")
+    train_steps(model, {**pixels, "labels": torch.tensor([2, 0])}, steps=20)
+    for part in (model, processing):
+        part.save_pretrained(tmp_path / "run" / "adapter")
+    (tmp_path / "run" / "data.json").write_text(json.dumps({"labels": LABELS}))
+    assert [generate(job.run_dir, str(tmp_path / f"{name}.png")) for name in pictures] == ["owl", "cat"]
+    with pytest.raises(RecipeError, match="cannot be read as a picture") as caught:
         generate(job.run_dir, "a cat")
+    assert "path of a picture" in str(caught.value)
 
 
 @pytest.mark.parametrize(

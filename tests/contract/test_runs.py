@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -190,7 +191,7 @@ def test_a_failing_worker_is_exit_5_with_its_cause(folder):
     assert "not finite" in data["errors"][0]["message"]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_real_smollm2_learns_for_a_few_steps(tmp_path):
     out = tmp_path / "out"
     data = launched(
@@ -203,9 +204,19 @@ def test_the_real_smollm2_learns_for_a_few_steps(tmp_path):
     assert result["total_params"] - result["trainable_params"] == 134_515_008
     memory = result["memory"]
     assert memory["measured"] == pytest.approx(memory["predicted"], rel=0.25)
-    said = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "generate", str(out), "def add(a, b):",
-         "--max-new-tokens", "8"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert said.stdout.strip()
+    for words in after_smoke():
+        said = subprocess.run(
+            [sys.executable, "-m", "launcher", *(str(out) if word == "$RUN" else word for word in words)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert said.stdout.strip(), words
+    assert (out / "report.html").stat().st_size > 20_000
+    assert (out / "merged" / "model.safetensors").stat().st_size > 4 * 134_515_008 // 2
+
+
+def after_smoke() -> list[list[str]]:
+    """What README does with the run of `make smoke`: the words of each of its commands."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("RUN=$(", 1)[1].split("```", 1)[0]
+    commands = [shlex.split(line, comments=True)[1:] for line in text.splitlines()[1:]]
+    assert [words[0] for words in commands] == ["report", "generate", "merge"]
+    return commands

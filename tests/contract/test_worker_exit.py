@@ -84,6 +84,21 @@ def test_the_worker_is_left_that_way():
     assert done.stderr == "usage: python -m launcher.train.worker RUN_DIR\n"
 
 
+def test_wandb_is_told_the_exit_code():
+    script = """
+import sys
+from types import SimpleNamespace
+from launcher.train.worker import leave
+sys.modules["launcher.train.tracking"] = SimpleNamespace(finish_wandb=lambda code: print("told", code))
+leave(5)
+"""
+    place = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=place, stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (5, "told 5\n")
+
+
 def test_output_that_nobody_reads_does_not_change_the_exit_code():
     reader, writer = os.pipe()
     os.close(reader)

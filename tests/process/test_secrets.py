@@ -165,6 +165,7 @@ def test_a_run_leaves_no_secret(planted, tmp_path, on, engine):
     assert leaks(tmp_path, Path.home()) == {}
     out = tmp_path / "out"
     assert (out / "COMPLETED").is_file()
+    assert "finished" in (out / "report.html").read_text("utf-8"), "the page is searched, too"
     logs = "".join(log.read_text() for log in (out / "logs").glob("rank-*.log"))
     assert logs.count("<secret>") > 10
     assert "'PLAIN': '<secret>'" in logs

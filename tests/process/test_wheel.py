@@ -1,16 +1,19 @@
-"""The built wheel works with the checkout gone: base dependencies only, no PYTHONPATH."""
+"""The built wheel works with the checkout gone: base dependencies only, no PYTHONPATH, and other Pythons."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-import venv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from launcher.execute.run_dir import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS_NO_CHECKOUT = {
@@ -18,8 +21,12 @@ NEEDS_NO_CHECKOUT = {
 }
 
 
-def call(*argv: object, cwd, code: int | None = 0) -> str:
-    done = subprocess.run(
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+PAIR = json.dumps({"prompt": "two and two", "completion": "four"}) + "\n"
+
+
+def run(*argv: object, cwd) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [str(part) for part in argv],
         capture_output=True,
         text=True,
@@ -28,27 +35,44 @@ def call(*argv: object, cwd, code: int | None = 0) -> str:
         check=False,
         timeout=300,
     )
+
+
+def call(*argv: object, cwd, code: int | None = 0) -> str:
+    done = run(*argv, cwd=cwd)
     assert code in (None, done.returncode), done.stdout + done.stderr
     return done.stdout
+
+
+def made_environment(folder: Path, python: Path | str, wheel: Path) -> Path:
+    """The bin folder of a fresh environment that holds the wheel and its base dependencies."""
+    call(python, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    install = ("--python", folder / "bin" / "python", "install", "-c", ROOT / "constraints.txt", wheel)
+    call(*PIP, *install, cwd=folder.parent)
+    return folder / "bin"
+
+
+def other_python(minor: int) -> Path | None:
+    """A Python 3.`minor` that runs. A shim of pyenv's may be there and only say that no version is chosen."""
+    versions = Path(NEEDS_NO_CHECKOUT.get("PYENV_ROOT") or f"{NEEDS_NO_CHECKOUT['HOME']}/.pyenv") / "versions"
+    found = [shutil.which(f"python3.{minor}"), *sorted(versions.glob(f"3.{minor}.*/bin/python"))]
+    for python in filter(None, found):
+        script = f"import sys, venv; sys.exit(sys.version_info[:2] != (3, {minor}))"
+        if run(python, "-c", script, cwd="/").returncode == 0:
+            return Path(python)
+    return None
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    call(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
+    call(*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT, cwd=folder)
     (built,) = folder.glob("effilaunch-*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """The bin folder of a fresh environment that holds the wheel and its base dependencies."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
-    venv.create(folder, with_pip=True)
-    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q")
-    call(*pip, "install", "-c", ROOT / "constraints.txt", wheel, cwd=folder)
-    return folder / "bin"
+    return made_environment(tmp_path_factory.mktemp("environment") / "venv", sys.executable, wheel)
 
 
 def test_wheel_carries_the_data(wheel):
@@ -100,7 +124,117 @@ def test_lint_diagnose_and_doctor_work_without_the_training_stack(installed, tmp
 
 
 def test_wheel_needs_only_the_base_dependencies(installed, tmp_path):
-    listed = call(installed / "python", "-m", "pip", "list", "--format=json", cwd=tmp_path)
+    listed = call(*PIP[:-1], "--python", installed / "python", "list", "--format=json", cwd=tmp_path)
     names = {package["name"].lower() for package in json.loads(listed)}
     assert {"packaging", "pydantic", "pyyaml"} <= names
     assert not names & {"torch", "transformers", "deepspeed", "accelerate", "peft", "datasets"}
+
+
+AXOLOTL = """\
+base_model: Qwen/Qwen3-0.6B
+datasets: [{path: rows.jsonl, type: alpaca}]
+adapter: lora
+lora_r: 8
+lora_alpha: 16
+lora_target_linear: true
+learning_rate: 0.0002
+"""
+PLANNING = [
+    ("validate", "mine.yaml", "qwen3_8b_dpo", "smollm2_135m_chat"),
+    ("plan", "starcoder_lora", "--on", "8xA100-80GB", "--json"),
+    ("run", "mine.yaml", "--dry-run", "--output-dir", "run"),
+    ("report", "run"),
+    ("plan", "mine.yaml", "--html", "plan.html"),
+    ("import", "axolotl.yml", "--output", "imported.yaml"),
+    ("plan", "starcoder_lora", "--search"),
+    ("plan", "mine.yaml", "--explain", "trainer"),
+    ("estimate", "Qwen/Qwen3-8B", "--on", "8xA100-80GB"),
+    ("lint", "ds.json"),
+    ("fixes", "pad-token"),
+    ("schema", "--json"),
+    ("recipes", "qwen3_8b_lora", "--copy"),
+    ("completion", "bash"),
+]
+"""What a machine without the training stack can do, after `init` wrote mine.yaml there."""
+
+
+def plan_without_the_stack(
+    effilaunch: tuple[object, ...], folder: Path, commands: Sequence[Sequence[str]]
+) -> None:
+    """`init` and the commands in an empty folder."""
+    (folder / "rows.jsonl").write_text(PAIR * 3, encoding="utf-8")
+    (folder / "ds.json").write_text('{"train_batch_size": 8}', encoding="utf-8")
+    (folder / "axolotl.yml").write_text(AXOLOTL, encoding="utf-8")
+    init = ("init", "--model", "Qwen/Qwen3-0.6B", "--data", "rows.jsonl", "--goal", "instructions")
+    said = call(*effilaunch, *init, "--on", "1xL4-24GB", "--output", "mine.yaml", "--json", cwd=folder)
+    assert json.loads(said)["method"] == "full"
+    for words in commands:
+        assert call(*effilaunch, *words, cwd=folder).strip(), words
+
+
+def test_planning_commands_need_no_training_stack(installed, tmp_path):
+    plan_without_the_stack((installed / "effilaunch",), tmp_path, PLANNING)
+
+
+def test_the_package_is_the_command_and_plans_the_same(installed, tmp_path):
+    words = ("plan", "starcoder_lora", "--on", "8xA100-80GB", "--json")
+    ours = call(installed / "python", "-m", "launcher", *words, cwd=tmp_path)
+    assert ours == call(installed / "effilaunch", *words, cwd=tmp_path)
+
+
+def test_commands_that_train_say_what_to_install(installed, tmp_path):
+    effilaunch = installed / "effilaunch"
+    (tmp_path / "rows.jsonl").write_text(PAIR, encoding="utf-8")
+    init = ("init", "--model", "Qwen/Qwen3-0.6B", "--data", "rows.jsonl", "--goal", "instructions")
+    call(effilaunch, *init, "--on", "cpu", "--output", "mine.yaml", cwd=tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / MARKER).touch()
+    for words in (
+        ("run", "mine.yaml"),
+        ("prepare", "mine.yaml"),
+        ("generate", "run", "Hello"),
+        ("merge", "run"),
+        ("eval", "run"),
+    ):
+        done = run(effilaunch, *words, cwd=tmp_path)
+        assert done.returncode == 4, (words, done.stdout + done.stderr)
+        assert "pip install 'effilaunch[train]'" in done.stderr, (words, done.stderr)
+
+
+def test_the_script_works_by_its_path_with_an_empty_environment(installed, tmp_path):
+    """As pipx links it: another folder, no home, none of the environment's variables."""
+    bare = ("env", "-i", "PATH=/usr/bin:/bin", installed / "effilaunch")
+    assert call(*bare, "--version", cwd="/").startswith("effilaunch ")
+    assert "memory of each device" in call(
+        *bare, "plan", "starcoder_lora", "--on", "cpu", cwd=tmp_path, code=None
+    )
+    plan = json.loads(call(*bare, "plan", "starcoder_lora", "--on", "8xA100-80GB", "--json", cwd=tmp_path))
+    assert plan["hardware"]["devices_per_node"] == 8
+
+
+TYPED = """\
+from launcher.recipe.loading import load_recipe
+
+batch: {} = load_recipe("smoke").recipe.global_batch_size
+"""
+
+
+def test_a_script_of_the_user_sees_our_types(installed, tmp_path):
+    pytest.importorskip("mypy")
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "python")
+    for kind, code in (("int | None", 0), ("str", 1)):
+        (tmp_path / "mine.py").write_text(TYPED.format(kind), encoding="utf-8")
+        said = call(*mypy, "--cache-dir", tmp_path / "cache", "mine.py", cwd=tmp_path, code=code)
+        assert ("Incompatible types in assignment" in said) == (code == 1), said
+
+
+@pytest.mark.parametrize("minor", [12, 13])
+def test_other_pythons_plan(wheel, tmp_path, minor):
+    python = other_python(minor)
+    if python is None:
+        pytest.skip(f"there is no Python 3.{minor} here")
+    made = made_environment(tmp_path / "venv", python, wheel)
+    version = call(made / "python", "-c", "import sys; print(sys.version_info[1])", cwd=tmp_path)
+    assert version.strip() == str(minor)
+    (tmp_path / "here").mkdir()
+    plan_without_the_stack((made / "python", "-m", "launcher"), tmp_path / "here", PLANNING[:3])

@@ -284,6 +284,11 @@ def test_wandb_is_asked_for_a_login_only_where_a_run_reports_to_it(tmp_path, pla
     out = changed("host", wandb_login=False)
     assert verdict("wandb", out, reporting).status == "warn"
     assert verdict("wandb", HEALTHY, reporting).status == "ok"
+    silent = verdict("wandb", replace(HEALTHY, wandb_obstacle="it does not answer"), reporting)
+    assert silent.status == "warn"
+    assert silent.message.startswith("it does not answer: the run will be logged offline")
+    assert subject_of(reporting, "r.yaml").wandb
+    assert not subject_of(plan, "r.yaml").wandb
     assert verdict("wandb", out, plan).status == "skip"
     offline = changed("host", wandb_login=False, environment={"WANDB_MODE": "offline"})
     assert verdict("wandb", offline, reporting).status == "ok"

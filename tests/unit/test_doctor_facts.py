@@ -246,7 +246,7 @@ def test_tested_versions_and_ranges_are_the_projects(root):
     assert {name: pinned[name.lower()] for name in TESTED} == TESTED
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["train"], *extras["dpo"]]
+    wanted = [*project["dependencies"], *extras["train"], *extras["dpo"], *extras["trackers"]]
     assert {name + limits for name, limits in RANGES.items()} == set(wanted)
     assert RANGES.keys() <= TESTED.keys()
     assert outside_range("transformers", "4.57.1") == ">=5.20,<6"

@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+import base64
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from launcher.execute.environment import mend_environment
+from launcher.facts import wandb_server
 
 KEY = {"WANDB_API_KEY": "k" * 40}
+
+
+class Server(BaseHTTPRequestHandler):
+    """Knows one key; at /elsewhere it sends on to another server."""
+
+    def do_POST(self):
+        self.server.heard.append(self.headers["Authorization"])
+        self.rfile.read(int(self.headers["Content-Length"]))
+        right = self.headers["Authorization"] == "Basic " + base64.b64encode(b"api:" + b"k" * 40).decode()
+        code = 302 if self.path.startswith("/elsewhere") else 500 if "broken" in self.path else 200
+        self.send_response(code if right else 401)
+        if code == 302:
+            self.send_header("Location", f"http://localhost:{self.server.server_port}/graphql")
+        self.end_headers()
+
+    do_GET = do_POST
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as found:
+        found.heard = []
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def online(server):
+    return {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}"}
 
 
 @pytest.fixture
@@ -28,22 +70,68 @@ def test_who_does_not_report_to_wandb_needs_no_login(home, report_to):
 
 
 @pytest.mark.parametrize(
-    "said", [KEY, {"WANDB_MODE": "disabled"}, {"WANDB_MODE": "online"}, {"WANDB_IDENTITY_TOKEN_FILE": "/t"}]
+    "said", [{"WANDB_MODE": "disabled"}, {"WANDB_MODE": "online"}, {"WANDB_IDENTITY_TOKEN_FILE": "/t"}]
 )
 def test_a_login_or_a_mode_of_ones_own_stays(home, said):
     assert mend_environment({**home, **said}, "wandb") == ({}, [])
 
 
-def test_a_login_in_the_netrc_file_counts(home, tmp_path):
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password " + "k" * 40 + "\n")
-    assert mend_environment(home, "wandb") == ({}, [])
+def test_a_login_in_the_environment_or_the_netrc_file_counts(home, tmp_path, server, online):
+    assert mend_environment({**home, **KEY, **online}, "wandb") == ({}, [])
+    place = f"127.0.0.1:{server.server_port}"
+    (tmp_path / ".netrc").write_text(f"machine {place} login user password " + "k" * 40 + "\n")
+    assert mend_environment({**home, **online}, "wandb") == ({}, [])
     other = {**home, "WANDB_BASE_URL": "https://wandb.example.org"}
-    assert mend_environment(other, "wandb")[0] == {"WANDB_MODE": "offline"}
+    added, (note,) = mend_environment(other, "wandb")
+    assert added == {"WANDB_MODE": "offline"}
+    assert note.startswith("no wandb login on this machine: ")
+
+
+def test_a_key_that_the_server_refuses(home, online):
+    added, (note,) = mend_environment({**home, **online, "WANDB_API_KEY": "w" * 40}, "wandb")
+    assert added == {"WANDB_MODE": "offline"}
+    assert note.startswith(f"wandb's server {online['WANDB_BASE_URL']} refuses this machine's key: ")
+    assert "www" not in note
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_server_that_does_not_answer_is_not_waited_for(home, monkeypatch, listens):
+    monkeypatch.setattr(wandb_server, "ANSWERS_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if listens:
+            silent.listen()
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        added, (note,) = mend_environment({**home, **KEY, "WANDB_BASE_URL": address}, "wandb")
+        assert time.monotonic() - began < 2
+    assert added == {"WANDB_MODE": "offline"}
+    assert note.startswith(f"wandb's server {address} does not answer: the run is logged offline")
+
+
+def test_a_name_whose_look_up_hangs_is_not_waited_for(home, monkeypatch):
+    monkeypatch.setattr(wandb_server, "ANSWERS_S", 0.1)
+
+    def look_up(*_, **__):
+        time.sleep(1.5)
+        raise socket.gaierror("the resolver gave up")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    began = time.monotonic()
+    assert mend_environment({**home, **KEY}, "wandb")[0] == {"WANDB_MODE": "offline"}
+    assert time.monotonic() - began < 1.2
+
+
+@pytest.mark.parametrize("path", ["/broken", "/elsewhere"])
+def test_what_is_no_clear_no_is_left_to_wandb(home, server, online, path):
+    environ = {**home, **KEY, "WANDB_BASE_URL": online["WANDB_BASE_URL"] + path}
+    assert mend_environment(environ, "wandb") == ({}, [])
+    assert len(server.heard) == 1, "the key goes to no other address"
 
 
 @pytest.mark.parametrize(("value", "told"), [("true", True), ("1", True), ("false", False), ("", False)])
-def test_a_variable_that_nobody_reads_any_more_is_told(home, value, told):
-    environ = {**home, **KEY, "WANDB_DISABLED": value}
+def test_a_variable_that_nobody_reads_any_more_is_told(home, online, value, told):
+    environ = {**home, **KEY, **online, "WANDB_DISABLED": value}
     added, notes = mend_environment(environ, "wandb")
     assert added == {}
     assert any("WANDB_DISABLED" in note for note in notes) is told

@@ -140,6 +140,9 @@ SPELLINGS = {
         "RuntimeError: Evaluation hit an out-of-memory error. `auto_find_batch_size` only"
     ],
     "wandb-login": ["wandb.errors.UsageError: No API key configured. Use `wandb login` to log in."],
+    "wandb-unreachable": [
+        'wandb.errors.errors.CommError: Timed out while retrying: Post "http://127.0.0.1:9/graphql": dial tcp'
+    ],
     "report-to-unknown": ["ValueError: foo is not supported, only azure_ml, comet_ml, mlflow are supported."],
     "hub-unreachable": [
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them",

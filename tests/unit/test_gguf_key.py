@@ -22,13 +22,13 @@ def file(tmp_path, monkeypatch):
 @pytest.fixture
 def hashed(monkeypatch):
     """The files that were read to their end."""
-    read, whole = [], hashlib.file_digest
+    read, whole = [], gguf._hashed
 
-    def noted(stream, kind):
-        read.append(stream.name)
-        return whole(stream, kind)
+    def noted(source, size):
+        read.append(str(source))
+        return whole(source, size)
 
-    monkeypatch.setattr(hashlib, "file_digest", noted)
+    monkeypatch.setattr(gguf, "_hashed", noted)
     return read
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.lint.check import LARGEST, lint_text
 from launcher.lint.mend import applied, mended
+from launcher.lint.positions import read_json
 from launcher.lint.types import _NUMBER
 
 SECONDS = 10.0
@@ -79,3 +80,10 @@ def test_a_key_as_long_as_its_file_does_not_fill_the_screen():
     found = lint_text(f'{{"train_batch_size": 8, "{"k" * 50_000}": 1}}', "a.json")
     assert len(str(found[0])) < 5000
     assert found[0].code == "ds-typo-toplevel"
+
+
+def test_a_bare_token_is_not_quoted():
+    token = "hf_" + "Zq" * 14
+    findings = read_json(f'{{"a": {token}}}', "ds.json").findings
+    assert findings
+    assert token not in repr(findings)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+from reports import result
+
 from launcher.report.measured_text import measured_lines
+from launcher.report.text import result_text
 
 GIB = 2**30
 
@@ -51,3 +55,16 @@ def test_shorter_rows_than_planned_are_named():
     assert short[-1].strip() == "the longest batch had 300 of the 1,024 tokens that were planned for"
     pictures = measured_lines(memory(tokens={"planned": None, "largest": None}))
     assert len(pictures) == len(short) - 1
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({"resumed_at": 30}, "  steps     40, the last 10 of them in 95 s"),
+        ({"resumed_at": 0}, "  steps     40 in 95 s"),
+        ({}, "  steps     40 in 95 s"),
+    ],
+)
+def test_the_time_of_a_resumed_run_is_that_of_its_last_steps(told, line):
+    rows = {"read": 9, "kept": 9, "truncated": 0, "split": 0, "dropped": 0, "train": 9, "eval": 0}
+    assert line in result_text(result(rows=rows, **told), "R", []).splitlines()

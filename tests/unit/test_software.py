@@ -7,6 +7,7 @@ from importlib import metadata
 import pytest
 from factories import plan
 
+from launcher.commands.running import check_machine
 from launcher.doctor.needs import NEEDED, needed_modules
 from launcher.errors import MachineError
 from launcher.facts.software import PACKAGES, installed_versions, require_modules
@@ -29,6 +30,9 @@ def test_what_is_missing_is_named():
         (["torch", "trl"], "pip install 'effilaunch[train,dpo]'"),
         (["flash_attn"], "pip install flash-attn --no-build-isolation"),
         (["liger_kernel"], "pip install 'effilaunch[liger]'"),
+        (["tensorboard", "trackio"], "pip install 'effilaunch[trackers]'"),
+        (["wandb", "trackio"], "pip install 'effilaunch[train,trackers]'"),
+        (["mlflow"], "pip install mlflow"),
         (
             ["peft", "flash_attn"],
             "pip install 'effilaunch[train]'; pip install flash-attn --no-build-isolation",
@@ -58,6 +62,9 @@ FLASH = {"model__attn_implementation": "flash_attention_2"}
         ({"trainer__use_liger_kernel": "true"}, ["peft", "liger_kernel"]),
         ({"trainer__use_liger_kernel": "false"}, ["peft"]),
         (FLASH, ["peft", "flash_attn"]),
+        ({"trainer__report_to": "trackio"}, ["peft", "trackio"]),
+        ({"trainer__report_to": "[tensorboard, wandb]"}, ["peft", "tensorboard", "wandb"]),
+        ({"trainer__report_to": "all"}, ["peft"]),
     ],
 )
 def test_what_the_workers_of_a_plan_import(tmp_path, monkeypatch, given, more):
@@ -70,6 +77,22 @@ def test_the_hubs_kernel_stands_in_for_flash_attn(tmp_path, monkeypatch):
     made = plan(tmp_path, "1xA100-80GB", **FLASH)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "kernels" else None)
     assert "flash_attn" not in needed_modules(made)
+
+
+def test_a_run_whose_tracker_is_missing_does_not_start(tmp_path, monkeypatch):
+    made = plan(tmp_path, "1xA100-80GB", trainer__report_to="[wandb, trackio]")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "trackio" else object())
+    with pytest.raises(MachineError, match="not installed: trackio") as caught:
+        check_machine(made)
+    assert caught.value.exit_code == 4
+    assert caught.value.problems[0].hint == "pip install 'effilaunch[trackers]'"
+
+
+def test_tensorboardx_stands_in_for_tensorboard(tmp_path, monkeypatch):
+    made = plan(tmp_path, "1xA100-80GB", trainer__report_to="tensorboard")
+    assert "tensorboard" in needed_modules(made)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name == "tensorboardX" else None)
+    assert "tensorboard" not in needed_modules(made)
 
 
 def test_versions_are_those_of_the_packages_metadata():

@@ -12,9 +12,17 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from launcher.facts.status import RankStatus, is_alive, process_started, read_statuses, status_file
+from launcher.facts.status import (
+    RankStatus,
+    is_alive,
+    process_started,
+    read_stage,
+    read_statuses,
+    stage_file,
+    status_file,
+)
 from launcher.train import status as writer
-from launcher.train.status import Status
+from launcher.train.status import Bar, Status
 
 
 @pytest.fixture
@@ -149,3 +157,61 @@ def test_a_programs_name_may_hold_brackets_and_spaces(tmp_path):
         assert process_started(child.pid) == int(line.rpartition(") ")[2].split()[19])
     finally:
         child.communicate("", timeout=10)
+
+
+def test_how_far_a_long_step_is_is_written_twice_a_second_at_most(run_dir, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(writer.time, "monotonic", lambda: now[0])
+    status = Status(run_dir, 0)
+    status.enter("load")
+    written = []
+    for done in range(1, 6):
+        now[0] += 0.2
+        status.show(Bar("Loading weights", done, 5))
+        written.append(said(run_dir).done)
+    assert written == [0, 0, 3, 3, 3]
+    assert (said(run_dir).title, said(run_dir).total) == ("Loading weights", 5)
+    status.show(None)
+    assert (said(run_dir).title, said(run_dir).done, said(run_dir).total) == ("", 0, None), "at once"
+
+
+def test_the_end_of_training_and_the_memory_are_told(run_dir):
+    status = Status(run_dir, 0)
+    assert (said(run_dir).steps, said(run_dir).memory) == (None, None)
+    status.begin_training(4, 10, lambda: 77)
+    found = said(run_dir)
+    assert (found.phase, found.step, found.begun, found.steps, found.memory) == ("train", 4, 4, 10, 77)
+
+
+def test_a_status_of_an_older_worker_is_one(run_dir):
+    Status(run_dir, 0)
+    values = json.loads(status_file(run_dir, 0).read_text())
+    for name in ("steps", "begun", "memory", "title", "done", "total", "unit"):
+        del values[name]
+    status_file(run_dir, 0).write_text(json.dumps(values))
+    assert (said(run_dir).steps, said(run_dir).title) == (None, "")
+
+
+def test_a_process_that_is_no_rank_speaks_until_it_ends(run_dir):
+    status = Status(run_dir, 0, "prepare")
+    status.show(None)
+    assert read_statuses(run_dir) == {}
+    found = read_stage(run_dir, "prepare")
+    assert found is not None
+    assert found.phase == "start"
+    values = json.loads(stage_file(run_dir, "prepare").read_text())
+    stage_file(run_dir, "prepare").write_text(json.dumps({**values, "started": 1}))
+    assert read_stage(run_dir, "prepare") is None, "what an ended one said"
+    assert read_stage(run_dir, "convert") is None
+
+
+def test_a_batch_that_ends_moves_the_bar_and_the_clock_at_once(run_dir):
+    status = Status(run_dir, 0)
+    status.enter("evaluate")
+    before = read_statuses(run_dir)[0]
+    status._written = 0.0
+    time.sleep(0.01)
+    status.moved(Bar("Evaluating", 1, 3, "batches"))
+    after = read_statuses(run_dir)[0]
+    assert after.since > before.since, "else a long batch would look like a hang"
+    assert (after.title, after.done, after.total) == ("Evaluating", 1, 3)

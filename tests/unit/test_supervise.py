@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from launcher.execute.endings import hang_problem, was_stopped
 from launcher.execute.failed import KnownFailure
 from launcher.execute.following import Ended
 from launcher.execute.log_file import LogFile
-from launcher.execute.output import Output
+from launcher.execute.output import Output, errors_in
 from launcher.execute.restarts import Begun, may_pass, pause_before
 from launcher.execute.stacks import parse_stack
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost
@@ -308,7 +309,7 @@ def test_pauses_double_up_to_five_minutes():
     assert pause_before(1000) == 300
 
 
-def copied(tmp_path, text, *calls):
+def copied(tmp_path, text, *calls, told=()):
     """What `echo` got of this text, and the log."""
     reader, writer = os.pipe()
     os.write(writer, text.encode())
@@ -316,13 +317,22 @@ def copied(tmp_path, text, *calls):
     shown = []
     (tmp_path / "log").unlink(missing_ok=True)
     with open(reader, "rb") as stream, LogFile(tmp_path / "log", shown.append) as log:  # noqa: PTH123  # a pipe
-        output = Output(stream, log, shown.append)
+        output = Output(stream, log, shown.append, told=lambda: told)
         while not output.ended:
             output.copy(0.1)
         for call in calls:
             call(output)
         output.close()
     return shown, (tmp_path / "log").read_text()
+
+
+def test_a_ranks_error_that_is_told_in_the_end_is_in_the_log_alone(tmp_path):
+    (tmp_path / "error-rank-0.json").write_text(r'{"message": "the loss was nan\nsee there"}')
+    (tmp_path / "error-rank-1.json").write_text("{")
+    text = "error: the loss was nan\nsee there\nsee there\nerror: gcc failed\nthe loss was nan\n"
+    shown, log = copied(tmp_path, text, told=errors_in(tmp_path))
+    assert shown == ["error: gcc failed", "the loss was nan"]
+    assert log == text
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File x\nRuntimeError: Connection closed by peer\n"
@@ -374,3 +384,17 @@ def test_a_bar_that_draws_for_hours_takes_no_memory(tmp_path):
 def test_a_warning_of_the_launcher_at_the_start_hides_nothing(tmp_path):
     text = "W1122 10:00:00.1 7 torch/distributed/run.py:852] Setting OMP_NUM_THREADS\nstep 1\n"
     assert copied(tmp_path, text)[0] == text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("phase", "hangs"),
+    [("load", False), ("save", False), ("train", True), ("evaluate", True), ("skip", True)],
+)
+def test_a_bar_that_moves_is_progress_where_nothing_else_tells_of_any(phase, hangs):
+    watch = Watch(
+        Path("/nowhere"), 2.0, limits=Limits(save=3600.0, load=3600.0, evaluate=3600.0, skip=3600.0)
+    )
+    for second in range(0, 2 * 3600, 5):
+        said = replace(status(phase=phase, median=1.0), title="Loading weights", done=second)
+        watch.see({0: said}, [0], 5.0)
+    assert (watch.hang() is not None) == hangs

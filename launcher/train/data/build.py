@@ -15,6 +15,7 @@ from launcher.train.data.counts import result_rows
 from launcher.train.data.pack import PackedRows, pack_lengths
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
+from launcher.train.progress import LEAST_S, Progress
 
 PLACES = ("file", "number")
 """Columns that say which row a sample came from; the model never sees them."""
@@ -76,6 +77,26 @@ def build_data(job: Job, processing: Any) -> Data:
     )  # fmt: skip
 
 
+def build_evaluation(job: Job, processing: Any) -> Data:
+    """The rows held out alone, as an evaluation during the run has them. RecipeError as `build_data`.
+
+    They stand in the place of the training rows, too, for trainers that will not do without.
+    """
+    record = read_record(job)
+    held_out = job.value("data.eval")
+    if isinstance(held_out, Mapping):
+        rows = _open(record, "train")
+        rows = rows.select(_split(job, rows, held_out)[1])
+    else:
+        rows = _open(record, "eval")
+    evaluation = _finish(job, _without_places(rows), processing)
+    labels = tuple(record["labels"]) if record.get("labels") else None
+    return Data(
+        evaluation, evaluation, _collator(job, processing), labels, {},
+        formats=tuple(record["formats"]), collate_eval=_eval_collator(job, processing),
+    )  # fmt: skip
+
+
 def _open(record: Mapping[str, Any], name: str) -> Any:
     """The samples of a split, None when it has none."""
     split = record["splits"].get(name)
@@ -131,7 +152,9 @@ def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
         return Pictures(samples, processing)
     if not job.value("data.packing"):
         return samples
-    return PackedRows(samples, pack_lengths(sample_lengths(samples), job.value("data.max_length")))
+    with Progress("Packing the samples", least_s=LEAST_S):
+        packs = pack_lengths(sample_lengths(samples), job.value("data.max_length"))
+    return PackedRows(samples, packs)
 
 
 def sample_lengths(samples: Any) -> Any:

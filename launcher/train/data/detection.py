@@ -152,7 +152,7 @@ def _unknown(
     who = f"task {task}" if asked == "auto" else f"format {asked}"
     message = f"the columns {_listed(rows)} do not make the rows that {who} needs (expected {wanted})"
     others = [fmt for fmt in FORMAT_FIELDS if fmt not in formats and _columns(fmt, rows, columns) is not None]
-    suggestions = [s for fmt in formats if (s := _suggestion(fmt, rows, columns)) is not None]
+    suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
     if suggestions:
         fewest = min(suggestions, key=len)
         named = ", ".join(f"{field}: {column}" for field, column in fewest.items())
@@ -167,7 +167,7 @@ def _unknown(
     return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
 
 
-def _suggestion(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
+def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
     """What to write as `columns` when each missing field has a column of a like name."""
     needed, optional = FORMAT_FIELDS[fmt]
     if not set(columns) <= {*needed, *optional}:

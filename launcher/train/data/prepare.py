@@ -19,7 +19,6 @@ from launcher.train.data.encode import encode_rows, encoder_for
 from launcher.train.data.encoded import EncodedBatch, Encoder
 from launcher.train.data.formats import collect_labels
 from launcher.train.data.parallel import ordered_map
-from launcher.train.data.progress import Progress
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
 from launcher.train.data.store import RECORD, SampleWriter, arrow_columns, content_key, tokenizer_digest
@@ -27,6 +26,7 @@ from launcher.train.heads import label_order
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.outcome import write_json
+from launcher.train.progress import Progress
 
 BATCH = 512
 """Rows that are encoded together."""
@@ -63,6 +63,23 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
         for told, source in zip(record["splits"][name]["sources"], sources, strict=True):
             told |= {"path": source.settings["path"], "unused": list(source.unused)}
     return {**record, "folder": str(target), "formats": formats}
+
+
+def prepare_rows(
+    job: Job, processing: Any, hooks: Hooks, labels: Sequence[str] | None, folder: Path
+) -> dict[str, Any]:
+    """Prepare the rows of `data.eval` alone into a folder, for a run that has its labels; their record."""
+    sources = recognise(job, "eval", hooks)
+    written = _write_split(job, processing, hooks, "eval", sources, labels, folder)
+    return {
+        "schema_version": 1,
+        "key": None,
+        "task": job.value("task"),
+        "labels": labels,
+        "splits": {"eval": {**written, "files": [file for source in sources for file in source.files]}},
+        "folder": str(folder),
+        "formats": [source.detected.format for source in sources],
+    }
 
 
 def _build(

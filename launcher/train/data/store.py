@@ -116,10 +116,13 @@ def read_record(job: Job) -> dict[str, Any]:
     path = job.run_dir / RECORD
     hint = f"prepare it again: python -m launcher.train.prepare {job.run_dir}"
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         message = f"the data of this run is not prepared: {error}"
         raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint)) from error
+    if not isinstance(record, dict):
+        message = "the data of this run is not prepared: no JSON object"
+        raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint))
     folder = record.get("folder")
     if folder is not None and not Path(folder, RECORD).is_file():
         message = "the prepared data has been removed from the cache"

@@ -30,6 +30,17 @@ def wandb_init():
     run.log({"loss": 1.0})
 
 
+@caused(
+    "wandb-unreachable", env={"WANDB_BASE_URL": CLOSED, "WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "5"}
+)
+def wandb_unreachable():
+    import tiny
+    from transformers import Trainer, TrainingArguments
+
+    args = TrainingArguments("out", max_steps=4, report_to="wandb", use_cpu=True)
+    Trainer(tiny.model(), args, train_dataset=tiny.rows()).train()
+
+
 @caused("report-to-unknown")
 def report_to_unknown():
     import tiny

@@ -1,0 +1,228 @@
+"""The pages that are made from the code, so that they cannot be out of date.
+
+Call it after a change to the schema, the parser, the fixes or the failures:
+
+    python docs/make.py            writes them
+    python docs/make.py --check    compares, and ends with 1 where one differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from recipe_page import NOTE, recipe_page, shown_value, table
+
+from launcher import errors
+from launcher.failures.page import linked, page_text
+from launcher.importing.axolotl import row_types
+from launcher.importing.mapping import mapping_rows
+from launcher.parsing import COMMANDS, build_parser
+from launcher.plan.fixes import FIXES
+from launcher.plan.fixes.fix import Fix
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import load_recipe
+from launcher.report.plots import Bar, stacked_bars
+
+DOCS = Path(__file__).resolve().parent
+
+PAGES = {
+    "run": "quickstart.md",
+    "plan": "memory.md",
+    "prepare": "data.md",
+    "submit": "cluster.md",
+    "lint": "lint.md",
+    "estimate": "memory.md",
+    "ladder": "ladder.md",
+    "drill": "faults.md",
+    "fixes": "fixes.md",
+    "schema": "recipe.md",
+    "diagnose": "diagnose.md",
+    "doctor": "doctor.md",
+    "report": "reports.md",
+    "merge": "results.md",
+    "generate": "results.md",
+    "eval": "results.md",
+    "import": "import.md",
+}
+"""Command -> the page that says more of it."""
+
+
+# --- the command line
+
+
+def commands_page() -> str:
+    """Every command with its arguments, as the parser has them."""
+    parser = build_parser()
+    commands: Any = next(action for action in parser._actions if isinstance(action.choices, dict))
+    parts = ["# Command reference", NOTE, COMMON]
+    for name, summary, _ in COMMANDS:
+        rows = [_argument(action) for action in commands.choices[name]._actions if action.dest not in SHARED]
+        more = f" More: [{PAGES[name]}](../{PAGES[name]})" if _exists(PAGES.get(name)) else ""
+        parts += [f"## {name}", f"{summary[0].upper()}{summary[1:]}.{more}"]
+        parts += [table(("argument", "meaning"), rows)] if rows else []
+    codes = [(f"`{code}`", meaning) for code, meaning in exit_codes()]
+    return "\n\n".join([*parts, "## Exit codes", table(("code", "meaning"), codes)]) + "\n"
+
+
+COMMON = (
+    "`effilaunch COMMAND --help` says the same. Every command takes `--json`: one object on stdout, with "
+    "`schema_version` and `command`, and in place of a page of errors `problems[{code, message, file, line, "
+    "path, hint}]`; what is said meanwhile goes to stderr."
+)
+SHARED = ("help", "json")
+
+
+def _exists(page: str | None) -> bool:
+    return page is not None and (DOCS / page).is_file()
+
+
+def _argument(action: argparse.Action) -> tuple[str, str]:
+    """The words of an argument and what it does, with choices and repetition."""
+    shown = str(action.metavar or (action.dest.upper() if action.nargs != 0 else ""))
+    if action.choices:
+        shown = "|".join(map(str, action.choices))
+    flags = ", ".join(action.option_strings)
+    name = f"{flags} {shown}".strip()
+    name = {"?": f"[{name}]" if not flags else f"{flags} [{shown}]",
+            "+": f"{name}…"}.get(str(action.nargs), name)  # fmt: skip
+    again = "; may be repeated" if isinstance(action.default, list) and action.option_strings else ""
+    return f"`{name}`", f"{action.help or ''}{again}"
+
+
+def exit_codes() -> list[tuple[int, str]]:
+    """Code -> what it says, from the classes of the errors."""
+    classes: tuple[type[errors.EffilaunchError], ...] = (
+        errors.RecipeError, errors.DoesNotFit, errors.MachineError, errors.RunFailed, errors.Interrupted,
+    )  # fmt: skip
+    said = [
+        (kind.exit_code, str(kind.__doc__).splitlines()[0].split("; ")[0].rstrip(".")) for kind in classes
+    ]
+    return [(0, "Done"), *said, (70, "A bug of effilaunch; the message names a log")]
+
+
+# --- the fixes
+
+
+def fixes_page() -> str:
+    """Every known fix, in the order of application."""
+    parts = [
+        "# Every known fix",
+        NOTE,
+        f"{len(FIXES)} combinations that a plan knows, in the order in which it looks at them; "
+        "[fixes.md](../fixes.md) says what a fix may do and how one is disabled. "
+        "`effilaunch fixes ID` shows one of them, and whether it is for the installed versions.",
+    ]
+    for fix in FIXES:
+        versions = "all" if fix.versions == "*" else f"`{fix.versions}`"
+        rows = [
+            ("when", f"{fix.condition}"),
+            (fix.action, _changes(fix)),
+            ("reason", fix.reason),
+            *([("instead", fix.hint)] if fix.hint else []),
+            ("source", linked(fix.source)),
+            ("versions", versions),
+        ]
+        parts += [f"## {fix.id}", f"{fix.title}.", table(("", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _changes(fix: Fix) -> str:
+    """The settings that it is about, from the cases that its tests plan."""
+    cases = importlib.import_module("fix_cases").CASES[fix.id][0]
+    if fix.action != "set":
+        return ", ".join(dict.fromkeys(f"`{case.setting}`" for case in cases))
+    shown = dict.fromkeys(f"`{case.setting}` = {shown_value(case.value)}" for case in cases if case.setting)
+    yields = "; where the recipe says otherwise, that stays, with a warning" if fix.yields else ""
+    return ", or ".join(shown) + yields
+
+
+# --- the picture of the first page
+
+
+def plan_picture() -> str:
+    """The peak of a shipped recipe by component, and of near ones, against what its device holds."""
+    told = importlib.import_module("factories").facts("1xRTX4090-24GB", "meta-llama/Llama-3.1-8B")
+    bars = []
+    for words, overrides in NEAR.items():
+        recipe = load_recipe(DOCS.parent / "recipes" / "llama3_8b_qlora_24gb.yaml", overrides)
+        try:
+            memory = make_plan(recipe, told).memory
+        except errors.DoesNotFit as error:
+            memory = error.nearest_miss.memory
+        bars.append(Bar(words, asdict(memory.components), note="fits" if memory.fits else "does not fit"))
+    title = "What does Llama-3.1-8B with LoRA take of an RTX 4090? As planned, before anything starts"
+    return stacked_bars(title, bars, limit=("the device holds", told.hardware.device_bytes or 0)) + "\n"
+
+
+NEAR = {
+    "the recipe: QLoRA, nf4": [],
+    "samples of 8,192 tokens": ["data.max_length=8192"],
+    "over weights in 16 bits": ["model.quantization=none"],
+    "without checkpointing": ["trainer.activation_checkpointing=false"],
+}
+"""What a bar shows -> what it changes in the recipe."""
+
+
+# --- from other tools
+
+
+def mapping_page(page: str) -> str:
+    """A page about coming from a tool, with the tables that `import` goes by."""
+
+    def filled(found: re.Match[str]) -> str:
+        rows = mapping_rows(found[3]) if found[2] == "mapping" else row_types()
+        shown = [(f"`{theirs}`", f"`{ours}`" if ours else "", note) for theirs, ours, note in rows]
+        return f"{found[1]}{table(('there', 'in a recipe', 'note'), shown)}\n{found[4]}"
+
+    return BETWEEN.sub(filled, (DOCS / page).read_text(encoding="utf-8"))
+
+
+BETWEEN = re.compile(r"(<!-- (mapping|rows) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MAPPED = ("import.md", *(f"migrate/{tool}.md" for tool in ("axolotl", "llamafactory", "trl", "script")))
+
+
+# --- all of them
+
+
+PAGES_OF: Mapping[str, Callable[[], str]] = {
+    "failures.md": page_text,
+    "reference/recipe.md": recipe_page,
+    "reference/commands.md": commands_page,
+    "reference/fixes.md": fixes_page,
+    "plan.svg": plan_picture,
+    **{page: partial(mapping_page, page) for page in MAPPED},
+}
+"""File below docs/ -> what writes it."""
+
+
+def main() -> int:
+    """Write the pages, or compare them."""
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--check", action="store_true", help="write nothing; 1 where a page is out of date")
+    check = words.parse_args().check
+    stale = []
+    for name, made in PAGES_OF.items():
+        file, text = DOCS / name, made()
+        if file.is_file() and file.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(name)
+        if not check:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+    sys.stdout.write("".join(f"{'out of date' if check else 'written'}: docs/{name}\n" for name in stale))
+    return 1 if stale and check else 0
+
+
+# the cases of the fixes are data of the tests
+sys.path.insert(0, str(DOCS.parent / "tests"))
+
+if __name__ == "__main__":
+    sys.exit(main())

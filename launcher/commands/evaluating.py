@@ -1,0 +1,50 @@
+"""`eval`: loss, perplexity and accuracy of what a run has trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launcher.commands.finished import finished_run, words_aside
+from launcher.errors import Problem, RecipeError
+from launcher.facts.software import require_modules
+from launcher.render.new_file import refuse_existing, write_new, writing
+from launcher.report.outcome import Outcome, note
+from launcher.report.results_text import evaluated_text
+
+
+def eval_command(run_dir: str, checkpoint: str | None, data: str | None, output: str | None) -> Outcome:
+    """Evaluate a finished run, or a checkpoint of any run, on its held-out rows or on those of a file."""
+    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    if output is not None:
+        _check_free(Path(output))
+    require_modules(("torch", "transformers", "datasets"))
+    from launcher.train.evaluate import evaluate
+
+    with words_aside():
+        found = evaluate(folder, checkpoint, None if data is None else Path(data), note).to_json()
+    at_end = _at_end(folder) if checkpoint is None and data is None else None
+    told = {"run_dir": run_dir, "data": data or "the rows held out", **found, "at_end": at_end}
+    if output is not None:
+        with writing(Path(output)):
+            write_new(Path(output), json.dumps(told, indent=2) + "\n")
+    return Outcome(told, evaluated_text(told))
+
+
+def _at_end(folder: Path) -> float | None:
+    """The loss of the run's own last evaluation, of the same weights on the same rows."""
+    try:
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    held_out = result.get("eval") if isinstance(result, dict) else None
+    found = held_out.get("eval_loss") if isinstance(held_out, dict) else None
+    return found if isinstance(found, int | float) else None
+
+
+def _check_free(path: Path) -> None:
+    """RecipeError where the file could not be written: before the work, not after it."""
+    refuse_existing(path)
+    if "\0" in str(path) or not path.parent.is_dir():
+        hint = "name a file in a folder that is there with --output"
+        raise RecipeError(Problem("file-unwritable", "lies in no folder", file=str(path), hint=hint))

@@ -1,0 +1,164 @@
+"""Which of full fine-tune, LoRA and QLoRA fits, for `init`: the planner is asked for each of them in turn."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.commands.foreign import find_spec
+from launcher.commands.gather import gather
+from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
+from launcher.facts import probe
+from launcher.facts.hardware import Hardware
+from launcher.facts.heads import FAMILY_TASKS
+from launcher.plan.inputs import Facts
+from launcher.plan.planner import make_plan
+from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of
+from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.recipe.written import recipe_text
+
+_SHORTEST = 512
+"""Tokens: the shortest data.max_length that is tried."""
+_TALKS = re.compile(
+    r"(^|[-_.])(it|instruct|chat|assistant|sft|dpo|hermes|zephyr|qwen)([-_.\d]|$)", re.IGNORECASE
+)
+"""Names of models that have learnt to talk, and so have a chat template."""
+_DEFAULTS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct")
+"""Models for text that need no licence, largest first."""
+
+
+_INSTEAD: Mapping[str, Mapping[str, Any]] = {
+    "fix-packing-family": {"packs": False},
+    "fix-fp16-bf16-pretrained": {"precision": "fp32"},
+}
+"""What the planner refuses of some models -> what is written for these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What fits."""
+
+    start: Start
+    method: str
+    length: int
+    missed: tuple[str, ...] = ()
+    """Methods that were tried before and do not fit."""
+
+
+def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
+    """The first method that fits, for a model as it was given.
+
+    RecipeError where the model is not found or cannot learn the goal; DoesNotFit where nothing fits.
+    """
+    keys = model_keys(model)
+    config, origin = probe.find_model_config(keys["name_or_path"], gguf_file=keys.get("gguf_file"))
+    task = task_of(goal, rows.format, FAMILY_TASKS.get(str(config.get("model_type")), ()))
+    spec, _ = find_spec(keys["name_or_path"], config, origin, task, ask=True)
+    start = Start(goal, task, keys, spec, rows, hardware, _has_template(keys))
+    while True:
+        try:
+            return _first_fitting(start)
+        except RecipeError as error:
+            changed = replace(start, **_INSTEAD.get(error.problems[0].code, {}))
+            if changed == start:
+                raise
+            start = changed
+
+
+def _first_fitting(start: Start) -> Fitting:
+    """What fits first of a start; DoesNotFit, or RecipeError with what no method can do."""
+    refused: dict[str, EffilaunchError] = {}
+    with tempfile.TemporaryDirectory(prefix="effilaunch-") as folder:
+        facts: Facts | None = None
+        for method, length in _tries(start):
+            loaded = _loaded(start, method, length, Path(folder))
+            try:
+                if facts is None or facts.trace is not None:  # a trace is of one recipe
+                    facts = gather(loaded, None)[1]
+                make_plan(loaded, facts)
+            except (DoesNotFit, RecipeError) as error:
+                refused[method] = error
+                continue
+            return Fitting(start, method, length, tuple(name for name in refused if name != method))
+    # What needs least was tried last: nothing else would have fitted either.
+    misses = [error for error in refused.values() if isinstance(error, DoesNotFit)]
+    if misses:
+        raise misses[-1]
+    problems = next(iter(refused.values())).problems
+    raise RecipeError([replace(problem, file=None, line=None) for problem in problems])  # that file is gone
+
+
+def _tries(start: Start) -> Iterator[tuple[str, int]]:
+    """Methods at the length that the rows ask for, then at shorter ones that still hold them by the guess."""
+    lengths = [first_length(start)]
+    if start.task != "image-classification":
+        pieces = start.goal == "text" or start.rows.longest_tokens is None
+        least = _SHORTEST if pieces else max(_SHORTEST, start.rows.longest_tokens or 0)
+        while lengths[-1] // 2 >= least:
+            lengths.append(lengths[-1] // 2)
+    for length in lengths:
+        for method in methods(start):
+            yield method, length
+
+
+def _loaded(start: Start, method: str, length: int, folder: Path) -> LoadedRecipe:
+    data, notes = draft(start, method, length)
+    file = folder / "recipe.yaml"
+    file.write_text(recipe_text(data, notes), encoding="utf-8")
+    return load_recipe(file)
+
+
+def model_keys(model: str) -> dict[str, str]:
+    """`name_or_path`, and `gguf_file` where a folder's only weights are in one, or that file itself is named.
+
+    Paths are absolute. RecipeError where one of several has to be named.
+    """
+    path = probe.resolve_path(model)
+    if model.lower().endswith(".gguf"):
+        parent, _, name = model.rpartition("/")
+        return {"name_or_path": _absolute(parent or "."), "gguf_file": name}
+    try:
+        is_folder = path.is_dir()
+    except (OSError, ValueError):  # a name that no file system would take
+        is_folder = False
+    held = sorted(path.glob("*.gguf")) if is_folder and not (path / "config.json").exists() else []
+    if len(held) > 1:
+        names = ", ".join(file.name for file in held)
+        hint = f"name one of them, for example {model.rstrip('/')}/{held[0].name}"
+        message = f"the folder holds several GGUF files: {names}"
+        raise RecipeError(Problem("model-ambiguous", message, file=model, hint=hint))
+    if held:
+        return {"name_or_path": _absolute(model), "gguf_file": held[0].name}
+    return {"name_or_path": _absolute(model) if is_folder else model}
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith("package:") else str(Path(path).expanduser().absolute())
+
+
+def _has_template(keys: Mapping[str, str]) -> bool:
+    known = probe.has_chat_template(keys["name_or_path"])
+    name = keys.get("gguf_file") or keys["name_or_path"].rpartition("/")[2]
+    return bool(_TALKS.search(name)) if known is None else known
+
+
+def default_model(goal: str, rows: Rows, hardware: Hardware) -> str:
+    """A model of those known here that fits and is made for the goal; empty where none is."""
+    if goal == "classify":
+        image = rows.format == "image"
+        candidates: tuple[str, ...] = (
+            "google/vit-large-patch16-224" if image else "google-bert/bert-large-uncased",
+        )
+    else:
+        candidates = _DEFAULTS[-1:] if hardware.is_cpu else _DEFAULTS
+    for name in candidates:
+        try:
+            fit(name, goal, rows, hardware)
+        except EffilaunchError:
+            continue
+        return name
+    return ""

@@ -1,0 +1,96 @@
+"""`generate`: try what a run has trained."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from launcher.commands.finished import finished_run, words_aside
+from launcher.errors import Problem, RecipeError
+from launcher.facts.software import require_modules
+from launcher.report.outcome import Outcome, harmless, note
+
+ENDS = "Ctrl-D ends it; Ctrl-C ends an answer"
+
+
+def generate_command(
+    run_dir: str, prompt: str | None, max_new_tokens: int, *, interactive: bool, as_json: bool
+) -> Outcome:
+    """Try the result of a finished run: one prompt, of the command line or of stdin, or a conversation."""
+    if interactive and as_json:
+        _refuse("-i talks at the terminal, --json is for programs", "leave one of them out")
+    if max_new_tokens < 1:
+        _refuse(f"--max-new-tokens is {max_new_tokens}, expected 1 or more", "leave it out for 64")
+    folder = finished_run(run_dir)
+    if prompt is None and not interactive:
+        prompt = _piped()
+    elif prompt is not None and not prompt.strip():
+        _refuse("the prompt is empty", "give a PROMPT, pipe one in, or talk with -i")
+    require_modules(("torch", "transformers"))
+    from launcher.train.generate import answer, converse, load_trained
+
+    with words_aside():
+        trained = load_trained(folder, note)
+    if interactive:
+        _greet(chats=trained.chats, writes=trained.writes)
+        count = converse(trained, _reader(), _write, max_new_tokens, prompt)
+        return Outcome({"run_dir": run_dir, "answers": count}, "")
+    assert prompt is not None
+    text = answer(trained, prompt, max_new_tokens)
+    return Outcome({"run_dir": run_dir, "prompt": prompt, "text": text}, text)
+
+
+def _piped() -> str:
+    """What was piped into the command. RecipeError where nothing was."""
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        _refuse("no prompt", "give a PROMPT, pipe one in, or talk with -i")
+    try:
+        found = sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        _refuse(f"what is piped in is no text: {error}", "give the prompt in UTF-8")
+    if not found.strip():
+        _refuse("the prompt that is piped in is empty", "give a PROMPT, pipe one in, or talk with -i")
+    return found
+
+
+def _refuse(message: str, hint: str) -> NoReturn:
+    raise RecipeError(Problem("usage", message, hint=hint))
+
+
+def _greet(*, chats: bool, writes: bool) -> None:
+    if not writes:
+        kind = "each line is classified by itself"
+    elif chats:
+        kind = "a conversation: the model sees what was said before"
+    else:
+        kind = "each line is a prompt of its own: the model was not trained on conversations"
+    note(f"{kind}. {ENDS}.")
+
+
+def _reader() -> Callable[[], str | None]:
+    """The next line of the user; None at the end of the input, and for Ctrl-C before a prompt."""
+    at_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if at_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - lines can be edited
+
+    def read() -> str | None:
+        try:
+            return input("> " if at_terminal else "")
+        except (EOFError, KeyboardInterrupt, RuntimeError):  # RuntimeError: stdin is closed
+            if at_terminal:
+                _write("\n")
+            return None
+        except UnicodeDecodeError as error:
+            _refuse(f"what is piped in is no text: {error}", "give the prompts in UTF-8")
+
+    return read
+
+
+def _write(piece: str) -> None:
+    """A piece of an answer, at once. Where nobody takes it any more, nothing fails by it."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(harmless(piece))
+        sys.stdout.flush()

@@ -1,0 +1,173 @@
+"""`import`: other tools' files as one recipe, what was not taken of them, and whether the recipe plans."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.commands.gather import gather
+from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
+from launcher.importing.found import Dropped, Effect
+from launcher.importing.join import Imported, import_files
+from launcher.importing.writing import beside, recipe_text
+from launcher.lint.finding import printable
+from launcher.plan.planner import make_plan
+from launcher.recipe.loading import load_recipe
+from launcher.render.new_file import existing, write_new, writing
+from launcher.report.outcome import Outcome, note
+
+ASSUMED = "A100-80GB"
+"""Device of the plan that is tried where no file and no --on names one."""
+_ORDER = (Effect.NEEDED, Effect.TRAINING, Effect.NONE)
+_HEADS = {
+    Effect.TRAINING: "changes the training, and no recipe key says it:",
+    Effect.NONE: "has no effect on what is learnt:",
+}
+
+
+def import_command(files: Sequence[str], output: str | None, on: str | None = None) -> Outcome:
+    """Turn the files into one recipe: on stdout, with the list of what was dropped on stderr; or into
+    `output`, with the list on stdout.
+
+    Exit 2 where the recipe still needs a word of the user, or is refused; it is written all the same.
+    RecipeError for files that no recipe can be made of, and for a file that is there already.
+    """
+    target = None if output is None else Path(output)
+    name = "imported" if target is None else target.stem
+    made = import_files(files)
+    text = recipe_text(made, name, Path() if target is None else target.parent)
+    others = beside(made, name)
+    if target is not None:
+        _write(target, {target.name: text, **others})
+    problems, said = _tried(made, name, target, on)
+    listed = "\n".join([*_listed(made), *_told(made.notes, said)]).strip()
+    data: dict[str, Any] = {
+        "recipe": text,
+        "output": None if target is None else str(target),
+        "files": others,
+        "tools": [{"file": file, "tool": tool} for file, tool in zip(made.files, made.tools, strict=True)],
+        "dropped": [_entry(entry) for entry in _sorted(made.dropped)],
+        "notes": made.notes,
+        "plan": said,
+    }
+    code = RecipeError.exit_code if problems else 0
+    if target is not None:
+        wrote = [str(target), *(str(target.parent / other) for other in others)]
+        return Outcome(data, f"{listed}\nwrote {', '.join(map(printable, wrote))}", problems, code)
+    note(listed)
+    if others:
+        note(f"it names {', '.join(others)}: --output FILE writes them beside it")
+    return Outcome(data, text, problems, code)
+
+
+def _entry(entry: Dropped) -> dict[str, Any]:
+    return {
+        "file": entry.place.file,
+        "line": entry.place.line,
+        "key": entry.key,
+        "value": entry.value,
+        "effect": entry.effect.value,
+        "reason": entry.reason,
+        "hint": entry.hint or None,
+    }
+
+
+def _sorted(dropped: Sequence[Dropped]) -> list[Dropped]:
+    return sorted(dropped, key=lambda e: (_ORDER.index(e.effect), e.place.file, e.place.line or 0))
+
+
+def _told(notes: Sequence[str], said: Sequence[str]) -> list[str]:
+    return ["", *notes, *said] if notes or said else []
+
+
+def _listed(made: Imported) -> list[str]:
+    """What was dropped, what changes most first; what is needed is told as errors, after all."""
+    lines: list[str] = []
+    for effect in _ORDER[1:]:
+        entries = [entry for entry in _sorted(made.dropped) if entry.effect is effect]
+        if entries:
+            lines += ["", _HEADS[effect], *(f"  {_line(entry)}" for entry in entries)]
+    return lines or ["nothing in the files was dropped"]
+
+
+def _line(entry: Dropped) -> str:
+    said = f"{entry.key}: {entry.value}" if entry.value else entry.key
+    hint = f" ({entry.hint})" if entry.hint else ""
+    return printable(f"{entry.place} {said} - {entry.reason}{hint}")
+
+
+def _write(target: Path, texts: Mapping[str, str]) -> None:
+    """Write the recipe and the files beside it, none of which may be there yet."""
+    files = {target.parent / name: text for name, text in texts.items()}
+    if there := [problem for path in files if (problem := existing(path)) is not None]:
+        raise RecipeError(there)
+    for path, text in files.items():
+        with writing(path):
+            write_new(path, text)
+
+
+def _tried(made: Imported, name: str, target: Path | None, on: str | None) -> tuple[list[Problem], list[str]]:
+    """Plan the recipe; the problems that keep it from being planned, and what is said of it."""
+    needed = [entry for entry in made.dropped if entry.effect is Effect.NEEDED]
+    missing = [_missing(entry) for entry in needed]
+    if target is not None:
+        problems, said = _planned(target, on, made)
+    else:
+        with tempfile.TemporaryDirectory(prefix="effilaunch-import-") as folder:
+            path = Path(folder) / f"{name}.yaml"
+            for other, text in beside(made, name).items():
+                write_new(path.parent / other, text)
+            write_new(path, recipe_text(made, name, path.parent))
+            problems, said = _planned(path, on, made)
+        problems = [_unplaced(problem, str(path)) for problem in problems]
+    if missing:
+        return missing, [f"{len(missing)} word(s) of yours are missing before it plans"]
+    return problems, said
+
+
+def _missing(entry: Dropped) -> Problem:
+    message = f"needs your word: {entry.reason}"
+    hint = entry.hint or None
+    return Problem("import-needs-word", message, entry.place.file, entry.place.line, entry.key, hint)
+
+
+def _unplaced(problem: Problem, path: str) -> Problem:
+    """A problem without the place of a file that is gone; those beside it keep their names."""
+    file = Path(problem.file) if problem.file else None
+    if file is None or file.parent != Path(path).parent:
+        return problem
+    name = None if str(file) == path else file.name
+    line = None if name is None else problem.line
+    return Problem(problem.code, problem.message, name, line, problem.path, problem.hint)
+
+
+def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem], list[str]]:
+    """Plan on --on, on the recipe's own hardware, or on as many A100-80GB as the files name."""
+    try:
+        loaded = load_recipe(path)
+        asked = on
+        if asked is None and loaded.recipe.hardware is None:
+            asked = _as_many(made)
+        loaded, facts = gather(loaded, asked, allow_torch=False)
+        plan = make_plan(loaded, facts)
+    except DoesNotFit as error:
+        said = f"no plan fits {asked or 'its hardware'}: {error.problems[0].message}"
+        return ([] if on is None else list(error.problems)), [said]
+    except MachineError as error:
+        return [], [f"not planned here: {problem.message}" for problem in error.problems]
+    except EffilaunchError as error:
+        if {problem.code for problem in error.problems} <= {"model-config-missing", "not-in-closed-form"}:
+            return [], [f"not planned: {problem.message}" for problem in error.problems]
+        return list(error.problems), []
+    hardware = asked or "its hardware"
+    size = f"{plan.memory.total / 2**30:.1f} GiB a device"
+    said = f"it plans on {hardware}: {plan.batch.global_size} samples a step, {size}"
+    return [], [said, "look at a row as it is learnt: effilaunch prepare RECIPE --show 1"]
+
+
+def _as_many(made: Imported) -> str:
+    on = next((text.rpartition("--on ")[2] for text in made.notes if "--on " in text), "NxDEVICE")
+    count = on.replace("NxDEVICE", "1xDEVICE")
+    return count.replace("DEVICE", ASSUMED)

@@ -1,0 +1,198 @@
+"""A first look at data, for `init`: what its rows are made for, how many and how long they are.
+
+The worker's own readers do the reading. They need the standard library, and pyarrow for Parquet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.plan.starting import GOALS, Rows, task_of
+from launcher.recipe.data_paths import is_hub_id, is_package, is_url
+from launcher.recipe.vocabulary import FORMAT_FIELDS
+from launcher.train.data.detection import Detected, detect, suggest_columns
+from launcher.train.data.formats import canonical, collect_labels
+from launcher.train.data.sources import Row, iter_rows
+
+_PEEK = 100
+"""Rows by whose columns the format is recognised."""
+_MOST = 200_000
+"""Rows that are read; the others are read when the run begins."""
+_WORDS: Mapping[str, str] = {
+    "text": "texts",
+    "instruction": "instructions",
+    "prompt-completion": "prompts and completions",
+    "chat": "chat messages",
+    "preference": "pairs of answers",
+    "classification": "labelled texts",
+    "image": "labelled pictures",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What lies under a data path, before anybody says what it is for."""
+
+    path: str
+    """As the readers take it: absolute, a part of a package, or a data set of the hub."""
+    first: tuple[Row, ...]
+    """Empty for what lies on the hub, which is not looked at."""
+    count: int | None
+    more: bool
+
+    @property
+    def columns(self) -> str:
+        return ", ".join(dict.fromkeys(str(name) for row in self.first for name in row.values))
+
+
+def look(path: str) -> Sight:
+    """Read the rows of a path, file or hub id.
+
+    RecipeError names file and line of what is broken, or says that there are none; MachineError where a
+    package is missing that reads such files.
+    """
+    if is_url(path):
+        message, hint = "a URL is not read", "download it, or name a data set of the hub: organisation/name"
+        raise RecipeError(Problem("unsupported", message, file=path, hint=hint))
+    if not is_package(path) and is_hub_id(path, Path.cwd()):
+        return Sight(path, (), None, more=False)
+    if not is_package(path):
+        path = str(Path(path).expanduser().absolute())
+    rows = _rows(path)
+    first = tuple(itertools.islice(rows, _PEEK))
+    count = len(first) + sum(1 for _ in itertools.islice(rows, _MOST - len(first)))
+    return Sight(path, first, count, more=next(rows, None) is not None)
+
+
+def _rows(path: str) -> Iterator[Row]:
+    try:
+        yield from iter_rows({"path": path})
+    except ModuleNotFoundError as absent:
+        message = f"reading it needs the package {absent.name}"
+        hint = f"pip install {absent.name}, or write the rows as .jsonl"
+        raise MachineError(Problem("package-missing", message, file=path, hint=hint)) from None
+    except (OSError, ValueError) as error:  # e.g. a name that no file system would take
+        message = getattr(error, "strerror", None) or str(error)
+        raise RecipeError(Problem("data-unreadable", f"cannot be read: {message}", file=path)) from None
+
+
+def goals_of(sight: Sight, columns: Mapping[str, str]) -> list[str]:
+    """The goals that the rows are made for: what says more about them first."""
+    fitting = [goal for goal in GOALS if _formats(sight, goal, columns)]
+    return sorted(fitting, key=lambda goal: goal == "text")
+
+
+def _formats(sight: Sight, goal: str, columns: Mapping[str, str]) -> dict[str, Detected]:
+    """Format that a recipe would name -> what it makes of the rows."""
+    asked = (*GOALS[goal], *(("prompt-completion",) if goal == "chat" else ()))  # of messages on both sides
+    found = {}
+    for fmt in asked:
+        try:
+            detected = detect(sight.first, fmt, columns, task_of(goal, fmt, ()), sight.path)
+        except MachineError:  # trl is needed for training, and not for a look
+            fields = [field for group in FORMAT_FIELDS[fmt] for field in group]
+            detected = Detected(fmt, {field: columns.get(field, field) for field in fields})
+        except RecipeError:
+            continue
+        if detected.format in GOALS[goal]:
+            found[fmt] = detected
+    return found
+
+
+def suggestion(sight: Sight, goal: str) -> dict[str, str]:
+    """Columns that would make the rows fit a goal, by their names; empty where none suggest themselves."""
+    made = [suggest_columns(fmt, sight.first, {}) for fmt in GOALS[goal]]
+    return min((columns for columns in made if columns), key=len, default={})
+
+
+def rows_for(sight: Sight, goal: str, columns: Mapping[str, str]) -> Rows:
+    """The rows as a recipe names them, each of them checked.
+
+    RecipeError `goal-rows` where they are for something else, `goal-columns` where their columns have to be
+    named, `format-ambiguous` where they can be read in two ways; else with the line of the row that is wrong.
+    """
+    if sight.count is None:
+        fmt = GOALS[goal][0] if len(GOALS[goal]) == 1 else "auto"
+        return Rows(sight.path, fmt, columns, None, None)
+    formats = _formats(sight, goal, columns)
+    if not formats:
+        raise _misfit(sight, goal, columns)
+    if len(formats) > 1:
+        message = f"the rows can be read as {' and as '.join(formats)}; the columns are {sight.columns}"
+        hint = (
+            "take the columns out of the file that shall not be learnt, or name them: --columns FIELD=COLUMN"
+        )
+        raise RecipeError(Problem("format-ambiguous", message, file=sight.path, hint=hint))
+    ((fmt, detected),) = formats.items()
+    longest = _check_all(sight, detected)
+    return Rows(sight.path, fmt, columns, sight.count, longest, sight.more)
+
+
+def _misfit(sight: Sight, goal: str, columns: Mapping[str, str]) -> RecipeError:
+    """Why the rows do not teach the goal."""
+    wanted = "; or ".join(", ".join(FORMAT_FIELDS[fmt][0]) for fmt in GOALS[goal])
+    if others := goals_of(sight, columns):
+        message = f"its rows are for goal {' or '.join(others)}; goal {goal} needs the columns {wanted}"
+        return RecipeError(Problem("goal-rows", message, file=sight.path, hint=f"--goal {others[0]}"))
+    message = f"the columns {sight.columns} do not make rows for goal {goal}, which needs {wanted}"
+    named = suggestion(sight, goal)
+    words = " ".join(f"--columns {field}={column}" for field, column in named.items())
+    hint = f"did you mean {words}?" if named else "name them: --columns FIELD=COLUMN, once for each field"
+    return RecipeError(Problem("goal-columns", message, file=sight.path, hint=hint))
+
+
+def _check_all(sight: Sight, detected: Detected) -> int | None:
+    """Characters of the longest row, once each was brought into its format's shape."""
+    rows = itertools.islice(_rows(sight.path), _MOST)
+    if detected.format == "image":
+        collect_labels(
+            Row({"label": r.values.get(detected.columns["label"])}, r.file, r.number) for r in rows
+        )
+        return None
+    lengths = [0]
+
+    def shaped() -> Iterator[Row]:
+        for row in rows:
+            made = canonical(row, detected)
+            lengths.append(_letters(made.values, detected.format))
+            yield made
+
+    if detected.format == "classification":
+        collect_labels(shaped())
+    else:
+        for _ in shaped():
+            pass
+    return max(lengths)
+
+
+def _letters(values: Mapping[str, Any], fmt: str) -> int:
+    """Characters of a row's sample; of two answers those of the longer one."""
+    if fmt == "preference":
+        return _count(values.get("prompt")) + max(_count(values["chosen"]), _count(values["rejected"]))
+    return _count([value for field, value in values.items() if field != "label"])
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_count, value.values()))
+    return sum(map(_count, value)) if isinstance(value, list | tuple) else 0
+
+
+def rows_words(rows: Rows) -> str:
+    """What was found, for people: `1,204 rows, chat messages, the longest about 1,900 tokens …`."""
+    if rows.count is None:
+        return f"{rows.path} is on the hub, and is looked at when the run begins"
+    words = f"{'more than ' if rows.more else ''}{rows.count:,} row{'' if rows.count == 1 else 's'}"
+    words += f", {_WORDS[rows.format]}"
+    if rows.longest_tokens is None:
+        return words
+    tokens = rows.longest_tokens
+    shown = tokens if tokens < 100 else round(tokens, 1 - len(str(tokens)))
+    return f"{words}, the longest about {shown:,} tokens by a guess of 4 characters a token"

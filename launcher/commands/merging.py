@@ -1,0 +1,126 @@
+"""`merge`: a run's adapter into its base's weights, and the result to the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.commands.finished import finished_run, words_aside
+from launcher.errors import Problem, RecipeError
+from launcher.execute.record import read_run, without_secrets
+from launcher.execute.run_dir import locked
+from launcher.facts.secrets import hider, secret_values
+from launcher.facts.software import require_modules
+from launcher.lint.finding import printable
+from launcher.report.model_card import CardFacts, model_card
+from launcher.report.outcome import Outcome, note
+from launcher.report.results_text import merged_text, pushed_lines
+
+if TYPE_CHECKING:
+    from launcher.train.publishing import Repository
+
+MERGED = "merged"
+"""Of a run directory: the folder of the merged model."""
+
+
+def merge_command(run_dir: str, output: str | None, dtype: str, push: str | None) -> Outcome:
+    """Merge the adapter of a finished run, and push what is merged; a run without an adapter only pushes.
+
+    push: a repository; "" for the one that the recipe names, None for none.
+    """
+    folder = finished_run(run_dir)
+    whole = (folder / "model" / "config.json").is_file() and not (folder / "adapter").exists()
+    require_modules(("torch", "transformers") if whole else ("torch", "transformers", "peft"))
+    from launcher.train.job import read_job
+    from launcher.train.merge import nothing_to_merge, refuse_existing
+    from launcher.train.trained import check_readable, trained_folder
+
+    if whole and push is None:
+        raise RecipeError(nothing_to_merge(Path(run_dir)))
+    if whole and (output is not None or dtype != "auto"):
+        hint = "leave out --output and --dtype: model/ is pushed as it is"
+        raise RecipeError(Problem("usage", "the run has no adapter, so nothing is merged", hint=hint))
+    target = Path(output).absolute() if output is not None else folder / MERGED
+    if not whole:
+        refuse_existing(target)
+    check_readable(trained_folder(read_job(folder)))  # before a repository is made
+    repository = None if push is None else _reached(push or _own_repository(folder))
+    if whole:
+        assert repository is not None
+        return _push_whole(run_dir, folder, repository)
+    with contextlib.ExitStack() as held:
+        if target.parent == folder:  # no run goes on in it meanwhile
+            held.enter_context(locked(folder))
+        merged = _merge(folder, target, dtype, repository)
+    pushed = None if repository is None else _sent(target, repository)
+    data = {"run_dir": run_dir, "merged": merged, "pushed": pushed}
+    return Outcome(data, merged_text(merged, pushed))
+
+
+def _own_repository(folder: Path) -> str:
+    """The recipe's trainer.hub_model_id. RecipeError without one."""
+    from launcher.train.job import read_job
+
+    found = read_job(folder).section("trainer").get("hub_model_id")
+    if not isinstance(found, str) or not found:
+        message = "--push names no repository, and neither does the recipe of the run"
+        hint = "write `--push OWNER/NAME`; of a run to come, trainer.hub_model_id says it"
+        raise RecipeError(Problem("usage", message, path="trainer.hub_model_id", hint=hint))
+    return found
+
+
+def _reached(push: str) -> Repository:
+    """Asked for before the work: a login that is missing costs no merge."""
+    from launcher.train.publishing import reach_repository
+
+    return reach_repository(push)
+
+
+def _merge(folder: Path, target: Path, dtype: str, repository: Repository | None) -> dict[str, Any]:
+    from launcher.train.merge import Merged, merge
+
+    note("merging: the model is loaded, added up in float32, compared, written and read back")
+    place = target.name if repository is None else repository.id
+
+    def card(merged: Merged) -> str:
+        return model_card(card_facts(folder, merged.to_json(), place))
+
+    with words_aside():
+        return merge(folder, target, dtype, card).to_json()
+
+
+def _push_whole(run_dir: str, folder: Path, repository: Repository) -> Outcome:
+    card = model_card(card_facts(folder, None, repository.id))
+    pushed = _sent(folder / "model", repository, card)
+    return Outcome(
+        {"run_dir": run_dir, "merged": None, "pushed": pushed},
+        "\n".join(["the run has no adapter: model/ is pushed as it is", *pushed_lines(pushed)]),
+    )
+
+
+def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict[str, Any]:
+    from launcher.train.publishing import send
+
+    note(f"pushing {printable(str(folder))} to {printable(repository.id)}")
+    with words_aside():
+        send(folder, repository, card)
+    return repository.to_json()
+
+
+def card_facts(folder: Path, merged: Mapping[str, Any] | None, place: str) -> CardFacts:
+    """What the files of a run directory say; no value of a secret variable is among it."""
+    record = without_secrets(read_run(folder), hider(secret_values(os.environ)))
+    named = place if "/" in place else Path(record.plan.get("recipe") or folder).stem
+    return CardFacts(
+        plan=record.plan,
+        result=record.result,
+        data=record.data,
+        environment=record.environment,
+        recipe=record.recipe,
+        merged=merged,
+        name=named,
+        place=place,
+    )

@@ -1,0 +1,161 @@
+"""What a user sees of a run under way: lines that stay, and in a terminal one at the bottom that changes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launcher.execute.following import Look
+from launcher.execute.new_rows import NewRows
+from launcher.facts.long_steps import is_passing
+from launcher.facts.status import RankStatus
+from launcher.plan.plan import Plan
+from launcher.report.live import Memory, Moment, live_line, row_line
+from launcher.report.outcome import note
+from launcher.report.page import Page, page_of
+from launcher.report.screen import Screen
+
+
+@dataclass(slots=True)
+class Showing:
+    """Shows a run: what comes before it, and its tries, one after the other."""
+
+    speak: Callable[[str], None]
+    """Takes a line that stays."""
+    screen: Screen | None = None
+    """Where a line is drawn; None: rows are said instead."""
+    says_rows: bool = True
+    """Whether a line is said for each row of metrics.jsonl where none is drawn."""
+
+    def say(self, line: str) -> None:
+        """A line of the run; none that the one at the bottom says already."""
+        if not (self._draws and is_passing(line)):
+            self.speak(line)
+
+    @property
+    def _draws(self) -> bool:
+        return self.screen is not None and self.screen.is_live
+
+    @property
+    def page(self) -> Page:
+        """How a page of text is laid out here."""
+        return page_of(sys.stdout) if self._draws else Page()
+
+    def look(self, statuses: Mapping[int, RankStatus]) -> None:
+        """Show what a process says that is no rank."""
+        if self.screen is not None:
+            now = Moment(**_bar(statuses[min(statuses)])) if statuses else Moment("ended")
+            self.screen.draw(partial(live_line, now))
+
+    def looking(self, run_dir: Path) -> Callable[[Plan], Look]:
+        """What `run_tries` calls as each try of a run begins."""
+        tries = itertools.count()
+        return lambda plan: self.begin(plan, run_dir, next(tries))
+
+    def begin(self, plan: Plan, run_dir: Path, restarts: int = 0) -> Look:
+        """What shows a run from now on."""
+        return _Try(self, plan, NewRows(run_dir / "metrics.jsonl"), restarts).look
+
+
+@contextlib.contextmanager
+def showing(*, as_json: bool, on_stderr: bool = False, says_rows: bool = True) -> Iterator[Showing]:
+    """What a command shows until it ends: on a screen; lines on stderr where stdout is for programs.
+
+    on_stderr: the result of the command goes to stdout, and nothing else. says_rows: as of Showing.
+    """
+    with Screen(sys.stderr, note, draws=not as_json) if as_json or on_stderr else Screen() as screen:
+        yield Showing(screen.line, screen, says_rows)
+
+
+@dataclass(slots=True)
+class _Try:
+    """One try of the run."""
+
+    showing: Showing
+    plan: Plan
+    rows: NewRows
+    restarts: int
+    _last: Mapping[str, Any] = field(default_factory=dict)
+    """The last row with a loss."""
+
+    def look(self, statuses: Mapping[int, RankStatus]) -> None:
+        """Show where the ranks are."""
+        if not statuses:
+            return
+        first = statuses[min(statuses)]
+        if first.steps is not None:  # the rows of earlier tries are gone from the file by then
+            for row in self.rows.read():
+                if row.get("step", 0) > first.begun:
+                    self._tell(row, statuses)
+        screen = self.showing.screen
+        if screen is not None:
+            screen.draw(partial(live_line, self._moment(statuses)))
+
+    def _tell(self, row: Mapping[str, Any], statuses: Mapping[int, RankStatus]) -> None:
+        has_loss = "loss" in row
+        if has_loss:
+            self._last = row
+        if self.showing.says_rows and not (has_loss and self.showing._draws):
+            self.showing.say(row_line(row, self._moment(statuses)))
+
+    def _moment(self, statuses: Mapping[int, RankStatus]) -> Moment:
+        first = statuses[min(statuses)]
+        step = min(status.step for status in statuses.values())
+        median = max((s.median for s in statuses.values() if s.median is not None), default=None)
+        ranks = [status for _, status in sorted(statuses.items()) if status.phase != "ended"]
+        barred = next((status for status in ranks if status.title), (*ranks, first)[0])
+        bar = _bar(barred)
+        left = None if median is None or first.steps is None else median * max(0, first.steps - step)
+        if left and median and first.phase == "train":
+            left -= min(bar["for_s"], median)  # of the step that is under way
+        return Moment(
+            step=step,
+            steps=first.steps,
+            left_s=left,
+            loss=_loss(self._last),
+            speed=self._speed(median),
+            memory=_memory(self.plan, statuses),
+            restarts=self.restarts,
+            **bar,
+        )  # fmt: skip
+
+    def _speed(self, median: float | None) -> str:
+        """In tokens, as the last row has it; in samples where there are none."""
+        tokens = self._last.get("tokens_per_second")
+        if tokens:
+            return f"{tokens:,.0f} tokens/s"
+        if self._last and median:
+            return f"{self.plan.batch.global_size / median:,.1f} samples/s"
+        return ""
+
+
+def _loss(row: Mapping[str, Any]) -> float | None:
+    """Null in a row is a loss that was not finite."""
+    return None if "loss" not in row else math.nan if row["loss"] is None else row["loss"]
+
+
+def _bar(status: RankStatus) -> dict[str, Any]:
+    """What it does just now, and how far that is."""
+    names = ("phase", "title", "done", "total", "unit")
+    return {"for_s": max(0.0, time.time() - status.since), **{name: getattr(status, name) for name in names}}
+
+
+def _memory(plan: Plan, statuses: Mapping[int, RankStatus]) -> Memory | None:
+    """Of the fullest GPU, its context as planned; without GPUs, of this machine's processes together."""
+    told = [status for status in statuses.values() if status.memory is not None]
+    if not told:
+        return None
+    if not plan.hardware.is_cpu:
+        used = max(status.memory or 0 for status in told) + plan.memory.components.context
+        return Memory("GPU", used, plan.memory.needed)
+    here = [status.memory or 0 for status in told if status.host == socket.gethostname()]
+    return Memory("host", sum(here), plan.memory.host_bytes) if here else None

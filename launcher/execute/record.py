@@ -1,0 +1,166 @@
+"""What a run directory holds, read for people: a finished, failed, stopped, running or never started run.
+
+Only plan.json has to be there. Whatever else is missing, half written or of another shape is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.errors import Problem, RecipeError
+from launcher.execute.endings import read_stopped
+from launcher.execute.queued import read_rows
+from launcher.execute.restarts import RESTARTS
+from launcher.execute.run_dir import ENDED, MARKER, is_held, write_file
+from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.status import LEFT_EARLY, is_alive, read_statuses
+from launcher.render.bundle import dump_json
+
+State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]
+"""`planned`: a plan without a run directory."""
+_LARGEST = 2**26
+"""Bytes of a file that is read: what is longer was not written by a run."""
+_OF_OTHERS = {
+    "ladder.json": "a ladder's: its ladder.html shows it",
+    "drill.json": "a drill's: its drill.json says how it went",
+    "sweep.json": "a sweep's: name the runs in it",
+}
+"""What lies in a folder of several runs -> what the folder is."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as its directory tells it; everything but the plan may be empty."""
+
+    name: str
+    """The stem of the recipe."""
+    state: State
+    plan: Mapping[str, Any]
+    """plan.json."""
+    run_dir: str = ""
+    recipe: str = ""
+    """recipe.yaml, as given."""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """Rows of metrics.jsonl that have a step."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    restarts: Sequence[Mapping[str, Any]] = ()
+    stopped: Mapping[str, Any] = field(default_factory=dict)
+    step: int = 0
+    """Of the rank that is ahead, where one said so."""
+    phase: str = ""
+    """Of rank 0."""
+    checkpoints: Sequence[str] = ()
+    """Names of the whole ones, the newest last."""
+    diagnosis: Mapping[str, Any] = field(default_factory=dict)
+    """What `diagnose` says of a run that failed; its caller adds it."""
+    problems: Sequence[str] = ()
+    """What the command itself said at the end; or why a plan does not fit."""
+
+
+def read_run(run_dir: Path) -> RunRecord:
+    """RecipeError (2) where the folder is no run directory."""
+    plan = _read_json(run_dir / "plan.json")
+    if not plan:
+        raise RecipeError(_no_run(run_dir))
+    statuses = read_statuses(run_dir)
+    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row.get("step"), int | float)]
+    first, state = statuses.get(0), _state(run_dir, bool(rows))
+    ended = {} if state in ("finished", "running") else _read_json(run_dir / "logs" / ENDED)
+    return RunRecord(
+        name=Path(str(plan.get("recipe", ""))).stem or run_dir.resolve().name,
+        state="stopped" if ended.get("interrupted") is True else state,
+        plan=plan,
+        run_dir=str(run_dir.resolve()),
+        recipe=_read_text(run_dir / "recipe.yaml"),
+        result=_read_json(run_dir / "result.json"),
+        metrics=rows,
+        data=_read_json(run_dir / "data.json"),
+        environment=_read_json(run_dir / "environment.json"),
+        restarts=read_rows(run_dir / RESTARTS),
+        stopped=read_stopped(run_dir) or {},
+        step=max((status.step for status in statuses.values()), default=0),
+        phase="" if first is None else first.phase,
+        checkpoints=_checkpoints(run_dir),
+        problems=_texts(ended.get("problems")),
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def keep_end(run_dir: Path, problems: Sequence[str], *, interrupted: bool) -> None:
+    """Write what the command that supervised the run said of its end: the logs do not hold all of it."""
+    said = {"interrupted": interrupted, "problems": list(problems)}
+    write_file(run_dir / "logs" / ENDED, dump_json(said))
+
+
+def _state(run_dir: Path, has_rows: bool) -> State:
+    statuses = read_statuses(run_dir).values()
+    if is_held(run_dir) or any(is_alive(status) for status in statuses):
+        return "running"
+    if (run_dir / MARKER).is_file():
+        return "finished"
+    left = any(status.code == LEFT_EARLY for status in statuses)
+    if left or read_stopped(run_dir) is not None:
+        return "stopped"
+    return "failed" if has_rows or any((run_dir / "logs").glob("*")) else "not started"
+
+
+def _checkpoints(run_dir: Path) -> list[str]:
+    found = complete_checkpoints(run_dir / "checkpoints")
+    return [found[step].name for step in sorted(found)]
+
+
+def _no_run(folder: Path) -> Problem:
+    """Why this folder has no report of its own."""
+    code, file = "no-run-dir", str(folder)
+    known = next((said for name, said in _OF_OTHERS.items() if (folder / name).is_file()), None)
+    if known is not None:
+        return Problem(code, f"is no run directory, but {known}", file, hint=f"such as {file}/*/")
+    runs = sorted(path.parent for path in folder.glob("*/plan.json"))
+    if runs:
+        hint = f"name one of them, or several to compare; the latest is {runs[-1]}"
+        return Problem(code, f"is no run directory; it holds {len(runs)} of them", file, hint=hint)
+    why = "no such folder" if not folder.exists() else "it has no plan.json that can be read"
+    return Problem(code, f"is no run directory: {why}", file, hint="name what `run` called run directory")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST:
+            return ""
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(_read_text(path))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def without_secrets(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
+    """The record with every text, also inside its objects, as `hide` leaves it."""
+    return replace(
+        record, **{each.name: _hidden(getattr(record, each.name), hide) for each in fields(record)}
+    )
+
+
+def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, Mapping):
+        return {_hidden(key, hide): _hidden(item, hide) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(item, hide) for item in value]
+    return value

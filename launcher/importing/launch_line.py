@@ -1,0 +1,358 @@
+"""A line, or a script of shell, that starts a training: who starts it, on how much, with which flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.importing.environment import take_env
+from launcher.importing.flags import Flag, read_flags, take_flags
+from launcher.importing.found import Call, Effect, Reading, without_tokens
+from launcher.importing.launchers import split_options, take_launcher
+from launcher.importing.sbatch import take_sbatch
+from launcher.importing.shell import Script, Word, read_script
+
+TOOL = "launch line"
+_STARTS = re.compile(
+    r"(?m)\b(?:deepspeed\s|accelerate\s+launch\b|torchrun\b|torch\.distributed\.(?:run|launch)\b|"
+    r"trl\s+[a-z]+\b|axolotl\s+[a-z]|llamafactory-cli\s|lmf\s+train|axolotl\.cli\.train|"
+    r"python[\d.]*\s(?:[^\n]|\\\n)*?--(?:learning_rate|per_device_train_batch_size|output_dir|"
+    r"model_name_or_path|num_train_epochs)\b|python[\d.]*\s+(?:-\w\s+)*\S+\.py\b)"
+)
+_PREFIXES = ("nohup", "time", "sudo", "exec", "env", "srun", "numactl", "then", "do", "else", "{", "!",
+             "setsid", "stdbuf", "nice", "mpirun", "eval")  # fmt: skip
+_RUNNERS = {("uv", "run"), ("poetry", "run"), ("pipenv", "run"), ("conda", "run"), ("mamba", "run")}
+_PROGRAMS = ("deepspeed", "accelerate", "torchrun", "trl", "axolotl", "llamafactory-cli", "lmf")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_TRL_MODULES = re.compile(r"(?:trl[./]scripts[./]|examples/scripts/)(\w+?)(?:\.py)?$")
+_TRAINED = ("sft", "dpo")
+_OTHER_SCRIPTS = re.compile(
+    r"grpo|ppo|rloo|kto|orpo|reward|dreambooth|text_to_image|controlnet|unconditional|flux|sdxl|llava|"
+    r"run_mlm|run_ner|run_qa|run_squad|speech|asr"
+)
+"""Names of scripts that train something else."""
+_TASKS = {
+    "run_summarization": "seq2seq-lm", "run_translation": "seq2seq-lm", "run_glue": "sequence-classification",
+    "run_classification": "sequence-classification", "run_image_classification": "image-classification",
+}  # fmt: skip
+"""transformers' own examples, by the file's name."""
+_OTHER_FLAGS = (
+    "vision_tower", "mm_projector_type", "image_folder", "instance_prompt", "instance_data_dir", "resolution",
+    "pretrained_vae_model_name_or_path", "validation_prompt", "reward_model", "reward_funcs", "mlm",
+    "mlm_probability", "guidance_scale",
+)  # fmt: skip
+"""Flags that models of pictures, rewards and masked words are trained with."""
+
+
+@dataclass(slots=True)
+class Command:
+    """One command that trains."""
+
+    env: list[tuple[str, Word]]
+    program: str
+    """deepspeed, accelerate, torchrun, trl, axolotl, llamafactory or python."""
+    words: list[Word]
+    line: int
+
+
+def tells(text: str) -> bool:
+    """Whether a text is shell that starts a training."""
+    return _STARTS.search(text) is not None
+
+
+def read(text: str, file: str) -> Reading:
+    """Read it. RecipeError when there is none or more than one command that trains."""
+    script = read_script(text)
+    commands = [found for words in script.commands if (found := _command(words)) is not None]
+    reading = Reading(TOOL, file)
+    if not commands:
+        raise RecipeError(_none(text, script, file))
+    if len(commands) > 1:
+        lines = ", ".join(str(command.line) for command in commands)
+        message = f"starts {len(commands)} trainings (lines {lines}); one recipe is of one"
+        raise RecipeError(Problem("import-refused", message, file, commands[1].line,
+                                  hint="give each line in a file of its own"))  # fmt: skip
+    command = commands[0]
+    take_sbatch(reading, script.sbatch)
+    for name, word in (*script.exported, *command.env):
+        _take_variable(reading, name, word)
+    _READERS[command.program](reading, command)
+    if "hardware.devices_per_node" not in reading.taken and "hardware.total" not in reading.taken:
+        _count_visible(reading, [*script.exported, *command.env])
+    return reading
+
+
+def _none(text: str, script: Script, file: str) -> Problem:
+    """Why no command was found: it is made when the script runs, or there is none."""
+    line = next((words[0].line for words in script.commands
+                 if words[0].text in ("eval", "bash", "sh") or words[0].open), None)  # fmt: skip
+    if line is not None:
+        return Problem("import-refused", "the command is made when the script runs", file, line,
+                       hint="give the line as it is run: put an echo before it")  # fmt: skip
+    return Problem("import-unknown", "no command that starts a training was found", file,
+                   hint="deepspeed, accelerate launch, torchrun, python, trl, axolotl and llamafactory-cli "
+                   "are read")  # fmt: skip
+
+
+def _take_variable(reading: Reading, name: str, word: Word) -> None:
+    if word.open:
+        reading.drop(name, word.text, word.line, Effect.NONE, "known only when the script runs")
+    else:
+        take_env(reading, name, word.text, word.line)
+
+
+def _count_visible(reading: Reading, env: Sequence[tuple[str, Word]]) -> None:
+    """CUDA_VISIBLE_DEVICES names the devices, where nothing else counts them."""
+    for name, word in env:
+        if name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\w[\w/-]*(,\w[\w/-]*)*", word.text):
+            count = len(word.text.split(","))
+            reading.take("hardware.devices_per_node", count, word.line, f"{name}: {word.text}")
+
+
+def _command(words: list[Word]) -> Command | None:
+    """The command if it trains."""
+    env: list[tuple[str, Word]] = []
+    at = 0
+    if words[0].text == "eval" and len(words) == 2 and not words[1].open:
+        inner = [found for found in read_script(words[1].text).commands if found]
+        line = words[0].line
+        return _command([Word(w.text, line, w.open) for w in inner[0]]) if len(inner) == 1 else None
+    while at < len(words):
+        text = PurePath(words[at].text).name if "=" not in words[at].text else words[at].text
+        assigned = _ASSIGNED.fullmatch(words[at].text)
+        if assigned is not None:
+            env.append((assigned[1], Word(assigned[2], words[at].line, words[at].open)))
+            at += 1
+        elif text in _PREFIXES:
+            at = _after_options(words, at + 1)
+        elif at + 1 < len(words) and (text, words[at + 1].text) in _RUNNERS:
+            at = _after_options(words, at + 2)
+        else:
+            break
+    return _trains(words[at:], env) if at < len(words) else None
+
+
+def _after_options(words: Sequence[Word], at: int) -> int:
+    """Behind a prefix's own options, some of which have a value."""
+    while at < len(words) and words[at].text.startswith("-"):
+        with_value = "=" not in words[at].text and at + 1 < len(words) and not _is_program(words[at + 1].text)
+        at += 2 if with_value and not words[at + 1].text.startswith("-") else 1
+    return at
+
+
+def _is_program(text: str) -> bool:
+    name = PurePath(text).name
+    return name in (*_PROGRAMS, *_PREFIXES) or name.startswith("python") or _ASSIGNED.match(text) is not None
+
+
+def _trains(words: list[Word], env: list[tuple[str, Word]]) -> Command | None:
+    """The command with the launcher that its first words name."""
+    name, line, rest = PurePath(words[0].text).name, words[0].line, words[1:]
+    second = rest[0].text if rest else ""
+    if name in ("deepspeed", "torchrun") and rest:
+        return Command(env, name, rest, line)
+    if name == "accelerate" and second == "launch":
+        return Command(env, name, rest[1:], line)
+    if name == "accelerate-launch":
+        return Command(env, "accelerate", rest, line)
+    if name in ("trl", "axolotl", "llamafactory-cli", "lmf") and rest:
+        program = "llamafactory" if name in ("llamafactory-cli", "lmf") else name
+        trains = (
+            second == "train" if program != "trl" else second not in ("env", "vllm-serve", "chat", "skills")
+        )
+        return Command(env, program, rest, line) if trains else None
+    if name.startswith("python"):
+        return _python(rest, env, line)
+    return None
+
+
+def _python(words: list[Word], env: list[tuple[str, Word]], line: int) -> Command | None:
+    """`python -m torch.distributed.run …`, `python train.py --flags`."""
+    at = 0
+    while at < len(words) and words[at].text.startswith("-") and words[at].text != "-m":
+        at += 1
+    rest = words[at:]
+    if not rest:
+        return None
+    if rest[0].text == "-m" and len(rest) > 1:
+        module = rest[1].text
+        if module in ("torch.distributed.run", "torch.distributed.launch"):
+            return Command(env, "torchrun", rest[2:], line)
+        if module == "accelerate.commands.launch":
+            return Command(env, "accelerate", rest[2:], line)
+        if module == "deepspeed.launcher.runner":
+            return Command(env, "deepspeed", rest[2:], line)
+        known = module.startswith(("trl.", "axolotl.", "llamafactory."))
+        return Command(env, "python", rest, line) if known or _has_flags(rest[2:]) else None
+    return (
+        Command(env, "python", rest, line) if rest[0].text.endswith(".py") and _looks_trained(rest) else None
+    )
+
+
+def _has_flags(words: Sequence[Word]) -> bool:
+    names = {flag.name for flag in read_flags(words)[0]}
+    telling = {"learning_rate", "per_device_train_batch_size", "num_train_epochs", "output_dir",
+               "model_name_or_path", "deepspeed", "max_steps", "config"}  # fmt: skip
+    return bool(names & telling)
+
+
+def _looks_trained(words: Sequence[Word]) -> bool:
+    name = PurePath(words[0].text).name
+    return _has_flags(words[1:]) or re.search(r"train|tune|sft|dpo|lora|run_|main", name) is not None
+
+
+def _launched(reading: Reading, command: Command) -> None:
+    options, rest = split_options(command.program, command.words)
+    take_launcher(reading, command.program, options)
+    if not rest:
+        reading.needs("data.train", command.line, "the launch line names no script")
+        return
+    if options.get("module") and command.program == "deepspeed":
+        rest = [Word("-m", rest[0].line), *rest]
+    elif "module" in options:
+        rest = [Word("-m", rest[0].line), *([options["module"][1]] if options["module"][1] else []), *rest]
+    _script(reading, command, [word for word in rest if word is not None])
+
+
+def _plain(reading: Reading, command: Command) -> None:
+    _script(reading, command, command.words)
+
+
+def _script(reading: Reading, command: Command, words: Sequence[Word]) -> None:
+    """The script or module behind the launcher, with its flags."""
+    at = 1 if words[0].text == "-m" and len(words) > 1 else 0
+    name, rest = words[at], words[at + 1 :]
+    if name.open:
+        reading.drop(
+            "script", name.text, name.line, Effect.NONE, "its name is known only when the line is run"
+        )
+    if name.text.startswith("axolotl.cli.train"):
+        _call(reading, "axolotl recipe", rest, command.line)
+    elif (known := _TRL_MODULES.search(name.text)) and (known[1] in _TRAINED or "trl" in name.text):
+        _trl(reading, Command(command.env, "trl", [Word(known[1], name.line), *rest], command.line))
+    elif name.text.startswith("llamafactory") or name.text.endswith("llamafactory/launcher.py"):
+        _call(reading, "LLaMA-Factory recipe", rest, command.line)
+    else:
+        _own_script(reading, command, name, rest, is_module=bool(at))
+
+
+def _own_script(
+    reading: Reading, command: Command, name: Word, rest: Sequence[Word], *, is_module: bool
+) -> None:
+    flags, loose = read_flags(rest)
+    _refuse_others(reading, name, flags)
+    config = _config_of(flags, loose)
+    if config is not None:  # TrlParser's and alignment-handbook's: a YAML, and flags over it
+        kept = [flag for flag in flags if flag is not config and flag.name != "config"]
+        kind = next((kind for kind in _TRAINED if kind in PurePath(name.text).name), "")
+        _trl_call(reading, str(config.value), kept, command.line, kind)
+        return
+    engine = next((flag for flag in flags if flag.name in ("deepspeed", "fsdp")), None)
+    if engine is None and command.program != "accelerate":
+        reading.take("sharding.engine", "ddp", command.line, f"{command.program}: ddp", default=True)
+    if name.text.endswith(".py") and not is_module and not name.open:
+        reading.scripts[name.text] = name.line
+        if (task := _TASKS.get(PurePath(name.text).stem)) is not None:
+            reading.take("task", task, name.line, f"{PurePath(name.text).name}: {task}")
+    if flags and any(flag.name != "local_rank" for flag in flags):
+        take_flags(reading, flags)
+    for word in loose:
+        if word.text.endswith((".yaml", ".yml", ".json")) and not word.open:
+            reading.name_file(word.text, word.line)
+        else:
+            reading.drop(word.text, "", word.line, Effect.TRAINING, "an argument of the script's own")
+
+
+def _refuse_others(reading: Reading, name: Word, flags: Sequence[Flag]) -> None:
+    """Scripts that train what no recipe does."""
+    path = PurePath(name.text)
+    found = _OTHER_SCRIPTS.search(path.name)
+    what = found[0] if found is not None else "llava" if "llava" in path.parts else ""
+    if what:
+        message = f"trains another thing ({what})"
+        reading.refuse(name.text, name.line, message, "scripts that train on text are read")
+    for flag in flags:
+        if flag.name in _OTHER_FLAGS:
+            reading.refuse(f"--{flag.name}", flag.line, "is of models of pictures, rewards or masked words")
+
+
+def _config_of(flags: Sequence[Flag], loose: Sequence[Word]) -> Flag | None:
+    """`--config X.yaml`, or a YAML as the first argument."""
+    for flag in flags:
+        if flag.name == "config" and str(flag.value).endswith((".yaml", ".yml")):
+            return flag
+    word = loose[0] if loose else None
+    if word is not None and word.text.endswith((".yaml", ".yml")):
+        return Flag("config", word.text, word.line, word.open)
+    return None
+
+
+def _trl(reading: Reading, command: Command) -> None:
+    """`trl sft --config X.yaml --flag v`."""
+    word, rest = command.words[0], command.words[1:]
+    if word.text not in _TRAINED:
+        reading.refuse(f"trl {word.text}", word.line, "trains in a way that is not here", "sft and dpo are")
+        return
+    flags, _ = read_flags(rest)
+    config = next((flag for flag in flags if flag.name == "config"), None)
+    others = [flag for flag in flags if flag is not config]
+    _trl_call(reading, None if config is None else str(config.value), others, command.line, word.text)
+
+
+def _trl_call(reading: Reading, file: str | None, flags: Sequence[Flag], line: int, word: str) -> None:
+    overrides: dict[str, Any] = {}
+    for flag in flags:
+        _override(reading, overrides, flag)
+    reading.calls.append(Call("TRL recipe", file, overrides, line, word))
+
+
+def _axolotl(reading: Reading, command: Command) -> None:
+    _call(reading, "axolotl recipe", command.words[1:], command.line)
+
+
+def _llamafactory(reading: Reading, command: Command) -> None:
+    _call(reading, "LLaMA-Factory recipe", command.words[1:], command.line)
+
+
+def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None:
+    """A YAML with `--key value` (axolotl, before its `--`) or `key=value` (LLaMA-Factory) over it."""
+    end = next((at for at, word in enumerate(words) if word.text == "--"), len(words))
+    flags, loose = read_flags(words[:end])
+    overrides: dict[str, Any] = {}
+    file = None
+    for word in loose:
+        assigned = _ASSIGNED.fullmatch(word.text)
+        if assigned is not None:
+            _override(reading, overrides, Flag(assigned[1], assigned[2], word.line, word.open))
+        elif file is None:
+            file = word.text
+    for flag in flags:
+        if flag.name != "launcher":
+            _override(reading, overrides, flag)
+    if words[end + 1 :]:
+        options, _ = split_options("accelerate", words[end + 1 :])
+        take_launcher(reading, "accelerate", options)
+    reading.calls.append(Call(tool, file, overrides, line, ""))
+
+
+def _override(reading: Reading, overrides: dict[str, Any], flag: Flag) -> None:
+    if flag.open:
+        reading.drop(flag.name, without_tokens(str(flag.value)), flag.line, Effect.NEEDED,
+                     "known only when the line is run")  # fmt: skip
+    else:
+        overrides[flag.name] = flag.value
+
+
+_READERS: Mapping[str, Any] = {
+    "deepspeed": _launched,
+    "accelerate": _launched,
+    "torchrun": _launched,
+    "python": _plain,
+    "trl": _trl,
+    "axolotl": _axolotl,
+    "llamafactory": _llamafactory,
+}

@@ -1,0 +1,174 @@
+"""What becomes of the keys of each tool, as rows for the pages about coming from there."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, script, trl
+from launcher.importing.found import Reading, shown
+from launcher.plan.profile import flatten
+
+Row = tuple[str, str, str]
+"""(key there, key of the recipe or empty, note)."""
+
+# An example of each key; the rows are what the readers make of them, so that no page can say another thing.
+_DEEPSPEED = (
+    '{"zero_optimization": {"stage": 3}}',
+    '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+    '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/local"}}}',
+    '{"bf16": {"enabled": true}}',
+    '{"fp16": {"enabled": true}}',
+    '{"train_micro_batch_size_per_gpu": 4}',
+    '{"gradient_accumulation_steps": 8}',
+    '{"train_batch_size": 256}',
+    '{"gradient_clipping": 1.0, "zero_optimization": {"stage": 1}}',
+    '{"optimizer": {"type": "AdamW", "params": '
+    '{"lr": 1e-5, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}}}',
+    '{"optimizer": {"type": "Lamb", "params": {"lr": 1e-5}}}',
+    '{"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100, "warmup_max_lr": 1e-5}}}',
+    '{"scheduler": {"type": "WarmupDecayLR", "params": '
+    '{"total_num_steps": 1000, "warmup_type": "linear", "warmup_num_steps": 100}}}',
+    '{"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_type": "linear", "warmup_num_steps": 100}}}',
+    '{"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 500000000}}',
+    '{"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 1}}',
+    '{"sequence_parallel_size": 2, "zero_optimization": {"stage": 1}}',
+    '{"activation_checkpointing": {"cpu_checkpointing": true}, "zero_optimization": {"stage": 1}}',
+    '{"curriculum_learning": {"enabled": true}, "zero_optimization": {"stage": 1}}',
+)
+_ACCELERATE = (
+    "distributed_type: MULTI_GPU",
+    "distributed_type: DEEPSPEED",
+    "distributed_type: FSDP",
+    "distributed_type: MEGATRON_LM",
+    "distributed_type: MULTI_GPU\nmixed_precision: bf16",
+    "distributed_type: MULTI_GPU\nnum_processes: 8",
+    "distributed_type: MULTI_GPU\nnum_machines: 2",
+    "distributed_type: 'NO'\nuse_cpu: true",
+    "distributed_type: MULTI_GPU\ngpu_ids: 0,1",
+    "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}",
+    "distributed_type: DEEPSPEED\ndeepspeed_config: {offload_optimizer_device: cpu}",
+    "distributed_type: DEEPSPEED\ndeepspeed_config: {offload_param_device: cpu}",
+    "distributed_type: DEEPSPEED\ndeepspeed_config: {gradient_accumulation_steps: 4}",
+    "distributed_type: DEEPSPEED\ndeepspeed_config: {gradient_clipping: 1.0}",
+    "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_hostfile: hosts}",
+    "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}",
+    "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: true}",
+    "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}",
+    "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_tp_size: 2}",
+    "distributed_type: MULTI_GPU\ndynamo_config: {dynamo_backend: INDUCTOR}",
+)
+_SCRIPT = (
+    "TrainingArguments(output_dir='out')",
+    "TrainingArguments(per_device_train_batch_size=2)",
+    "TrainingArguments(gradient_accumulation_steps=8)",
+    "TrainingArguments(learning_rate=2e-5)",
+    "TrainingArguments(num_train_epochs=1)",
+    "TrainingArguments(max_steps=1000)",
+    "TrainingArguments(bf16=True)",
+    "TrainingArguments(fp16=True)",
+    "TrainingArguments(warmup_ratio=0.03)",
+    "TrainingArguments(evaluation_strategy='no')",
+    "TrainingArguments(gradient_checkpointing=True)",
+    "TrainingArguments(group_by_length=True)",
+    "TrainingArguments(seed=1)",
+    "TrainingArguments(deepspeed='ds.json')",
+    "TrainingArguments(fsdp='full_shard auto_wrap')",
+    "TrainingArguments(use_cpu=True)",
+    "TrainingArguments(remove_unused_columns=False)",
+    "SFTConfig(max_length=2048)",
+    "SFTConfig(packing=True)",
+    "SFTConfig(completion_only_loss=True)",
+    "SFTConfig(assistant_only_loss=True)",
+    "SFTConfig(dataset_num_proc=4)",
+    "DPOConfig(beta=0.1)",
+    "AutoModelForCausalLM.from_pretrained('name')",
+    "AutoModelForSeq2SeqLM.from_pretrained('name')",
+    "AutoModelForSequenceClassification.from_pretrained('name')",
+    "AutoModelForCausalLM.from_pretrained('name', torch_dtype=torch.bfloat16)",
+    "AutoModelForCausalLM.from_pretrained('name', attn_implementation='sdpa')",
+    "AutoModelForCausalLM.from_pretrained('name', load_in_8bit=True)",
+    "AutoModelForCausalLM.from_pretrained('name', quantization_config=BitsAndBytesConfig(load_in_4bit=True))",
+    "AutoModelForMaskedLM.from_pretrained('name')",
+    "get_peft_model(model, LoraConfig(r=16))",
+    "get_peft_model(model, LoraConfig(target_modules=['q_proj']))",
+    "get_peft_model(model, IA3Config())",
+    "PeftModel.from_pretrained(model, 'adapter', is_trainable=True)",
+    "load_dataset('organisation/name', split='train')",
+    "load_dataset('json', data_files='rows.jsonl')",
+    "load_dataset('organisation/name', split='train[:10%]')",
+    "Trainer(data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False))",
+    "Trainer(compute_metrics=metrics)",
+    "Trainer(callbacks=[EarlyStoppingCallback(early_stopping_patience=3)])",
+    "set_seed(1)",
+    "torch.compile(model)",
+    "SFTTrainer(formatting_func=prompt)",
+)
+_SPLIT = {"hardware.total": "hardware.devices_per_node"}
+_OF_THE_REST = ("data.max_length", "data.loss_on", "adapter.target_modules")
+"""What an example leaves open that is for something else."""
+TOOLS = ("axolotl", "llamafactory", "trl", "deepspeed", "accelerate", "script")
+
+
+def mapping_rows(tool: str) -> list[Row]:
+    """Rows of one of TOOLS, in the order that a page has them. KeyError for another."""
+    made = {
+        "axolotl": axolotl.mapping_rows,
+        "llamafactory": llamafactory.mapping_rows,
+        "trl": trl.mapping_rows,
+        "deepspeed": _deepspeed_rows,
+        "accelerate": _accelerate_rows,
+        "script": _script_rows,
+    }
+    return list(made[tool]())
+
+
+def _rows(said: str, reading: Reading, base: set[str]) -> list[Row]:
+    """What a reading says of one example, less what the rest of the example is for."""
+    taken = [
+        (said, _SPLIT.get(key, key), shown(value.value) if not isinstance(value.value, dict | list) else "")
+        for key, value in reading.taken.items()
+        if (key == "task" or not value.is_default) and key not in base
+    ]
+    refused = [(said, "", f"refused: {problem.message}") for problem in reading.refusals]
+    dropped = [(said, "", f"{entry.effect.value}: {entry.reason}") for entry in reading.dropped
+               if entry.key not in _OF_THE_REST]  # fmt: skip
+    return refused or [*taken, *dropped]
+
+
+def _deepspeed_rows() -> list[Row]:
+    rows: list[Row] = []
+    for text in _DEEPSPEED:
+        reading = deepspeed.read(text, "ds.json")
+        told = {key.rpartition(".")[2] for key in flatten(json.loads(text))}
+        for key, value in reading.taken.items():
+            name = value.said.partition(":")[0].partition(",")[0]
+            if not value.is_default and name.rpartition(".")[2] in told:
+                rows.append((value.said, key, ""))
+        rows += [(entry.key, "", f"{entry.effect.value}: {entry.reason}") for entry in reading.dropped]
+        rows += [(str(problem.path), "", f"refused: {problem.message}") for problem in reading.refusals]
+    return list(dict.fromkeys(rows))
+
+
+def _accelerate_rows() -> list[Row]:
+    rows: list[Row] = []
+    for text in _ACCELERATE:
+        first, _, last = text.partition("\n")
+        base = {"sharding.engine"} if last else set()
+        rows += _rows(last or first, accelerate.read(text, "accelerate.yaml"), base)
+    return list(dict.fromkeys(rows))
+
+
+def _script_rows() -> list[Row]:
+    rows: list[Row] = []
+    head = "import torch\nfrom transformers import *\n"
+    for text in _SCRIPT:
+        call = ast.parse(text, mode="eval").body
+        name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
+        more = "" if name in script.ARGUMENTS else "\nTrainingArguments()"
+        model = "\nTrainer(train_dataset=rows)" if text.startswith("load_dataset") else ""
+        given = f"rows = {text}" if model else text
+        reading = script.read(f"{head}{given}{model}{more}\n", "train.py")
+        base = {"model.name_or_path"} if text.count("=") and "from_pretrained" in text else set()
+        rows += _rows(text, reading, base)
+    return list(dict.fromkeys(rows))

@@ -1,0 +1,115 @@
+"""An imported recipe as a person would write it, with comments where a value is not the file's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from launcher.importing.found import Dropped, Effect, Taken, without_tokens
+from launcher.importing.join import Imported
+from launcher.recipe import written
+from launcher.recipe.data_paths import is_hub_id, is_package, is_url
+
+ORDER = (
+    "task", "model", "adapter", "data", "precision", "sharding", "global_batch_size", "trainer",
+    "early_stopping", "python", "hardware", "launch", "on_oom", "seed",
+)  # fmt: skip
+_INNER = {
+    "model": ("name_or_path", "config", "revision", "tokenizer", "quantization", "dtype"),
+    "adapter": ("type", "path", "r", "lora_alpha", "lora_dropout", "target_modules"),
+    "data": ("train", "eval", "max_length", "overlong", "packing", "loss_on"),
+    "sharding": ("engine", "zero_stage", "offload_optimizer", "offload_param", "config"),
+    "trainer": ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate",
+                "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_steps", "optim"),
+    "hardware": ("num_nodes", "devices_per_node", "device"),
+}  # fmt: skip
+_LOCAL = ("model.name_or_path", "model.tokenizer", "adapter.path", "launch.hostfile", "model.chat_template")
+
+
+def recipe_text(made: Imported, name: str, folder: Path) -> str:
+    """The recipe as YAML.
+
+    name: what the files beside it begin with; folder: where it will lie, which its paths are relative to.
+    """
+    taken = _placed(made, name, folder)
+    head = [f"From {', '.join(map(_plain, dict.fromkeys(made.files)))} by `effilaunch import`.", *made.notes]
+    head += [f"needs your word: {_needed(entry)}" for entry in made.dropped if entry.effect is Effect.NEEDED]
+    of_adapter = [value for key, value in taken.items() if key.startswith("adapter.")]
+    if of_adapter:
+        taken.setdefault("adapter.type", Taken("lora", of_adapter[0].place, "adapter"))
+    data: dict[str, Any] = {}
+    for key in sorted(taken, key=_rank):
+        *path, last = key.split(".", 2)  # launch.env.NAME is the deepest
+        section = data
+        for step in path:
+            section = section.setdefault(step, {})
+        section[last] = taken[key].value
+    notes = {key: said for key, value in taken.items() if (said := _comment(value))}
+    return written.recipe_text(data, notes, head)
+
+
+def beside(made: Imported, name: str) -> dict[str, str]:
+    """The other files of the recipe: name -> text."""
+    return {f"{name}{suffix}": text for suffix, text in made.texts.items()}
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _needed(entry: Dropped) -> str:
+    said = f"{entry.key}: {entry.value}" if entry.value else entry.key
+    hint = f" ({entry.hint})" if entry.hint else ""
+    return _plain(f"{said} - {entry.reason}{hint}")
+
+
+def _rank(key: str) -> tuple[int, int]:
+    """Sections, and the keys in them, in the order of the shipped recipes; others behind them as they are."""
+    section, _, inner = key.partition(".")
+    order = _INNER.get(section, ())
+    return (
+        ORDER.index(section) if section in ORDER else len(ORDER),
+        order.index(inner) if inner in order else len(order),
+    )
+
+
+def _comment(taken: Taken) -> str:
+    words = [taken.note] if taken.note else []
+    if taken.is_default and not taken.note.startswith("default of"):
+        words.insert(0, f"the default there ({Path(taken.place.file).name})")
+    elif taken.note:
+        words[0] += f" ({Path(taken.place.file).name}:{taken.place.line})" if taken.place.line else ""
+    return without_tokens(_plain("; ".join(words)))
+
+
+def _placed(made: Imported, name: str, folder: Path) -> dict[str, Taken]:
+    """Values with the names of the files beside the recipe, and with paths that hold from its folder."""
+    placed: dict[str, Taken] = {}
+    for key, taken in made.taken.items():
+        value = taken.value
+        if isinstance(value, str) and value in made.texts:
+            value = f"{name}{value}"
+        elif key in ("data.train", "data.eval") and isinstance(value, list):
+            value = [{**source, "path": _path(source.get("path"), taken, folder)} for source in value]
+        elif key in _LOCAL:
+            value = _path(value, taken, folder)
+        placed[key] = Taken(value, taken.place, taken.said, taken.is_default, taken.note)
+    return placed
+
+
+def _path(text: Any, taken: Taken, folder: Path) -> Any:
+    """A relative path that is there beside the imported file, or here, as it is from `folder`."""
+    if not isinstance(text, str) or not text or text.startswith(("/", "~")) or len(text) > 4000:
+        return text
+    if is_url(text) or is_package(text):
+        return text
+    for base in (Path(taken.place.file).parent, Path()):
+        try:
+            found = (base / text).exists() or any(base.glob(text)) if "*" in text else (base / text).exists()
+        except (OSError, ValueError, NotImplementedError):
+            return text
+        if found and not (is_hub_id(text, base) and not (base / text).exists()):
+            there = os.path.relpath((base / text).absolute(), folder.absolute())
+            return there if there.startswith(".") or "/" not in there else f"./{there}"
+    return text

@@ -1,0 +1,277 @@
+"""The values of a first recipe: what `init` writes for a goal, a model, rows and hardware. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.facts.hardware import Hardware
+from launcher.facts.model import ModelSpec
+
+GOALS: Mapping[str, tuple[str, ...]] = {
+    "instructions": ("instruction", "prompt-completion"),
+    "chat": ("chat",),
+    "text": ("text",),
+    "preferences": ("preference",),
+    "classify": ("classification", "image"),
+}
+"""What a model shall learn -> the formats of rows that teach it."""
+METHODS = ("full", "lora", "qlora")
+SMALL = 1_000_000_000
+"""Parameters below which all of them are trained where that fits: an adapter of such a model saves little."""
+LETTERS_PER_TOKEN = 4
+"""Characters that a token stands for, about, in English text: nothing installed here knows better."""
+SHORTEST, LONGEST = 256, 4096
+"""Tokens: data.max_length is chosen between these."""
+MANY_ROWS, FEW_ROWS = 10_000, 200
+"""Rows from which on one epoch is enough; rows below which none are held out."""
+_EVALUATED = 1000
+"""Rows held out, at most about."""
+_BATCH = 32
+_STEPS = 50
+"""Steps that a run should have at least, before the batch is made smaller."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+CHATML = """\
+{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""The chat template for a model that has none."""
+_CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What was seen of the data."""
+
+    path: str
+    """As the recipe shall say it."""
+    format: str
+    """A format, or `auto` where nobody looked."""
+    columns: Mapping[str, str]
+    """Field -> column, where they differ."""
+    count: int | None
+    """None where nobody looked."""
+    longest: int | None
+    """Characters of the longest row; None where nobody looked, and for pictures."""
+    more: bool = False
+    """Whether there are more rows than were counted."""
+
+    @property
+    def longest_tokens(self) -> int | None:
+        """A guess."""
+        return None if self.longest is None else -(-self.longest // LETTERS_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the questions were answered with."""
+
+    goal: str
+    task: str
+    model: Mapping[str, str]
+    """name_or_path, and gguf_file where the weights lie in one."""
+    spec: ModelSpec
+    rows: Rows
+    hardware: Hardware
+    has_template: bool
+    """Whether the model's tokenizer has, or probably has, a chat template."""
+    packs: bool = True
+    """Whether the model keeps packed texts apart."""
+    precision: str = "auto"
+    """fp32 where the device has no bf16 and the model overflows fp16."""
+
+
+def task_of(goal: str, fmt: str, tasks: Sequence[str]) -> str:
+    """The task for a goal with rows of a format; tasks: those that the model's family can learn, if known."""
+    if goal == "preferences":
+        return "dpo"
+    if goal == "classify":
+        return "image-classification" if fmt == "image" else "sequence-classification"
+    if goal == "instructions" and tuple(tasks) == ("seq2seq-lm",):
+        return "seq2seq-lm"
+    return "causal-lm"
+
+
+def methods(start: Start) -> tuple[str, ...]:
+    """What to train, in the order in which it is tried: the first that fits is written."""
+    if start.task == "image-classification":
+        return ("full", "lora")
+    if start.goal in ("text", "classify") or start.spec.params < SMALL:
+        return METHODS
+    return ("lora", "qlora")
+
+
+def first_length(start: Start) -> int:
+    """data.max_length that holds the longest row, with some room for the guess, or the usual 2048."""
+    longest = start.rows.longest_tokens
+    if start.goal == "text" or longest is None:
+        length = 2048
+    else:
+        length = SHORTEST
+        while length < min(longest * 1.25, LONGEST):
+            length *= 2
+    return min(length, start.spec.max_position_embeddings or length)
+
+
+def draft(
+    start: Start, method: str, length: int, missed: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The recipe's values, and the reasons of some of them by dotted path.
+
+    missed: methods that were tried before this one, and do not fit.
+    """
+    notes: dict[str, str] = {}
+    data: dict[str, Any] = {} if start.task == "causal-lm" else {"task": start.task}
+    data["model"] = _model(start, method, notes)
+    if method != "full":
+        data["adapter"] = _adapter(start)
+        others = " and ".join(_NAMED[name] for name in missed)
+        verb = "does" if len(missed) == 1 else "do"
+        notes["adapter"] = _WHY[method] + (f"; {others} {verb} not fit this hardware" if others else "")
+    data["data"] = _data(start, length, notes)
+    data["precision"] = start.precision
+    notes["precision"] = (
+        "bf16 where the device has it" if start.precision == "auto"
+        else "there is no bf16 on this device, and the model overflows fp16"
+    )  # fmt: skip
+    data["global_batch_size"] = _batch_size(start)
+    notes["global_batch_size"] = _batch_words(start)
+    data["trainer"] = _trainer(start, method, notes)
+    hardware = start.hardware
+    data["hardware"] = {
+        "num_nodes": hardware.num_nodes,
+        "devices_per_node": hardware.devices_per_node,
+        "device": hardware.device,
+    }
+    return data, notes
+
+
+_WHY = {
+    "lora": "a small adapter is trained, and the weights stay",
+    "qlora": "a small adapter is trained over 4-bit weights",
+}
+_NAMED = {"full": "a full fine-tune", "lora": "LoRA over 16-bit weights"}
+
+
+def _model(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]:
+    model: dict[str, Any] = dict(start.model)
+    if method == "qlora":
+        model["quantization"] = "nf4"
+        notes["model.quantization"] = "the weights in 4 bits: in 16 they do not fit this hardware"
+    if start.goal == "chat" and not start.has_template:
+        model["add_tokens"] = list(_CHATML_TOKENS)
+        model["chat_template"] = CHATML
+        notes["model.chat_template"] = (
+            "ChatML, for a model without a template of its own; leave both keys out where it has one"
+        )
+    return model
+
+
+def _adapter(start: Start) -> dict[str, Any]:
+    # The experts of transformers 5 are fused weights, which no adapter of linear layers reaches.
+    experts = any(start.spec.config.get(name) for name in _EXPERTS)
+    return {
+        "type": "lora",
+        "r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.0 if start.task == "dpo" else 0.05,
+        "target_modules": list(_ATTENTION) if experts else "all-linear",
+    }
+
+
+def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, Any]:
+    rows = start.rows
+    source: dict[str, Any] = {"path": rows.path, "format": rows.format}
+    if rows.columns:
+        source["columns"] = dict(rows.columns)
+        notes["data.train[0].columns"] = "field of the format: column of the file"
+    section: dict[str, Any] = {"train": [source]}
+    if rows.count is not None and rows.count >= FEW_ROWS:
+        share = min(0.05, _EVALUATED / rows.count)
+        section["eval"] = {"split": float(f"{share:.1g}")}
+        notes["data.eval"] = "rows that are held out, to see how well it does on what it has not learnt"
+        if metrics := _METRICS.get(start.task if start.goal != "text" else "text"):
+            section["metrics"] = list(metrics)
+    if start.task != "image-classification":
+        section["max_length"] = length
+        notes["data.max_length"] = _length_words(start, length)
+    if start.goal == "text" and start.packs:
+        section["packing"] = True
+        notes["data.packing"] = "texts are laid end to end, and none sees another"
+    return section
+
+
+_METRICS = {
+    "text": ("perplexity",),
+    "sequence-classification": ("accuracy", "f1"),
+    "image-classification": ("accuracy", "f1"),
+}
+
+
+def _length_words(start: Start, length: int) -> str:
+    """Why samples are as long as they are."""
+    longest, most = start.rows.longest_tokens, start.spec.max_position_embeddings
+    if start.goal == "text":
+        return "tokens; longer texts become several samples"
+    if longest is None:
+        return "tokens; the rows were not looked at"
+    guessed = f"the longest row has about {longest:,}, by a guess"
+    if longest <= length:
+        return f"tokens; {guessed}"
+    return f"tokens, all that the model has; {guessed}" if length == most else f"tokens; {guessed}: cut"
+
+
+def _epochs(start: Start) -> int:
+    if start.goal in ("text", "preferences") or start.rows.count is None:
+        return 1
+    return 3 if start.rows.count < MANY_ROWS else 1
+
+
+def _batch_size(start: Start) -> int:
+    """A multiple of the devices, 32 or so; less where few rows would make few steps."""
+    size, devices = _BATCH, start.hardware.num_devices
+    samples = (start.rows.count or MANY_ROWS) * _epochs(start)
+    while size > 4 and samples < size * _STEPS:
+        size //= 2
+    return max(1, -(-size // devices)) * devices
+
+
+def _batch_words(start: Start) -> str:
+    kind = {"text": "packs", "preferences": "pairs"}.get(start.goal, "samples")
+    return f"{kind} a step, over all devices"
+
+
+def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]:
+    rate = _rate(start, method)
+    notes["trainer.learning_rate"] = (
+        "usual for "
+        + ("LoRA" if method != "full" else "training all parameters")
+        + (" by preferences" if start.task == "dpo" else "")
+    )
+    trainer: dict[str, Any] = {"num_train_epochs": _epochs(start), "learning_rate": rate}
+    if start.task == "dpo":
+        trainer["beta"] = 0.1
+        notes["trainer.beta"] = "how strongly the model is held to what it was"
+    trainer |= {
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.05,
+        "logging_steps": 10 if (start.rows.count or MANY_ROWS) > 1000 else 1,
+        "save_total_limit": 2,
+    }
+    notes["trainer.warmup_steps"] = "below 1: a share of all steps"
+    return trainer
+
+
+def _rate(start: Start, method: str) -> float:
+    full, params = method == "full", start.spec.params
+    if start.task == "dpo":
+        return 5e-7 if full else 5e-6
+    if full:
+        if start.task == "seq2seq-lm":
+            return 1e-4
+        return 2e-5 if params < SMALL else 1e-5
+    return 1e-4 if params > 30 * SMALL else 2e-4

@@ -1,0 +1,148 @@
+"""A recipe as text for people: sections as in the shipped ones, comments where a value has a reason.
+
+What `snapshot` writes is for jobs: every value of a loaded recipe, and every text quoted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+from launcher.recipe.yaml_marks import parse_yaml
+
+WIDTH = 110
+_COMMENTS_AT = 37
+_CLOSE = ("precision", "sharding", "global_batch_size")
+"""Keys that stand together, without blank lines between them."""
+_BLOCKS = ("model", "data", "trainer", "launch")
+"""Sections that are written key by key, however short they are."""
+_OLD_BOOLEANS = ("y", "n", "yes", "no", "on", "off")
+"""Texts here, and booleans for other readers of YAML (1.1): quoted, as in the shipped recipes."""
+
+
+def recipe_text(
+    data: Mapping[str, Any], notes: Mapping[str, str] | None = None, head: Sequence[str] = ()
+) -> str:
+    """A recipe of nested values, in their order, as YAML that the recipe's reader reads back.
+
+    notes: dotted path (`data.train[0].format`) -> the reason of the value, which becomes its comment.
+    head: lines of the comment at the top, without `#`.
+    """
+    notes = notes or {}
+    lines = [f"# {line}".rstrip() for line in head]
+    before: str | None = None
+    for key, value in data.items():
+        if lines and not (key in _CLOSE and before in _CLOSE):
+            lines.append("")
+        lines += _entry(key, value, key, notes, 0)
+        before = key
+    return "\n".join(lines) + "\n"
+
+
+def _entry(key: str, value: Any, path: str, notes: Mapping[str, str], indent: int) -> Iterator[str]:
+    """The lines of one key."""
+    start = f"{' ' * indent}{flow(str(key))}:"
+    inside = (f"{path}.", f"{path}[")
+    told = any(name.startswith(inside) for name in notes)
+    if isinstance(value, str) and (block := _block_text(value, indent + 2)) is not None:
+        yield from _noted(f"{start} {block[0]}", notes.get(path), indent)
+        yield from block[1:]
+        return
+    listed = isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+    long = isinstance(value, Mapping) and bool(value) and (told or path in _BLOCKS)
+    line = f"{start} {flow(value)}"
+    if len(line) > WIDTH and isinstance(value, Mapping) and value:
+        long = True
+    if not (listed or long):
+        yield from _noted(line, notes.get(path), indent)
+        return
+    yield from _noted(start, notes.get(path), indent)
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _entry(name, item, f"{path}.{name}", notes, indent + 2)
+        return
+    for number, item in enumerate(value):
+        yield from _item(item, f"{path}[{number}]", notes, indent + 2)
+
+
+def _item(item: Mapping[str, Any], path: str, notes: Mapping[str, str], indent: int) -> Iterator[str]:
+    """The lines of one mapping of a list: the dash stands before its first key."""
+    lines = [
+        line for key, value in item.items() for line in _entry(key, value, f"{path}.{key}", notes, indent + 2)
+    ]
+    first = next((n for n, line in enumerate(lines) if not line.lstrip().startswith("#")), 0)
+    for number, line in enumerate(lines):
+        yield f"{' ' * indent}- {line[indent + 2 :]}" if number == first else line
+    if not lines:
+        yield f"{' ' * indent}- {{}}"
+
+
+def _noted(line: str, note: str | None, indent: int) -> Iterator[str]:
+    """The line with its comment behind it, or above it where that would be too long."""
+    if not note:
+        yield line
+        return
+    note = " ".join(note.split())
+    behind = f"{line:{_COMMENTS_AT - 2}}  # {note}"
+    if len(behind) <= WIDTH:
+        yield behind
+        return
+    row = ""
+    for word in note.split():
+        if row and indent + 2 + len(row) + 1 + len(word) > WIDTH:
+            yield f"{' ' * indent}# {row}"
+            row = ""
+        row = f"{row} {word}".strip()
+    yield f"{' ' * indent}# {row}"
+    yield line
+
+
+def _block_text(value: str, indent: int) -> list[str] | None:
+    """A text of several lines as a block, None where it is none or would not come back as it is."""
+    if "\n" not in value:
+        return None
+    lines = [f"{' ' * indent}{line}" if line else "" for line in value.split("\n")]
+    made = ["|-", *lines]
+    read = parse_yaml("key: " + "\n".join(made), "").data
+    return made if read == {"key": value} else None
+
+
+def flow(value: Any) -> str:
+    """A value on one line, as the recipe's reader (YAML 1.2) reads it back."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{flow(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(flow(item) for item in value) + "]"
+    if isinstance(value, str):
+        # Alone, as a key and inside brackets: `?a` and `a: b` mean something else in one of these places.
+        places = value, f"{{{value}: [{value}]}}"
+        same = [parse_yaml(text, "").data for text in places] == [value, {value: [value]}]
+        if same and value.lower() not in _OLD_BOOLEANS:
+            return value
+        return f'"{"".join(map(_letter, value))}"'
+    if isinstance(value, float):
+        return _number(value)
+    return json.dumps(value)
+
+
+def _letter(letter: str) -> str:
+    """A character between double quotes. Not as JSON has it: YAML knows no halves of characters."""
+    if letter in '"\\':
+        return f"\\{letter}"
+    if letter.isprintable():
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
+
+
+def _number(value: float) -> str:
+    """`2.0e-4` rather than `0.0002`."""
+    text = repr(value)
+    mantissa, mark, exponent = text.partition("e")
+    if not mark and 0 < abs(value) < 1e-3:
+        mantissa, mark, exponent = f"{Decimal(text):e}".partition("e")  # its own digits, unrounded
+    if not mark:
+        return text
+    made = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
+    return made if float(made) == value else text

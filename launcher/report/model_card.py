@@ -1,0 +1,265 @@
+"""The model card of a result: what it is, how to load it, what it was trained on, by which recipe. Pure.
+
+No row of the data and no folder of the machine is in it but what the recipe itself says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from launcher.recipe.data_paths import is_loaded_hub_id
+
+_PIPELINES = {  # the hub has taken back its name for encoder and decoder
+    "causal-lm": "text-generation",
+    "dpo": "text-generation",
+    "sequence-classification": "text-classification",
+    "image-classification": "image-classification",
+}
+_CLASSES = {
+    "causal-lm": "AutoModelForCausalLM",
+    "dpo": "AutoModelForCausalLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+}
+_LIBRARIES = ("transformers", "torch", "peft", "trl", "accelerate", "deepspeed", "bitsandbytes", "datasets")
+_VARIANTS = (("use_dora", "DoRA"), ("use_rslora", "rsLoRA"))
+
+
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What a run directory says, as it was read; what is absent is left out of the card."""
+
+    plan: Mapping[str, Any]
+    result: Mapping[str, Any]
+    data: Mapping[str, Any]
+    """data.json"""
+    environment: Mapping[str, Any]
+    recipe: str
+    """The recipe's text, without secrets."""
+    merged: Mapping[str, Any] | None
+    """What merging found; None for a model that was trained whole."""
+    name: str
+    """The repository, or the name of the run."""
+    place: str
+    """What from_pretrained takes: the repository, or the name of the folder that the card lies in."""
+
+    def setting(self, dotted: str) -> Any:
+        found = self.plan["settings"].get(dotted)
+        return None if found is None else found["value"]
+
+
+def model_card(facts: CardFacts) -> str:
+    """README.md of a model: metadata for the hub between two lines, then Markdown."""
+    parts = [
+        _metadata(facts),
+        f"# {facts.name}\n\n{_what(facts)}",
+        f"## Use\n\n```python\n{_use(facts)}\n```",
+        *_section("Results", _results(facts)),
+        *_section("Data", _data(facts)),
+        *_section("Weights", _weights(facts)),
+        f"## Recipe\n\n{_fenced(facts.recipe, 'yaml')}" if facts.recipe else "",
+        *_section("Versions", _versions(facts)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _metadata(facts: CardFacts) -> str:
+    """YAML in JSON's spelling of texts. No licence: it is the owner's to choose, within the base model's."""
+    base = _base_id(facts)
+    lines = ["library_name: transformers"]
+    if facts.setting("task") in _PIPELINES:
+        lines.append(f"pipeline_tag: {_PIPELINES[facts.setting('task')]}")
+    if base is not None:
+        lines += [f"base_model: {json.dumps(base)}", "base_model_relation: finetune"]
+    datasets = _hub_datasets(facts)
+    if datasets:
+        lines += ["datasets:", *(f"- {json.dumps(name)}" for name in datasets)]
+    kind = facts.setting("adapter.type")
+    tags = ["effilaunch", *([kind] if kind else []), *(["dpo"] if facts.setting("task") == "dpo" else [])]
+    lines += ["tags:", *(f"- {tag}" for tag in tags)]
+    return "---\n" + "\n".join(lines) + "\n---"
+
+
+def _base_id(facts: CardFacts) -> str | None:
+    """The base model's id on the hub; None for a folder and for random weights."""
+    name = facts.setting("model.name_or_path")
+    return name if name and _is_hub_id(name) else None
+
+
+def _is_hub_id(text: str) -> bool:
+    """Whether a path of a plan is an id on the hub; what a variable holds is not known here."""
+    return "${" not in text and is_loaded_hub_id(text)
+
+
+def _base_name(facts: CardFacts) -> str:
+    name = facts.setting("model.name_or_path")
+    if not name:
+        return "a randomly initialised model"
+    shown = _base_id(facts) or PurePath(name).name
+    revision, file = facts.setting("model.revision"), facts.setting("model.gguf_file")
+    return f"`{shown}`" + (f" at `{revision}`" if revision else "") + (f", file `{file}`" if file else "")
+
+
+def _sources(facts: CardFacts) -> list[tuple[str, Mapping[str, Any]]]:
+    """(split, source) of the recipe."""
+    found = [("train", source) for source in facts.setting("data.train") or ()]
+    held_out = facts.setting("data.eval")
+    return found + [("eval", source) for source in (held_out if isinstance(held_out, list) else ())]
+
+
+def _hub_datasets(facts: CardFacts) -> list[str]:
+    """Ids of data sets of the hub, each once."""
+    paths = [str(source["path"]) for _, source in _sources(facts)]
+    return list(dict.fromkeys(path for path in paths if _is_hub_id(path)))
+
+
+def _what(facts: CardFacts) -> str:
+    kind = facts.setting("adapter.type")
+    how = "trained whole"
+    if kind:
+        name = next((said for key, said in _VARIANTS if facts.setting(f"adapter.{key}")), "LoRA")
+        how = f"fine-tuned with {name}"
+        rank = facts.setting("adapter.r")
+        how += f" (r {rank}, alpha {facts.setting('adapter.lora_alpha')})" if rank else ""
+    quantization = facts.setting("model.quantization")
+    base = "" if quantization in (None, "none") else f" on an {quantization['type']} base"
+    whole = ", and merged: it needs no peft" if facts.merged else ""
+    return f"{_base_name(facts)}, {how}{base} for `{facts.setting('task')}`{whole}."
+
+
+def _use(facts: CardFacts) -> str:
+    task, place = facts.setting("task"), json.dumps(facts.place)
+    trusted = ", trust_remote_code=True" if facts.setting("model.trust_remote_code") else ""
+    if task.endswith("-classification"):
+        subject = "picture.png" if task == "image-classification" else "a text"
+        return (
+            f"from transformers import pipeline\n\n"
+            f"classify = pipeline({json.dumps(_PIPELINES[task])}, {place}{trusted})\n"
+            f"print(classify({json.dumps(subject)}))"
+        )
+    chat = "chat" in (facts.data.get("formats") or ())
+    inputs = (
+        'tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], add_generation_prompt=True,\n'
+        '                                       return_dict=True, return_tensors="pt")'
+        if chat
+        else 'tokenizer("Hello", return_tensors="pt")'
+    )
+    return (
+        f"from transformers import {_CLASSES[task]}, AutoTokenizer\n\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({place}{trusted})\n"
+        f'model = {_CLASSES[task]}.from_pretrained({place}, dtype="auto"{trusted})\n'
+        f"inputs = {inputs}\n"
+        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))"
+    )
+
+
+def _results(facts: CardFacts) -> list[tuple[str, str]]:
+    result = facts.result
+    loss = result.get("loss") or {}
+    rows = [("training loss, first and last logged", _numbers(loss.get("first"), loss.get("last")))]
+    skipped = ("step", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    for name, value in (result.get("eval") or {}).items():
+        if name not in skipped:
+            rows.append((f"held-out {name.removeprefix('eval_').replace('_', ' ')}", _numbers(value)))
+    rows += [
+        ("steps", _numbers(result.get("steps"))),
+        ("tokens", _numbers(result.get("tokens") or None)),
+        ("training time", "" if not result.get("train_seconds") else f"{result['train_seconds']:,.0f} s"),
+        ("hardware", _hardware(facts)),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _hardware(facts: CardFacts) -> str:
+    found = facts.plan.get("hardware") or {}
+    nodes, devices = found.get("num_nodes", 1), found.get("devices_per_node", 1)
+    return f"{nodes * devices} x {found['device']}" if found.get("device") else ""
+
+
+def _data(facts: CardFacts) -> list[tuple[str, str]]:
+    told = {
+        (split, number): source
+        for split, found in (facts.data.get("splits") or {}).items()
+        for number, source in enumerate(found.get("sources", ()))
+    }
+    rows, numbers = [], {"train": 0, "eval": 0}
+    for split, source in _sources(facts):
+        found = told.get((split, numbers[split]), {})
+        numbers[split] += 1
+        path = str(source["path"])
+        name = path if _is_hub_id(path) or path.startswith("package:") else PurePath(path).name
+        said = [found.get("format") or source.get("format") or "", _counted(found.get("rows"), "rows")]
+        rows.append((f"`{name}`", ", ".join(["evaluation"] * (split == "eval") + [s for s in said if s])))
+    held_out, counts = facts.setting("data.eval"), facts.result.get("rows") or {}
+    if isinstance(held_out, Mapping):
+        rows.append(("held out for evaluation", f"{held_out['split']:.3g} of the rows, by seed"))
+    for key, title in (("truncated", "rows cut to the longest length"), ("dropped", "rows left out")):
+        if counts.get(key):
+            rows.append((title, _numbers(counts[key])))
+    return rows
+
+
+def _weights(facts: CardFacts) -> list[tuple[str, str]]:
+    merged = facts.merged
+    if merged is None:
+        return []
+    rows = [
+        ("dtype", str(merged["dtype"])),
+        ("weights", _numbers(merged["params"])),
+        ("logits from those of base and adapter, in float32", f"{merged['merge']['largest']:.2g} at most"),
+    ]
+    if merged["dtype"] != "float32":
+        rows.append((f"the same after rounding to {merged['dtype']}", _off(merged["cast"])))
+    if merged["quantized"] is not None:
+        kind = merged["quantization"]
+        rows.append(
+            (f"the same from the {kind} base with the adapter, as it trained", _off(merged["quantized"]))
+        )
+    return rows
+
+
+def _off(found: Mapping[str, float]) -> str:
+    return (
+        f"{found['largest']:.2g} at most, the same first choice at {found['same_choice']:.1%} of the tokens"
+    )
+
+
+def _versions(facts: CardFacts) -> list[tuple[str, str]]:
+    return [(name, str(facts.environment[name])) for name in _LIBRARIES if name in facts.environment]
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
+    """A heading and a table; nothing without rows."""
+    if not rows:
+        return []
+    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
+    return ["\n".join([f"## {title}", "", "| | |", "|---|---|", *lines])]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _fenced(text: str, language: str) -> str:
+    """A block that no line of the text can end."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.strip()}\n{fence}"
+
+
+def _counted(count: Any, what: str) -> str:
+    return "" if count is None else f"{count:,} {what}"
+
+
+def _numbers(*values: Any) -> str:
+    """Numbers as people read them, None left out."""
+    shown = [
+        f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for value in values if value is not None
+    ]
+    return ", ".join(shown)

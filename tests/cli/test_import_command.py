@@ -1,0 +1,169 @@
+"""`import`: exit codes, what goes where, and that each written case plans."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import main
+from launcher.importing.join import import_files
+from launcher.importing.recognise import MAPPINGS
+from launcher.recipe.loading import load_recipe
+
+CASES = Path(__file__).parent.parent / "importing_cases"
+ON = "8xA100-80GB"
+TOKENS = ("hf_abcdefghijklmnopqrstuvwxyz0123", "0123456789abcdef0123456789abcdef01234567")
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = main(["import", *map(str, words)])
+    captured = capsys.readouterr()
+    assert not [token for token in TOKENS if token in captured.out + captured.err]
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["axolotl_lora.yml", "llamafactory_lora.yaml", "trl_sft.yaml", "launch.sh", "trainer_full.py",
+             "sft_qlora.py"]
+)  # fmt: skip
+def test_each_written_case_is_a_recipe_that_plans(
+    capsys: pytest.CaptureFixture[str], workplace: Path, name: str
+) -> None:
+    code, out, err = called(capsys, CASES / name, "--on", ON, "--output", "mine.yaml")
+    assert (code, err) == (0, "")
+    assert f"it plans on {ON}" in out
+    assert "wrote mine.yaml" in out
+    loaded = load_recipe("mine.yaml")
+    assert loaded.recipe.trainer["learning_rate"] > 0
+    # what is written is what was read, with nothing of its own
+    made = import_files([str(CASES / name)])
+    told = {key for key in made.taken if not key.startswith(("data.train", "data.eval"))}
+    given = {path for path in loaded.origins if path in told}
+    assert given == told
+
+
+def test_an_axolotl_recipe_brings_its_deepspeed_config(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    assert called(capsys, CASES / "axolotl_lora.yml", "--on", ON, "--output", "mine.yaml")[0] == 0
+    recipe = load_recipe("mine.yaml").recipe
+    assert (recipe.sharding.zero_stage, recipe.model.name_or_path) == (2, "bigcode/starcoder")
+    assert json.loads(Path("mine_deepspeed.json").read_text()) == {
+        "zero_optimization": {"overlap_comm": True, "reduce_bucket_size": 200_000_000}
+    }
+
+
+def test_without_output_the_recipe_alone_is_on_stdout(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    code, out, err = called(capsys, CASES / "trl_sft.yaml", "--on", ON)
+    Path("piped.yaml").write_text(out)
+    assert code == 0
+    assert load_recipe("piped.yaml").recipe.trainer["learning_rate"] == 1e-4
+    assert "it plans on 8xA100-80GB" in err
+
+
+def test_the_list_comes_first_with_places_and_reasons(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    code, out, _ = called(capsys, CASES / "launch.sh", "--output", "mine.yaml")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0] == "changes the training, and no recipe key says it:"
+    last = len((CASES / "launch.sh").read_text().splitlines())
+    assert any(line.startswith(f"  {CASES}/launch.sh:{last} --my_own_flag: 3 - ") for line in lines)
+    heads = [line for line in lines if line.endswith(":")]
+    assert heads[1] == "has no effect on what is learnt:"
+    assert "hardware: made for 8 devices on 1 machine; plan with --on 8xDEVICE" in lines
+    assert lines[-1] == "wrote mine.yaml, mine_deepspeed.json"
+
+
+def test_a_word_of_the_user_is_missing(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    code, out, err = called(capsys, CASES / "ds_zero2.json", "--output", "mine.yaml")
+    assert code == 2
+    assert "model.name_or_path: needs your word" in err
+    assert Path("mine.yaml").read_text().count("# needs your word") == 2
+    assert "2 word(s) of yours are missing" in out
+
+
+def test_the_data_of_a_program(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    code, out, _ = called(capsys, CASES / "launch.sh", "--on", ON, "--json")
+    data: dict[str, Any] = json.loads(out)
+    assert code == 0
+    assert {"recipe", "dropped", "files", "notes", "plan", "tools", "output"} <= data.keys()
+    assert {entry["effect"] for entry in data["dropped"]} == {"changes the training", "no effect"}
+    assert data["tools"][1]["tool"] == "DeepSpeed config"
+    code, out, _ = called(capsys, CASES / "ds_zero2.json", "--json")
+    assert (code, json.loads(out)["errors"][0]["code"]) == (2, "import-needs-word")
+
+
+def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    for there in ("mine.yaml", "mine_deepspeed.json"):
+        Path(there).write_text("mine")
+        code, _, err = called(capsys, CASES / "launch.sh", "--output", "mine.yaml")
+        assert (code, Path(there).read_text()) == (2, "mine")
+        assert there in err
+        Path(there).unlink()
+        assert not list(workplace.iterdir())
+
+
+def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    """On files of the names that docs/import.md has; only prepare, which wants weights, is left out."""
+    cases = {"axolotl.yml": "axolotl_lora.yml", "launch.sh": "launch.sh", "ds_config.json": "ds_zero2.json",
+             "accelerate.yaml": "accelerate.yaml", "finetune.py": "trainer_full.py"}  # fmt: skip
+    for name, case in cases.items():
+        Path(name).write_text((CASES / case).read_text().replace("ds_zero2", "ds_config"))
+    text = (CASES.parent.parent / "docs" / "import.md").read_text(encoding="utf-8")
+    lines = [line.split()[2:] for line in text.splitlines() if line.startswith("effilaunch import ")]
+    assert len(lines) == 3
+    for words in lines:
+        assert called(capsys, *words)[0] == 0, words
+        Path("recipe.yaml").unlink(missing_ok=True)
+        for file in workplace.glob("recipe_*"):
+            file.unlink()
+
+
+@pytest.mark.parametrize("target", ["no/such/folder/x.yaml", "/", "/proc/x.yaml", "x" * 300])
+def test_where_nothing_can_be_written(
+    capsys: pytest.CaptureFixture[str], workplace: Path, target: str
+) -> None:
+    assert called(capsys, CASES / "trl_sft.yaml", "--output", target)[0] == 2
+
+
+def test_what_no_recipe_is_made_of_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    Path("x.yaml").write_text("base_model: m\nadapter: lora\nrl: grpo\n")
+    code, out, err = called(capsys, "x.yaml", "--output", "mine.yaml")
+    assert (code, out, Path("mine.yaml").exists()) == (2, "", False)
+    assert "x.yaml:3" in err
+
+
+def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+    code, _, err = called(capsys, CASES / "launch.sh", "--on", "1x24GB")
+    assert code in (2, 3)
+    assert "error" in err
+
+
+def test_every_kind_is_known_by_one_reader_alone() -> None:
+    """Of the narrower readers; what TRL takes is what they leave."""
+    keys: dict[str, dict[str, Any]] = {
+        "DeepSpeed config": {"zero_optimization": {"stage": 2}},
+        "accelerate config": {"distributed_type": "NO"},
+        "adapter_config.json": {"peft_type": "LORA"},
+        "axolotl recipe": {"base_model": "m", "adapter": "lora", "lora_r": 8, "datasets": [{"path": "x"}]},
+        "LLaMA-Factory recipe": {"model_name_or_path": "m", "stage": "sft"},
+        "TRL recipe": {"model_name_or_path": "m", "lora_r": 8, "datasets": [{"path": "x"}]},
+    }
+    assert list(keys) == [reader.name for reader in MAPPINGS]
+    for name, data in keys.items():
+        assert next(reader.name for reader in MAPPINGS if reader.tells(data)) == name

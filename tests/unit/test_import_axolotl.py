@@ -1,0 +1,386 @@
+"""axolotl's YAML as keys of a recipe: each key, its defaults, its data sets, and what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from axolotl_cases import CASES, FILE, FULL
+
+from launcher.errors import RecipeError
+from launcher.importing import axolotl
+from launcher.importing.axolotl_tables import DPO_KEYS, HANDLED, KEYS, LEFT, SHARING, TYPES
+from launcher.importing.found import Effect, Place, Reading
+
+
+def read(values: dict[str, Any], file: str = "a.yaml") -> Reading:
+    return axolotl.read(yaml.safe_dump(values, sort_keys=False), file)
+
+
+def dropped(reading: Reading) -> dict[str, Effect]:
+    return {entry.key: entry.effect for entry in reading.dropped}
+
+
+def test_every_mapped_key_has_a_case() -> None:
+    assert {key.name for key in (*KEYS, *DPO_KEYS)} | {row[0] for row in HANDLED} == set(CASES)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_key_is_taken(key: str) -> None:
+    more, to, expected = CASES[key]
+    reading = read({**FILE, **more})
+    assert reading.value(to) == expected
+    assert not reading.refusals
+    if key in more:
+        assert key in reading.seen
+        assert reading.taken[to].place.file == "a.yaml"
+
+
+@pytest.mark.parametrize("key", [*CASES, "made_up"])
+def test_no_key_vanishes(key: str) -> None:
+    more, *_ = CASES.get(key, ({"made_up": 1}, "", None))
+    values = {**FILE, **more}
+    assert set(values) <= read(values).seen
+
+
+def test_every_key_of_axolotl_is_taken_or_listed() -> None:
+    """Whatever the value is: none is lost, and none ends the reading."""
+    for value in ("x", 3, [1], {"a": 1}, True):
+        keys = list(axolotl._tool().keys)
+        for at in range(0, len(keys), 15):
+            some = keys[at : at + 15]
+            assert set(some) <= read({**FILE, **dict.fromkeys(some, value)}).seen, value
+
+
+def test_the_tables_name_keys_of_axolotl_once() -> None:
+    left = [name for entry in (*LEFT, *SHARING) for name in entry.names.split()]
+    known = set(axolotl._tool().keys) | {"debug", "gc_steps", "eval_table_max_new_tokens", "flash_attn_d512"}
+    assert len(left) - len(set(left)) == 0
+    assert set(left) - known == set()
+    taken = {key.name for key in KEYS} | {row[0] for row in HANDLED}
+    assert not taken & {name for entry in LEFT for name in entry.names.split()}
+    rows = axolotl.mapping_rows()
+    assert ("micro_batch_size", "trainer.per_device_train_batch_size", "1 where it is absent") in rows
+    assert all(len(row) == 3 for row in [*rows, *axolotl.row_types()])
+
+
+def test_what_axolotl_uses_where_the_file_is_silent() -> None:
+    reading = read(FILE)
+    expected = {
+        "data.max_length": 512,
+        "data.overlong": "split",
+        "trainer.num_train_epochs": 1.0,
+        "trainer.optim": "adamw_torch_fused",
+        "trainer.lr_scheduler_type": "cosine",
+        "trainer.warmup_steps": 0.03,
+        "trainer.per_device_train_batch_size": 1,
+        "trainer.gradient_accumulation_steps": 1,
+        "trainer.save_total_limit": 4,
+        "trainer.save_strategy": "epoch",
+        "trainer.average_tokens_across_devices": False,
+        "adapter.lora_dropout": 0.0,
+        "precision": "auto",
+    }
+    assert {key: reading.value(key) for key in expected} == expected
+    assert all(reading.taken[key].is_default for key in expected)
+    assert "trainer.eval_strategy" not in reading.taken
+    assert read({**FILE, "datasets": [{"path": "o/a", "type": "alpaca"}]}).value("data.overlong") == "drop"
+
+
+def test_all_parameters_are_loaded_in_16_bits_but_with_deepspeed() -> None:
+    assert read(FULL).value("precision") == "bf16"
+    assert read(FULL).value("model.dtype") == "bfloat16"
+    assert read({**FULL, "bf16": True}).value("model.dtype") == "bfloat16"
+    sharded = read({**FULL, "bf16": True, "deepspeed": "z.json"})
+    assert "model.dtype" not in sharded.taken
+    assert set(sharded.names) == {"z.json"}
+    assert read({**FULL, "bf16": "full"}).value("precision") == "bf16-true"
+    assert read({**FULL, "bf16": False}).value("precision") == "fp32"
+    assert "model.dtype" not in read({**FULL, "bf16": False}).taken
+
+
+def test_lora_with_4_bits_is_not_quantised_there() -> None:
+    reading = read({**FILE, "load_in_4bit": True})
+    assert "model.quantization" not in reading.taken
+    assert dropped(reading)["load_in_4bit"] is Effect.NONE
+
+
+def test_evaluations_and_saves_that_axolotl_leaves_out() -> None:
+    base = {**FILE, "val_set_size": 0.1}
+    assert read(base).value("trainer.eval_strategy") == "no"
+    one = read({**base, "evals_per_epoch": 1, "saves_per_epoch": 1})
+    assert one.value("trainer.eval_strategy") == "no"
+    assert one.value("trainer.save_strategy") == "epoch"
+    assert dropped(one)["evals_per_epoch"] is Effect.NONE
+    without = read({**FILE, "evals_per_epoch": 4, "early_stopping_patience": 2})
+    assert not {key for key in without.taken if "eval_st" in key or "early" in key}
+    assert dropped(without)["early_stopping_patience"] is Effect.NONE
+    assert dropped(without)["evals_per_epoch"] is Effect.NONE
+
+
+def test_a_stream_is_not_saved_by_epochs() -> None:
+    reading = read({**FILE, "streaming": True, "max_steps": 9})
+    assert "trainer.save_strategy" not in reading.taken
+
+
+def test_early_stopping_without_evaluations_during_the_run() -> None:
+    reading = read({**FILE, "val_set_size": 0.1, "early_stopping_patience": 2})
+    assert "early_stopping.patience" not in reading.taken
+    assert dropped(reading)["early_stopping_patience"] is Effect.NONE
+
+
+def test_no_number_of_steps() -> None:
+    reading = read({**FILE, "max_steps": -1, "num_epochs": 2})
+    assert reading.value("trainer.num_train_epochs") == 2
+    assert "trainer.max_steps" not in reading.taken
+
+
+def test_pairs_have_no_keys_of_texts() -> None:
+    more = {"rl": "dpo", "sample_packing": True, "pad_to_multiple_of": 8, "train_on_inputs": True}
+    reading = read({**FILE, **more, "datasets": [{"path": "org/p", "type": "chat_template.default"}]})
+    assert not {"data.packing", "data.loss_on", "data.pad_to_multiple_of"} & set(reading.taken)
+    assert {"sample_packing", "train_on_inputs", "pad_to_multiple_of"} <= set(dropped(reading))
+
+
+def test_targets_that_all_linear_does_not_have() -> None:
+    linear = read({**FILE, "lora_target_modules": ["q_proj"]})
+    assert linear.value("adapter.target_modules") == "all-linear"
+    assert dropped(linear)["lora_target_modules"] is Effect.NONE
+    head = read({**FILE, "lora_target_modules": ["q_proj", "lm_head"]})
+    assert dropped(head)["lora_target_modules"] is Effect.TRAINING
+    nothing = read({**FILE, "lora_target_linear": False})
+    assert dropped(nothing)["adapter.target_modules"] is Effect.NEEDED
+    rank = read({key: value for key, value in FILE.items() if key != "lora_r"})
+    assert dropped(rank)["adapter.r"] is Effect.NEEDED
+
+
+def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
+    reading = read({**FILE, "lora_model_dir": "old"})
+    assert {key for key in reading.taken if key.startswith("adapter.")} == {"adapter.type", "adapter.path"}
+    assert dropped(reading)["lora_r"] is Effect.NONE
+    full = read({**FILE, "adapter": None})
+    assert not any(key.startswith("adapter.") for key in full.taken)
+    assert "lora_r" in dropped(full)
+
+
+@pytest.mark.parametrize(("more", "key"), [
+    ({"rl": "kto"}, "rl"), ({"rl": "grpo"}, "rl"), ({"reward_model": True}, "reward_model"),
+    ({"process_reward_model": True}, "process_reward_model"), ({"diffusion_lm": {"x": 1}}, "diffusion_lm"),
+    ({"gptq": True}, "gptq"), ({"fp8": True}, "fp8"), ({"adapter": "mixlora"}, "adapter"),
+    ({"relora": True}, "relora"), ({"adapter": "qlora"}, "adapter"),
+    ({"reinit_weights": True}, "reinit_weights"),
+    ({"datasets": [{"path": "org/x"}]}, "datasets[0].type"),
+    ({"skip_prepare_dataset": True}, "skip_prepare_dataset"),
+    ({"fsdp_config": {"fsdp_offload_params": True}}, "fsdp_config.fsdp_offload_params"),
+    ({"fsdp_config": {"x": 1}, "adapter": "qlora", "load_in_4bit": True}, "fsdp_config"),
+    ({"adapter": None, "load_in_8bit": True}, "load_in_8bit"),
+    ({"model_type": "LlamaForSequenceClassification"}, "model_type"),
+    ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"), ({"qat": {"a": 1}}, "qat"),
+        ({"processor_type": "AutoProcessor"}, "processor_type"),
+    ({"nf4_backend": "other"}, "nf4_backend"),
+])  # fmt: skip
+def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> None:
+    reading = read({**FILE, **more})
+    assert [problem.path for problem in reading.refusals] == [key]
+    assert reading.refusals[0].file == "a.yaml"
+    assert reading.refusals[0].line is not None
+
+
+def test_switches_that_are_off_refuse_nothing() -> None:
+    off = dict.fromkeys(("reward_model", "gptq", "fp8", "relora", "rl", "qat", "reinit_weights"), False)
+    assert not read({**FILE, **off, "use_dft": "no"}).refusals
+    assert set(off) <= read({**FILE, **off}).seen
+
+
+HOOKED = {
+    "alpaca": "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n### Instruction:\nDo\n\n"
+    "### Input:\nit\n\n### Response:\n",
+    "alpaca:chatml": "<|im_start|>system\nBelow is an instruction that describes a task, paired with an "
+    "input that provides further context. Write a response that appropriately "
+    "completes the request.<|im_end|>\n"
+    "<|im_start|>user\nDo\nit<|im_end|>\n<|im_start|>assistant\n",
+    "alpaca_w_system.load_instruct": "Be kind\n\n### Instruction:\nDo\n\n### Input:\nit\n\n### Response:\n",
+    "alpaca_w_system": "SYSTEM: Be kind\nUSER: Do\nit\nASSISTANT:",
+}
+
+
+def format_row(reading: Reading) -> Any:
+    names: dict[str, Any] = {}
+    exec(compile(reading.texts["_hooks.py"], "hooks.py", "exec"), names)
+    return names["format_row"]
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+def test_a_pattern_becomes_a_hook_that_makes_the_same_prompt(kind: str) -> None:
+    reading = read({**FILE, "datasets": [{"path": "org/a", "type": kind}]})
+    assert reading.value("data.train") == [{"path": "org/a", "format": "prompt-completion"}]
+    assert reading.value("python") == "_hooks.py"
+    row = {"instruction": "Do", "input": "it", "output": "Done {x}", "system": "Be kind"}
+    assert format_row(reading)(row) == {"prompt": HOOKED[kind], "completion": "Done {x}"}
+    assert format_row(reading)({"text": "other"}) == {"text": "other"}
+
+
+def test_every_pattern_is_python_that_runs() -> None:
+    for kind, prompt in TYPES.items():
+        reading = read({**FILE, "datasets": [{"path": "org/a", "type": kind}]})
+        row = dict.fromkeys((prompt.instruction, prompt.output), "{a} \" '\\ \n") | {"input": None}
+        assert "{a}" in format_row(reading)(row)["prompt"]
+
+
+def test_a_pattern_of_the_file_itself() -> None:
+    kind = {"field_instruction": "q", "field_output": "a", "format": "Q: {instruction} {input}\nA:",
+            "no_input_format": "Q: {instruction}\nA:", "system_prompt": "S\n"}  # fmt: skip
+    reading = read({**FILE, "datasets": [{"path": "org/a", "type": kind}]})
+    assert format_row(reading)({"q": "Who?", "a": "I"}) == {"prompt": "S\nQ: Who?\nA:", "completion": "I"}
+    for bad in ("{instruction", "{other}", "{instruction.__class__}", "{0}"):
+        reading = read({**FILE, "datasets": [{"path": "org/a", "type": {**kind, "format": bad}}]})
+        assert dropped(reading)["datasets[0].type"] is Effect.NEEDED
+        assert not reading.texts
+
+
+def test_two_prompts_that_no_column_tells_apart() -> None:
+    two = [{"path": "org/a", "type": "alpaca"}, {"path": "org/b", "type": "alpaca:chat"}]
+    reading = read({**FILE, "datasets": two})
+    assert dropped(reading)["python"] is Effect.NEEDED
+    assert not reading.texts
+
+
+def test_chats_and_their_columns() -> None:
+    def source(**more: Any) -> Reading:
+        return read({**FILE, "datasets": [{"path": "org/c", "type": "chat_template", **more}]})
+
+    assert source().value("data.train") == [{"path": "org/c", "format": "chat"}]
+    named = source(
+        field_messages="conversations",
+        message_property_mappings={"role": "from", "content": "value"},
+        roles={"user": ["human"], "assistant": ["gpt"]},
+        roles_to_train=["gpt"],
+        train_on_eos="turn",
+    )
+    assert named.value("data.train") == [
+        {"path": "org/c", "format": "chat", "columns": {"messages": "conversations"}}
+    ]
+    assert not named.dropped
+    other = source(
+        message_field_role="speaker", message_field_content="says", roles={"user": ["U"], "assistant": ["A"]}
+    )
+    row = {"messages": [{"speaker": "U", "says": "hi"}, {"speaker": "A", "says": "ho"}]}
+    assert format_row(other)(row) == {
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    }
+    for key, value in {"roles_to_train": ["user", "assistant"], "train_on_eos": "all", "shards": 4,
+                       "split_thinking": True, "message_field_training": "t"}.items():  # fmt: skip
+        assert dropped(source(**{key: value}))[f"datasets[0].{key}"] is Effect.TRAINING
+    assert dropped(source(chat_template="llama3"))["datasets[0].chat_template"] is Effect.TRAINING
+    assert not source(chat_template="tokenizer_default").dropped
+    assert dropped(read({**FILE, "chat_template": "llama3"}))["chat_template"] is Effect.NONE
+
+
+def test_preferences() -> None:
+    rows = {"path": "org/p", "type": "chat_template.default", "field_messages": "conv", "field_chosen": "c"}
+    reading = read({**FILE, "rl": "ipo", "datasets": [rows]})
+    assert reading.value("trainer.loss_type") == "ipo"
+    assert reading.value("data.overlong") == "truncate"
+    assert reading.value("data.train")[0] == {
+        "path": "org/p", "format": "preference", "columns": {"prompt": "conv", "chosen": "c"}}  # fmt: skip
+    other = read({**FILE, "rl": "dpo", "datasets": [{"path": "org/p", "type": "chatml.intel"}]})
+    assert dropped(other)["datasets[0].type"] is Effect.NEEDED
+    assert dropped(other)["data.train"] is Effect.NEEDED
+
+
+def test_where_rows_lie(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "test.jsonl").write_text('{"text": "a"}\n')
+    file = str(tmp_path / "a.yaml")
+
+    def first(**entry: Any) -> tuple[Any, dict[str, Effect]]:
+        reading = read({**FILE, "datasets": [{"type": "completion", **entry}]}, file)
+        return (reading.value("data.train") or [None])[0], dropped(reading)
+
+    assert first(path="rows.jsonl", ds_type="json")[0] == {"path": "rows.jsonl", "format": "text"}
+    assert first(path="json", data_files="rows.jsonl")[0] == {"path": "rows.jsonl", "format": "text"}
+    assert first(path="set", split="test")[0] == {"path": "set/test.jsonl", "format": "text"}
+    assert first(path="set", data_files=["test.jsonl"])[0] == {"path": "set/test.jsonl", "format": "text"}
+    assert first(path="org/x", split="train[:10%]", weight=0.5)[0] == {
+        "path": "org/x", "format": "text", "weight": 0.5}  # fmt: skip
+    assert first(path="org/x", split="train[:10%]")[1]["datasets[0].path split"] is Effect.TRAINING
+    assert first(path="imdb")[1]["datasets[0].path"] is Effect.NEEDED
+    assert first(path="s3://b/x.json")[1]["datasets[0].path"] is Effect.NEEDED
+    assert first(path="org/x", data_files="a.json")[1]["datasets[0].data_files"] is Effect.NEEDED
+    assert first(path="https://huggingface.co/datasets/org/x", field="body")[0] == {
+        "path": "org/x", "format": "text", "columns": {"text": "body"}}  # fmt: skip
+    several = read({**FILE, "datasets": [{"path": "org/x", "type": "completion", "name": ["a", "b"]}]})
+    assert [source["name"] for source in several.value("data.train")] == ["a", "b"]
+    assert dropped(read({**FILE, "val_set_size": 1024}))["val_set_size"] is Effect.NEEDED
+
+
+def test_a_strategy_for_long_rows_that_is_none() -> None:
+    reading = read({**FILE, "excess_length_strategy": {"a": "hf_" + "a" * 30}})
+    assert dropped(reading)["excess_length_strategy"] is Effect.NEEDED
+    assert "hf_aaa" not in str(reading)
+
+
+def test_secrets_are_not_repeated() -> None:
+    reading = read({**FILE, "comet_api_key": "abcdefghijkl", "hub_model_id": "me/it"})
+    assert "abcdefghijkl" not in str(reading)
+    assert "comet_api_key" in dropped(reading)
+
+
+def test_yaml_as_axolotl_reads_it() -> None:
+    text = """\
+base: &base {path: org/rows, type: completion}
+base_model: org/model
+learning_rate: 1
+learning_rate: 2e-5
+bf16: no
+adapter:
+datasets:
+  - <<: *base
+    split: train
+"""
+    reading = axolotl.read(text, "a.yaml")
+    assert reading.value("trainer.learning_rate") == 2e-5
+    assert reading.taken["trainer.learning_rate"].place.line == 4
+    assert any(entry.key == "learning_rate" and "given twice" in entry.reason for entry in reading.dropped)
+    assert reading.value("precision") == "fp32"
+    assert reading.value("data.train") == [{"path": "org/rows", "format": "text"}]
+    for bad in ("a: [", "base_model: x\n---\nbase_model: y\n", "a: !!python/object:os.system x\n"):
+        with pytest.raises(RecipeError):
+            axolotl.read(bad, "a.yaml")
+
+
+@pytest.mark.parametrize("value", ["many", -1, 0, [], {}, [[1]], "\x1b[31m", "9" * 400, 1e308, True, ".nan"])
+def test_hostile_values_are_listed(value: Any) -> None:
+    for key in ("lora_r", "micro_batch_size", "sequence_len", "learning_rate", "val_set_size", "num_epochs",
+                "datasets", "special_tokens", "deepspeed", "warmup_steps", "evals_per_epoch", "seed",
+                "batch_size", "context_parallel_size", "test_datasets", "peft", "plugins"):  # fmt: skip
+        reading = axolotl.read(yaml.safe_dump({**FILE, key: value}), "a.yaml")
+        assert key in reading.seen, (key, value)
+
+
+def test_what_the_launch_line_says_goes_first() -> None:
+    place = Place("start.sh", 3)
+    reading = axolotl.read(yaml.safe_dump(FILE), "a.yaml", {"micro_batch_size": "4", "strange": "1"}, place)
+    assert reading.value("trainer.per_device_train_batch_size") == 4
+    assert reading.taken["trainer.per_device_train_batch_size"].place == place
+    assert [entry.place for entry in reading.dropped if entry.key == "strange"] == [place]
+
+
+def test_whose_file_it_is() -> None:
+    assert axolotl.tells(FILE)
+    assert axolotl.tells({"base_model": "x", "sequence_len": 1})
+    assert not axolotl.tells({"base_model": "x"})
+    assert not axolotl.tells({"model_name_or_path": "x", "datasets": []})
+    assert read(FILE).dropped == []
+    near = read({**FILE, "gradient_acumulation_steps": 2}).dropped[-1]
+    assert near.effect is Effect.NONE
+    assert near.hint == "did you mean gradient_accumulation_steps?"
+
+
+def test_a_learning_rate_that_is_no_number_is_asked_for_once() -> None:
+    made = read({**FILE, "learning_rate": float("nan")})
+    assert [entry.key for entry in made.dropped if "learning_rate" in entry.key] == ["learning_rate"]

@@ -1,0 +1,366 @@
+"""TRL's YAML and flags as keys of a recipe: each key, its defaults, its data sets, and what is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launcher.errors import RecipeError
+from launcher.importing import trl
+from launcher.importing.found import Effect, Place, Reading
+from launcher.importing.trl_tables import HANDLED, KEYS, LEFT, LORA_KEYS
+from launcher.recipe.field_tables import trainer_fields
+
+FILE: dict[str, Any] = {
+    "model_name_or_path": "org/model",
+    "dataset_name": "org/rows",
+    "completion_only_loss": True,
+}
+LORA = {**FILE, "use_peft": True, "lora_target_modules": ["q_proj"]}
+NF4 = {**LORA, "load_in_4bit": True}
+ROWS = [{"path": "org/rows"}]
+
+# key -> (the file, recipe key, value)
+CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "model_name_or_path": (FILE, "model.name_or_path", "org/model"),
+    "model_revision": ({**FILE, "model_revision": "v1"}, "model.revision", "v1"),
+    "trust_remote_code": ({**FILE, "trust_remote_code": True}, "model.trust_remote_code", True),
+    "dataset_num_proc": ({**FILE, "dataset_num_proc": 4}, "data.num_proc", 4),
+    "pad_to_multiple_of": ({**FILE, "pad_to_multiple_of": 8}, "data.pad_to_multiple_of", 8),
+    "dataset_streaming": ({**FILE, "dataset_streaming": True}, "data.streaming", True),
+    "streaming": ({**FILE, "streaming": True}, "data.streaming", True),
+    "lora_r": ({**LORA, "lora_r": 4}, "adapter.r", 4),
+    "lora_alpha": ({**LORA, "lora_alpha": 4}, "adapter.lora_alpha", 4),
+    "lora_dropout": ({**LORA, "lora_dropout": 0}, "adapter.lora_dropout", 0),
+    "lora_target_modules": (
+        {**LORA, "lora_target_modules": ["all-linear"]},
+        "adapter.target_modules",
+        "all-linear",
+    ),
+    "lora_target_parameters": ({**LORA, "lora_target_parameters": ["w"]}, "adapter.target_parameters", ["w"]),
+    "lora_modules_to_save": ({**LORA, "lora_modules_to_save": ["e"]}, "adapter.modules_to_save", ["e"]),
+    "use_rslora": ({**LORA, "use_rslora": True}, "adapter.use_rslora", True),
+    "use_dora": ({**LORA, "use_dora": True}, "adapter.use_dora", True),
+    "dtype": ({**FILE, "dtype": "bfloat16"}, "model.dtype", "bfloat16"),
+    "torch_dtype": ({**FILE, "torch_dtype": "auto"}, "model.dtype", "auto"),
+    "attn_implementation": ({**FILE, "attn_implementation": "sdpa"}, "model.attn_implementation", "sdpa"),
+    "model_init_kwargs": ({**FILE, "model_init_kwargs": {"dtype": "bfloat16"}}, "model.dtype", "bfloat16"),
+    "use_peft": (LORA, "adapter.type", "lora"),
+    "lora_task_type": ({**LORA, "lora_task_type": "CAUSAL_LM"}, "adapter.r", 16),
+    "load_in_4bit": (
+        NF4,
+        "model.quantization",
+        {"type": "nf4", "double_quant": False, "compute_dtype": "float32"},
+    ),
+    "load_in_8bit": ({**LORA, "load_in_8bit": True}, "model.quantization", {"type": "int8"}),
+    "bnb_4bit_quant_type": (
+        {**NF4, "bnb_4bit_quant_type": "fp4"},
+        "model.quantization",
+        {"type": "fp4", "double_quant": False, "compute_dtype": "float32"},
+    ),
+    "use_bnb_nested_quant": (
+        {**NF4, "use_bnb_nested_quant": True, "dtype": "bfloat16"},
+        "model.quantization",
+        {"type": "nf4", "double_quant": True, "compute_dtype": "bfloat16"},
+    ),
+    "max_length": ({**FILE, "max_length": 4096}, "data.max_length", 4096),
+    "max_seq_length": ({**FILE, "max_seq_length": 4096}, "data.max_length", 4096),
+    "truncation_mode": ({**FILE, "truncation_mode": "keep_start"}, "data.overlong", "truncate"),
+    "packing": ({**FILE, "packing": True}, "data.packing", True),
+    "packing_strategy": (
+        {**FILE, "packing": True, "packing_strategy": "bfd_split"},
+        "data.overlong",
+        "split",
+    ),
+    "padding_free": ({**FILE, "padding_free": True}, "data.padding_free", True),
+    "dataset_text_field": (
+        {**FILE, "dataset_text_field": "body"},
+        "data.train",
+        [{"path": "org/rows", "format": "text", "columns": {"text": "body"}}],
+    ),
+    "completion_only_loss": ({**FILE, "completion_only_loss": False}, "data.loss_on", "all"),
+    "assistant_only_loss": ({**FILE, "assistant_only_loss": True}, "data.loss_on", "assistant"),
+    "chat_template": ({**FILE, "chat_template": "{{ messages }}"}, "model.chat_template", "_template.jinja"),
+    "chat_template_path": ({**FILE, "chat_template_path": "t.jinja"}, "model.chat_template", "t.jinja"),
+    "accelerate_config": ({**FILE, "accelerate_config": "zero3"}, "sharding.zero_stage", 3),
+    "num_processes": ({**FILE, "num_processes": 4}, "hardware.total", 4),
+    "num_machines": ({**FILE, "num_machines": 2}, "hardware.num_nodes", 2),
+    "env": ({**FILE, "env": {"NCCL_DEBUG": "INFO"}}, "launch.env.NCCL_DEBUG", "INFO"),
+    "wandb_project": ({**FILE, "wandb_project": "p"}, "launch.env.WANDB_PROJECT", "p"),
+    "wandb_entity": ({**FILE, "wandb_entity": "e"}, "launch.env.WANDB_ENTITY", "e"),
+    "beta": ({**FILE, "beta": 0.2}, "trainer.beta", 0.2),
+    "bf16": ({**FILE, "bf16": False}, "precision", "fp32"),
+    "dataset_name": (FILE, "data.train", ROWS),
+    "dataset_config": ({**FILE, "dataset_config": "en"}, "data.train", [{"path": "org/rows", "name": "en"}]),
+    "dataset_configs": (
+        {**FILE, "dataset_configs": ["a", "b"]},
+        "data.train",
+        [{"path": "org/rows", "name": "a"}, {"path": "org/rows", "name": "b"}],
+    ),
+    "dataset_train_split": (
+        {**FILE, "dataset_train_split": "train_sft"},
+        "data.train",
+        [{"path": "org/rows", "split": "train_sft"}],
+    ),
+    "dataset_test_split": (
+        {**FILE, "dataset_test_split": "dev", "eval_strategy": "epoch"},
+        "data.eval",
+        [{"path": "org/rows", "split": "dev"}],
+    ),
+    "datasets": (
+        {"model_name_or_path": "m/m", "datasets": [{"path": "org/a", "split": "x", "name": "en"}]},
+        "data.train",
+        [{"path": "org/a", "name": "en", "split": "x"}],
+    ),
+    "dataset_mixture": (
+        {
+            "model_name_or_path": "m/m",
+            "dataset_mixture": {
+                "datasets": [
+                    {"id": "org/a", "config": "c", "split": "s", "weight": 0.5, "columns": ["messages"]},
+                    {"id": "org/b", "weight": 1.0, "columns": ["messages"]},
+                ],
+                "seed": 0,
+            },
+        },
+        "data.train",
+        [{"path": "org/a", "name": "c", "split": "s", "weight": 0.5}, {"path": "org/b"}],
+    ),
+    "dataset_mixer": (
+        {"model_name_or_path": "m/m", "dataset_mixer": {"org/a": 0.5}},
+        "data.train",
+        [{"path": "org/a", "weight": 0.5}],
+    ),
+    "dataset_splits": (
+        {
+            "model_name_or_path": "m/m",
+            "dataset_mixer": {"org/a": 1.0},
+            "dataset_splits": ["train_sft", "test_sft"],
+        },
+        "data.eval",
+        [{"path": "org/a", "split": "test_sft"}],
+    ),
+    "test_split_size": ({**FILE, "test_split_size": 0.1}, "data.eval", {"split": 0.1}),
+}
+
+
+def read(values: dict[str, Any], file: str = "t.yaml", word: str = "") -> Reading:
+    return trl.read(yaml.safe_dump(values, sort_keys=False), file, word=word)
+
+
+def dropped(reading: Reading) -> dict[str, Effect]:
+    return {entry.key: entry.effect for entry in reading.dropped}
+
+
+def test_every_mapped_key_has_a_case() -> None:
+    assert {key.name for key in (*KEYS, *LORA_KEYS)} | {row[0] for row in HANDLED} == set(CASES)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_key_is_taken_and_none_vanishes(key: str) -> None:
+    values, to, expected = CASES[key]
+    reading = read(values)
+    assert reading.value(to) == expected
+    assert not reading.refusals
+    assert set(values) <= reading.seen
+    assert key in reading.seen
+
+
+def test_every_key_of_trl_is_taken_or_listed() -> None:
+    for value in ("x", 3, [1], {"a": 1}, True):
+        keys = sorted({*trl._tool().keys, *trainer_fields("dpo"), *CASES})
+        for at in range(0, len(keys), 15):
+            some = keys[at : at + 15]
+            for word in ("sft", "dpo"):
+                assert set(some) <= read({**FILE, **dict.fromkeys(some, value)}, word=word).seen, value
+
+
+def test_the_tables_name_keys_once() -> None:
+    left = [name for entry in LEFT for name in entry.names.split()]
+    assert len(left) == len(set(left))
+    assert not set(left) & set(CASES)
+    assert all(len(row) == 3 for row in trl.mapping_rows())
+
+
+def test_what_trl_uses_where_the_file_is_silent() -> None:
+    reading = read(LORA)
+    expected = {
+        "model.dtype": "float32",
+        "precision": "bf16",
+        "data.max_length": 1024,
+        "data.overlong": "truncate",
+        "trainer.learning_rate": 2e-5,
+        "trainer.num_train_epochs": 3.0,
+        "adapter.r": 16,
+        "adapter.lora_alpha": 32,
+        "adapter.lora_dropout": 0.05,
+    }
+    assert {key: reading.value(key) for key in expected} == expected
+    assert all(reading.taken[key].is_default for key in expected)
+    assert read({**FILE, "fp16": True}).value("precision") == "fp16"
+    tuned = read(FILE, word="dpo")
+    assert tuned.value("task") == "dpo"
+    assert tuned.value("trainer.learning_rate") == 1e-6
+    assert tuned.value("trainer.beta") == 0.1
+    assert read({**FILE, "eval_strategy": "steps", "test_split_size": 0.1}).value("trainer.eval_steps") == 10
+
+
+def test_layers_that_nobody_names_are_pefts_own(tmp_path: Path) -> None:
+    values = {key: value for key, value in LORA.items() if key != "lora_target_modules"}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    reading = read({**values, "model_name_or_path": "./model"}, str(tmp_path / "t.yaml"))
+    assert reading.value("adapter.target_modules") == ["q_proj", "v_proj"]
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "nobody_knows"}')
+    reading = read({**values, "model_name_or_path": "./model"}, str(tmp_path / "t.yaml"))
+    assert dropped(reading)["adapter.target_modules"] is Effect.NEEDED
+
+
+def test_one_word_of_a_flag_is_a_name_and_no_pattern() -> None:
+    reading = read({**LORA, "lora_target_modules": "q_proj"})
+    assert reading.value("adapter.target_modules") == ["q_proj"]
+
+
+def test_lora_keys_without_use_peft() -> None:
+    reading = read({**FILE, "lora_r": 8, "lora_target_modules": ["q_proj"]})
+    assert not any(key.startswith("adapter") for key in reading.taken)
+    assert dropped(reading)["lora_r"] is Effect.NONE
+
+
+def test_the_adapter_of_a_quantised_model_is_kept_in_16_bits() -> None:
+    assert read(NF4).value("adapter.autocast_adapter_dtype") is False
+    assert "model.dtype" not in read(NF4).taken
+    assert read({**NF4, "use_dora": True}).value("adapter.autocast_adapter_dtype") is None
+
+
+def test_conversations_are_learnt_whole(tmp_path: Path) -> None:
+    values = {key: value for key, value in FILE.items() if key != "completion_only_loss"}
+    assert dropped(read(values))["data.loss_on"] is Effect.NEEDED
+    row = {"messages": [{"role": "user", "content": "hi"}]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "text.jsonl").write_text('{"text": "hi"}\n')
+    chat = read({**values, "dataset_name": "chat.jsonl"}, str(tmp_path / "t.yaml"))
+    assert chat.value("data.loss_on") == "all"
+    text = read({**values, "dataset_name": "text.jsonl"}, str(tmp_path / "t.yaml"))
+    assert "data.loss_on" not in text.taken
+    assert not text.dropped
+    assert read(CASES["dataset_mixture"][0]).value("data.loss_on") == "all"
+    assert "data.loss_on" not in read(values, word="dpo").taken
+
+
+def test_a_length_without_a_limit_needs_a_word() -> None:
+    for values in ({**FILE, "max_length": None}, {**FILE, "max_length": "None"}):
+        reading = read(values)
+        assert dropped(reading)["data.max_length"] is Effect.NEEDED
+        assert "data.max_length" not in reading.taken
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "effect"),
+    [
+        ({"packing": True, "packing_strategy": "wrapped"}, "packing_strategy", Effect.TRAINING),
+        ({"truncation_mode": "keep_end"}, "truncation_mode", Effect.TRAINING),
+        ({"loss_type": "dft"}, "loss_type", Effect.TRAINING),
+        ({"eos_token": "<e>"}, "eos_token", Effect.TRAINING),
+        ({"pad_token": "<p>"}, "pad_token", Effect.NONE),
+        ({"attn_implementation": "kernels-community/flash-attn"}, "attn_implementation", Effect.NONE),
+        ({"chat_template_path": "org/other"}, "chat_template_path", Effect.TRAINING),
+        ({"test_split_size": 1000}, "test_split_size", Effect.NEEDED),
+        ({"dataset_name": "imdb"}, "dataset_name", Effect.NEEDED),
+        ({"dataset_train_split": "train[:10%]"}, "dataset_name split", Effect.TRAINING),
+        ({"env": {"CUDA_VISIBLE_DEVICES": "0"}}, "CUDA_VISIBLE_DEVICES", Effect.NONE),
+        ({"output_dir": "out"}, "output_dir", Effect.NONE),
+        ({"predict_with_generate": True}, "predict_with_generate", Effect.TRAINING),
+        ({"learning_rat": 1}, "learning_rat", Effect.TRAINING),
+        (
+            {"dataset_kwargs": {"add_special_tokens": True}},
+            "dataset_kwargs.add_special_tokens",
+            Effect.TRAINING,
+        ),
+        ({"model_init_kwargs": {"rope": 1}}, "model_init_kwargs.rope", Effect.TRAINING),
+        ({"datasets": [{"path": "org/a", "fraction": 0.5}]}, "datasets[0].fraction", Effect.TRAINING),
+        ({"datasets": [{"path": "org/a", "data_files": "x.json"}]}, "datasets[0].data_files", Effect.NEEDED),
+    ],
+)
+def test_what_is_left(more: dict[str, Any], key: str, effect: Effect) -> None:
+    assert dropped(read({**FILE, **more}))[key] is effect
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({"lora_task_type": "SEQ_CLS"}, "lora_task_type"),
+        ({"dataset_kwargs": {"skip_prepare_dataset": True}}, "dataset_kwargs"),
+        ({"load_in_4bit": True}, "use_peft"),
+        ({"use_peft": True, "load_in_4bit": True, "load_in_8bit": True}, "load_in_8bit"),
+    ],
+)
+def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> None:
+    assert [problem.path for problem in read({**FILE, **more}).refusals] == [key]
+
+
+def test_where_rows_lie(tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"text": "a"}\n')
+    file = str(tmp_path / "t.yaml")
+    assert read({**FILE, "dataset_name": "rows"}, file).value("data.train") == [{"path": "rows/train.jsonl"}]
+    listed = {**FILE, "dataset_name": None, "datasets": [{"path": "json", "data_files": "rows/train.jsonl"}]}
+    assert read(listed, file).value("data.train") == [{"path": "rows/train.jsonl"}]
+    tested = read({**FILE, "dataset_name": "rows", "eval_strategy": "epoch"}, file)
+    assert dropped(tested)["dataset_test_split"] is Effect.NEEDED
+    assert "data.eval" not in read({**FILE, "dataset_test_split": "test"}).taken
+
+
+def test_profiles_of_accelerate() -> None:
+    assert read({**FILE, "accelerate_config": "fsdp2"}).value("sharding.engine") == "fsdp"
+    assert set(read({**FILE, "accelerate_config": "own.yaml"}).names) == {"own.yaml"}
+    assert "sharding.engine" not in read({**FILE, "accelerate_config": "single_gpu"}).taken
+
+
+def test_all_of_it_on_the_launch_line() -> None:
+    place = Place("start.sh", 2)
+    flags = {"model_name_or_path": "org/m", "dataset_name": "org/d", "max_steps": "20", "use_peft": "true"}
+    flags |= {
+        "lora_target_modules": "all-linear",
+        "lora_dropout": "0",
+        "bf16": "false",
+        "eval_strategy": "no",
+    }
+    reading = trl.read("", "start.sh", flags, place, "sft")
+    assert reading.value("trainer.max_steps") == 20
+    assert reading.value("adapter.target_modules") == "all-linear"
+    assert reading.value("adapter.lora_dropout") == 0
+    assert reading.value("precision") == "fp32"
+    assert "trainer.num_train_epochs" not in reading.taken
+    assert all(found.place == place for found in reading.taken.values() if not found.is_default)
+    over = trl.read(yaml.safe_dump(FILE), "t.yaml", {"model_name_or_path": "org/other"}, place)
+    assert over.value("model.name_or_path") == "org/other"
+    assert over.taken["model.name_or_path"].place == place
+
+
+def test_secrets_are_not_repeated() -> None:
+    reading = read({**FILE, "env": {"WANDB_API_KEY": "0123456789abcdef"}, "hub_token": "hf_abcdefghijklmnop"})
+    assert "0123456789abcdef" not in str(reading)
+    assert "hf_abcdefghijklmnop" not in str(reading)
+    assert {"WANDB_API_KEY", "hub_token"} <= set(dropped(reading))
+
+
+@pytest.mark.parametrize("value", ["many", -1, 0, [], {}, [[1]], "\x1b[31m", "9" * 400, 1e308, True, ".nan"])
+def test_hostile_values_are_listed(value: Any) -> None:
+    for key in (*CASES, "warmup_ratio", "max_steps", "loss_type", "eval_strategy", "dataset_kwargs"):
+        assert key in read({**LORA, key: value}).seen, (key, value)
+    with pytest.raises(RecipeError):
+        trl.read("a: [", "t.yaml")
+
+
+def test_whose_file_it_is() -> None:
+    assert trl.tells(FILE)
+    assert trl.tells({"model_name_or_path": "m", "learning_rate": 1e-4})
+    assert trl.tells({"model_name_or_path": "m", "datasets": [{"path": "a/b"}]})
+    assert not trl.tells({"model_name_or_path": "m"})
+    assert not trl.tells({"base_model": "m", "datasets": []})
+    assert not read(FILE).dropped

