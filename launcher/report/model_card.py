@@ -170,10 +170,16 @@ def _results(facts: CardFacts) -> list[tuple[str, str]]:
     rows += [
         ("steps", _numbers(result.get("steps"))),
         ("tokens", _numbers(result.get("tokens") or None)),
-        ("training time", "" if not result.get("train_seconds") else f"{result['train_seconds']:,.0f} s"),
+        (_time_name(result), "" if not result.get("train_seconds") else f"{result['train_seconds']:,.0f} s"),
         ("hardware", _hardware(facts)),
     ]
     return [row for row in rows if row[1]]
+
+
+def _time_name(result: Mapping[str, Any]) -> str:
+    """Of a run that went on, the time of the steps before is not known."""
+    since = result.get("resumed_at")
+    return f"training time since step {since:,}" if since else "training time"
 
 
 def _hardware(facts: CardFacts) -> str:

@@ -22,6 +22,7 @@ from launcher.report.tables import WIDTH, table, wrapped
 
 # A word of the command with a value in it that is bound late: it needs no quotes.
 _LATE = re.compile(r"[\w./:-]*\{(?:master_port|run_dir|devices)\}[\w./:-]*")
+_SAID_OF_LATE = " (words in braces are bound when it starts)"
 
 _PAGE = 120
 """Columns of the first page, but for what is there to be copied."""
@@ -66,7 +67,7 @@ def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
         "",
         *fix_lines(plan, page),
         "",
-        page.heading("command"),
+        page.heading(f"command{_SAID_OF_LATE if any(map(_LATE.fullmatch, bundle.command)) else ''}"),
         "  " + " ".join(_word(word) for word in bundle.command),  # whole, so that it can be copied
     ]
     if plan.warnings:

@@ -63,15 +63,6 @@ def load_trained(run_dir: Path, say: Callable[[str], None]) -> Trained:
     return Trained(job, processing, model, settle(model, place))
 
 
-def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
-    """The model's greedy answer to `prompt`, without the prompt and special tokens; a classifier's label.
-
-    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; a
-    model of images gets a file's path. RecipeError as `load_trained`, and for a picture that cannot be read.
-    """
-    return answer(load_trained(run_dir, print), prompt, max_new_tokens)
-
-
 def answer(
     trained: Trained,
     prompt: str,
@@ -79,9 +70,12 @@ def answer(
     before: Sequence[dict[str, str]] = (),
     write: Callable[[str], None] | None = None,
 ) -> str:
-    """The answer to a prompt; `write` gets it piece by piece as it is made.
+    """The model's greedy answer, without the prompt and special tokens; a classifier's label.
 
+    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; a
+    model of images gets a file's path. RecipeError for a picture that cannot be read and a prompt too long.
     before: turns of the conversation so far; nothing but a chat model sees them.
+    write: gets the answer piece by piece as it is made.
     """
     import torch
 

@@ -215,5 +215,6 @@ def test_pages_keep_to_their_width(
     code = main(["plan", path, "--set", "model.quantization=auto", "--on", "8x24GB", *argv])
     assert code == 0
     lines = capsys.readouterr().out.splitlines()
-    command = [number + 1 for number, line in enumerate(lines) if line == "command"]  # to be copied whole
+    # to be copied whole
+    command = [number + 1 for number, line in enumerate(lines) if line.startswith("command")]
     assert max(len(line) for number, line in enumerate(lines) if number not in command) <= 120

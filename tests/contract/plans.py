@@ -172,3 +172,10 @@ def write_run(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, 
     if ds_config is not None:
         (folder / "ds_config.json").write_text(json.dumps(ds_config), encoding="utf-8")
     return folder
+
+
+def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
+    """The answer of what lies in a run directory, loaded for it alone."""
+    from launcher.train.generate import answer, load_trained
+
+    return answer(load_trained(run_dir, print), prompt, max_new_tokens)

@@ -13,14 +13,13 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.train.adapters import attach_adapter
-from launcher.train.generate import generate
 from launcher.train.job import Job, read_job
 from launcher.train.models import load_model
 from launcher.train.processing import load_processing
 from launcher.train.tokens import find_embeddings
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import TINY_LLAMA, write_run, zero_config
+from plans import TINY_LLAMA, generate, write_run, zero_config
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

@@ -20,7 +20,7 @@ from launcher.train.evaluate import evaluate
 from launcher.train.job import read_job
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import GENERATES, LORA, trained
+from plans import GENERATES, LORA, generate, trained
 from task_models import CONFIGS
 
 ALL = {**LORA, "target_modules": "all-linear"}
@@ -199,7 +199,6 @@ def test_classes_keep_their_ids_when_a_file_has_few_of_them(tmp_path):
     rows = [{"path": "unused", "format": "classification", "columns": {}}]
     task = {"task": "sequence-classification", "model.config": CONFIGS["sequence-classification"]}
     run = trained(tmp_path / "run", {**task, "data.train": rows, "adapter": ALL, "trainer.max_steps": 30})
-    from launcher.train.generate import generate
 
     last = json.loads((run / "data.json").read_text())["labels"][-1]
     texts = ["one red bird", "two green stones", "three"]

@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from launcher.train.data.collate import make_collator  # noqa: E402
-from launcher.train.generate import generate  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import LORA, prepared, trained  # noqa: E402
+from plans import LORA, generate, prepared, trained  # noqa: E402
 from small import Rows, job, llama, metrics, sequences, tokenizer  # noqa: E402
 
 FLAT = {"model.attn_implementation": "varlen", "data.padding_free": True}

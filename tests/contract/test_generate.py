@@ -14,7 +14,6 @@ from launcher.train.generate import (
     answer,
     closing_token,
     converse,
-    generate,
     load_trained,
     stop_tokens,
 )
@@ -22,7 +21,7 @@ from launcher.train.job import read_job
 from launcher.train.placing import SPARE, free_device_bytes, place_of, placement, slow_places, weight_bytes
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import write_run
+from plans import generate, write_run
 from small import llama, tokenizer
 
 CHATML = (

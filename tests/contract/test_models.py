@@ -12,13 +12,12 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.train.adapters import attach_adapter, linear_suffixes
-from launcher.train.generate import generate
 from launcher.train.heads import head_modules, label_order
 from launcher.train.models import load_model
 from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import TINY_LLAMA
+from plans import TINY_LLAMA, generate
 from task_models import CONFIGS, LABELS, LORA, SIZES, TINY_VIT, batch_for, job_for, load, train_steps
 
 torch = pytest.importorskip("torch")

@@ -14,12 +14,12 @@ from launcher.cli import main
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
-from launcher.train.generate import generate
 from launcher.train.heads import load_config
 from launcher.train.models import load_model
 from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
+from plans import generate
 from small import job, llama, tokenizer
 
 CODE = """

@@ -15,10 +15,9 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError, RunFailed
-from launcher.train.generate import generate
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plans import LORA, TINY_LLAMA, prepared, trained, write_run, zero_config
+from plans import LORA, TINY_LLAMA, generate, prepared, trained, write_run, zero_config
 
 KBIT = {
     "adapter": LORA,

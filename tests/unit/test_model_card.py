@@ -69,6 +69,11 @@ def metadata(card: str) -> dict:
     return yaml.safe_load(block)
 
 
+def test_the_time_of_a_resumed_run_is_that_of_its_last_start():
+    card = model_card(replace(FACTS, result={**FACTS.result, "resumed_at": 1_010}))
+    assert "| training time since step 1,010 | 3,600 s |" in card
+
+
 def test_the_metadata_holds_what_is_known_and_nothing_else():
     assert metadata(model_card(FACTS)) == {
         "library_name": "transformers",

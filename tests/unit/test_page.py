@@ -25,8 +25,15 @@ def bundle(tmp_path):
 
 def without_command(text):
     """Its words are there to be copied, and so in one line."""
-    before, command, after = text.partition("\ncommand\n")
-    return before + after.partition("\n")[2] if command else text
+    before, command, after = text.partition("\ncommand")
+    return before + "".join(after.splitlines(keepends=True)[2:]) if command else text
+
+
+def test_words_that_are_bound_later_are_said_to_be(bundle):
+    assert "{run_dir}" in " ".join(bundle.command)
+    assert "\ncommand (words in braces are bound when it starts)\n" in plan_text(bundle)
+    bound = replace(bundle, command=("python", "-m", "launcher.train.worker", "runs/{a}"))
+    assert "\ncommand\n" in plan_text(bound), "braces of a path of the user's"
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])

@@ -249,6 +249,12 @@ def test_events_stand_at_their_steps(finished):
     assert parsed(page).find(".//section").get("id") == "ending", "what happened stands first"
 
 
+def test_the_time_of_a_resumed_run_is_that_of_its_last_start(finished):
+    assert "Time since step" not in text(run_page(finished, ""))
+    record = replace(finished, result={**finished.result, "resumed_at": 1_010})
+    assert "Time since step 1,010" in text(run_page(record, ""))
+
+
 def test_states_of_a_run_directory(tmp_path):
     run = write_run(tmp_path / "r", metrics=metrics(3))
     assert read_run(run).state == "failed"

@@ -179,7 +179,9 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
         yield "Tokens a second", rate(speed), f"{count(record.result.get('tokens'))} in all"
     if record.result.get("seconds") is not None:
         trained = record.result.get("train_seconds")
-        yield "Time", duration(record.result.get("seconds")), f"{duration(trained)} of it training"
+        since = record.result.get("resumed_at")
+        name = f"Time since step {count(since)}" if since else "Time"  # times are the last start's
+        yield name, duration(record.result.get("seconds")), f"{duration(trained)} of it training"
     if memory.get("measured") is not None:
         predicted = memory.get("predicted")
         note = f"{size(predicted)} predicted ({apart(predicted, memory['measured'])})"

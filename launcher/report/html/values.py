@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.report.live import duration as words
 from launcher.report.svg import BYTES, amount
 from launcher.report.tables import gib
 
@@ -101,17 +102,11 @@ def parameters(value: Any) -> str:
 
 
 def duration(value: Any) -> str:
-    """Seconds in words: `39 s`, `2 min 5 s`, `3 h 20 min`."""
+    """Seconds in words: `3.25 s`, and above a minute as the line of a run has them."""
     found = amount_of(value)
     if found is None:
         return NONE
-    if found < 60:
-        return f"{found:.3g} s"
-    minutes, seconds = divmod(round(found), 60)
-    if minutes < 60:
-        return f"{minutes} min {seconds} s" if seconds else f"{minutes} min"
-    hours, minutes = divmod(round(found / 60), 60)
-    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+    return f"{found:.3g} s" if found < 59.5 else words(found)
 
 
 def span(low: Any, high: Any) -> str:
