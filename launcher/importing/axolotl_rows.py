@@ -224,11 +224,9 @@ def _chat(entry: _Entry, kind: str, found: _Found) -> tuple[dict[str, str], str,
                                 "only role and content are renamed")  # fmt: skip
     _template_of(entry, found)
     _masks(entry)
-    roles = entry.get("roles")
-    own = {str(word): str(role) for role, several in roles.items() for word in _listed(several)} if (
-        isinstance(roles, dict)) else {}  # fmt: skip
+    own = _own_roles(entry)
     tools = str(entry.get("field_tools") or "tools")
-    if (words[0], words[1]) not in _PAIRS or any(_WORDS.get(word) != role for word, role in own.items()):
+    if (words[0], words[1]) not in _PAIRS or _is_renamed(own):
         hook = Turns(
             column,
             words[0],
@@ -239,6 +237,17 @@ def _chat(entry: _Entry, kind: str, found: _Found) -> tuple[dict[str, str], str,
         return {}, "chat", hook
     columns = {"messages": column} if column != "messages" else {}
     return columns | ({"tools": tools} if tools != "tools" else {}), "chat", None
+
+
+def _own_roles(entry: _Entry) -> dict[str, str]:
+    """The rows' words for roles, each with its role."""
+    roles = entry.get("roles")
+    pairs = roles.items() if isinstance(roles, dict) else ()
+    return {str(word): str(role) for role, several in pairs for word in _listed(several)}
+
+
+def _is_renamed(own: dict[str, str]) -> bool:
+    return any(_WORDS.get(word) != role for word, role in own.items())
 
 
 def _listed(value: Any) -> list[Any]:
@@ -274,10 +283,15 @@ def _pairs(entry: _Entry, kind: Any) -> tuple[dict[str, str], str, Shape | None]
         entry.drop("type", Effect.NEEDED, "its prompt is axolotl's own code",
                    "write a format_row that makes prompt, chosen and rejected")  # fmt: skip
         return None
-    for key in ("roles", "message_property_mappings"):
-        if entry.get(key):
-            entry.drop(key, Effect.NEEDED, "other names of roles in preference rows",
-                       "write a format_row that renames them")  # fmt: skip
+    properties = entry.get("message_property_mappings")
+    other = {
+        "roles": _is_renamed(_own_roles(entry)),
+        "message_property_mappings": isinstance(properties, dict)
+        and any(name != str(column) for name, column in properties.items()),
+    }
+    for key in (key for key, found in other.items() if found):
+        entry.drop(key, Effect.NEEDED, "other names of roles in preference rows",
+                   "write a format_row that renames them")  # fmt: skip
     columns = {"prompt": str(entry.get("field_messages") or "messages")}
     columns["chosen"] = str(entry.get("field_chosen") or "chosen")
     columns["rejected"] = str(entry.get("field_rejected") or "rejected")

@@ -291,6 +291,18 @@ def test_preferences() -> None:
     assert dropped(other)["data.train"] is Effect.NEEDED
 
 
+def test_turns_of_preferences_that_are_called_otherwise() -> None:
+    def said(**entry: Any) -> dict[str, Effect]:
+        rows = {"path": "org/p", "type": "chat_template.default", **entry}
+        return dropped(read({**FILE, "rl": "dpo", "datasets": [rows]}))
+
+    same = {"roles": {"user": ["user"], "assistant": ["assistant", "gpt"]}}
+    assert not said(**same, message_property_mappings={"role": "role", "content": "content"})
+    assert said(roles={"user": ["asker"]}) == {"datasets[0].roles": Effect.NEEDED}
+    found = said(message_property_mappings={"role": "from", "content": "content"})
+    assert found == {"datasets[0].message_property_mappings": Effect.NEEDED}
+
+
 def test_where_rows_lie(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "set").mkdir()
