@@ -30,6 +30,7 @@ from launcher.recipe.suggestions import TRAINER_ALIASES
 OWN = "the script's own flag: what it does with it is not known here"
 _SURE = ("lr", "epochs", "num_epochs")
 """Short names that mean one thing everywhere."""
+_ADAPTED = ("use_peft", "use_lora", "use_peft_lora")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,14 @@ def take_flags(reading: Reading, flags: Sequence[Flag]) -> None:
     seen: dict[str, tuple[Any, int | None]] = {}
     for flag in flags:
         seen[flag.name] = (flag.value, flag.line)
-    if "use_peft" in seen or "use_lora" in seen or _has(seen, "lora_r", "lora_rank", "lora_alpha"):
-        fields = True
-    else:
-        fields = False
+    fields = _has(seen, *_ADAPTED, "lora_r", "lora_rank", "lora_alpha")
     for flag in flags:
         if flag.open:
             _leave_open(reading, flag)
         elif not _take(reading, flag, rows, fields):
             reading.drop(f"--{flag.name}", flag.value, flag.line, Effect.TRAINING, OWN)
     _take_rows(reading, rows)
-    if fields and _is_on(seen, ("use_peft", "use_lora")):
+    if fields and _is_on(seen, _ADAPTED):
         fill_defaults(reading, PEFT_DEFAULTS)
         take_default_targets(reading)
     _take_bits(reading, seen)
@@ -149,7 +147,7 @@ def _take(reading: Reading, flag: Flag, rows: _Rows, adapted: bool) -> bool:
         return take_adapter(
             reading, lora or name, _listed(value) if "modules" in name else value, flag.line, name
         )
-    if name in _QUANTIZATION or name in ("use_peft", "use_lora"):
+    if name in _QUANTIZATION or name in _ADAPTED:
         reading.know(name)
         return True
     if name in _SURE:
@@ -238,6 +236,16 @@ def _checkpointing(reading: Reading, flag: Flag) -> None:
     reading.know(flag.name)
 
 
+def _reentrant(reading: Reading, flag: Flag) -> None:
+    reading.know(flag.name)
+    given = {"use_reentrant": as_bool(flag.value) is not False}
+    take_argument(reading, "gradient_checkpointing_kwargs", given, flag.line)
+
+
+def _packing(reading: Reading, flag: Flag) -> None:
+    reading.take("data.packing", as_bool(flag.value) is True, flag.line, f"{flag.name}: {shown(flag.value)}")
+
+
 def _prepared(reading: Reading, flag: Flag) -> None:
     reading.drop(flag.name, flag.value, flag.line, Effect.NONE, "prepared rows are kept by `prepare`")
 
@@ -269,6 +277,8 @@ _ALIASES: dict[str, Callable[[Reading, Flag], None]] = {
     **dict.fromkeys(_LENGTHS, _length),
     **dict.fromkeys(("max_train_samples", "max_eval_samples", "num_samples"), _samples),
     "use_gradient_checkpointing": _checkpointing,
+    "use_reentrant": _reentrant,
+    "packing": _packing,
     "overwrite_cache": _prepared,
     "preprocessing_num_workers": _workers,
     "dataset_num_proc": _workers,
@@ -288,14 +298,23 @@ _LORA = {
 _QUANTIZATION = (
     "load_in_4bit", "load_in_8bit", "bits", "quant_type", "double_quant", "bnb_4bit_quant_type",
     "use_bnb_nested_quant", "bnb_4bit_compute_dtype", "q_lora", "use_qlora",
+    "use_4bit_quantization", "use_8bit_quantization", "use_nested_quant", "bnb_4bit_quant_storage_dtype",
 )  # fmt: skip
 
 
 def _take_bits(reading: Reading, seen: dict[str, tuple[Any, int | None]]) -> None:
-    """Quantisation in transformers' names, and in those of artidoro/qlora."""
-    renamed = {"use_bnb_nested_quant": "bnb_4bit_use_double_quant"}
+    """Quantisation in transformers' names, and in those of artidoro/qlora and of peft's examples."""
+    renamed = {
+        "use_4bit_quantization": "load_in_4bit",
+        "use_8bit_quantization": "load_in_8bit",
+        "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
+        "use_nested_quant": "bnb_4bit_use_double_quant",
+        "bnb_4bit_quant_storage_dtype": "bnb_4bit_quant_storage",
+    }
     names = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", *renamed, "bnb_4bit_compute_dtype")
     fields = {renamed.get(name, name): seen[name] for name in names if name in seen}
+    if "use_4bit_quantization" in seen:  # peft's examples begin with other defaults than BitsAndBytesConfig
+        fields = {"bnb_4bit_quant_type": ("nf4", None), "bnb_4bit_compute_dtype": ("float16", None), **fields}
     if fields:
         take_bits(reading, fields)
     bits, line = seen.get("bits", (None, None))

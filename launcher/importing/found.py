@@ -161,7 +161,8 @@ class Reading:
     ) -> None:
         """Something that no recipe key says. The value of a secret is not kept."""
         self.seen.add(key)
-        hidden = is_secret(key, value) or (names_secret(key) and not isinstance(value, bool))
+        switch = str(value).lower() in ("true", "false")  # --append_concat_token False
+        hidden = is_secret(key, value) or (names_secret(key) and not switch)
         text = "" if hidden else shown(value)
         said = KEEP_OUT if hidden else without_tokens(reason)
         entry = Dropped(Place(self.file, line), shown(key), text, effect, said, without_tokens(hint))

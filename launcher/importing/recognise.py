@@ -95,7 +95,7 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
     tree = _parsed(text)
     if tree is not None and script.tells(tree):
         return script.read(text, file)
-    if launch_line.tells(text):
+    if not _is_python(tree) and launch_line.tells(text):
         return launch_line.read(text, file)
     if Path(file).suffix in (".yaml", ".yml", ".json"):
         problems = _wrong(text, file)
@@ -177,6 +177,11 @@ def _parsed(text: str) -> ast.Module | None:
         return None
 
 
+def _is_python(tree: ast.Module | None) -> bool:
+    """Not shell, which may parse as Python by chance, and never imports by it."""
+    return tree is not None and any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree))
+
+
 def _no_python(text: str, file: str) -> Problem:
     """Where a Python file stops being Python."""
     line, reason = None, "nested too deep"
@@ -191,7 +196,7 @@ def _no_python(text: str, file: str) -> Problem:
 
 
 def _of_script(text: str) -> str:
-    if "HfArgumentParser" in text or "argparse" in text:
+    if any(parser in text for parser in ("HfArgumentParser", "TrlParser", "argparse")):
         return "this script takes its arguments from the command line: give the launch line as a FILE"
     return f"what is read: {KINDS}"
 

@@ -174,8 +174,16 @@ def test_the_script_of_a_line_is_read_where_it_writes_its_arguments(folder: Fold
     assert made.notes[0].endswith("--on 4xDEVICE")
 
 
-def test_a_script_with_a_parser_takes_its_arguments_from_the_line(folder: Folder) -> None:
-    files = {"run_sh": LINE, "train_py": "p = HfArgumentParser(TrainingArguments)\n"}
+@pytest.mark.parametrize(
+    "script",
+    [
+        "p = HfArgumentParser(TrainingArguments)\n",
+        # "trl import" and "torchrun train.py" are no commands of a shell here
+        '"""torchrun train.py"""\nfrom trl import SFTConfig, TrlParser\np = TrlParser(SFTConfig)\n',
+    ],
+)
+def test_a_script_with_a_parser_takes_its_arguments_from_the_line(folder: Folder, script: str) -> None:
+    files = {"run_sh": LINE, "train_py": script}
     assert folder.read(**files).tools == ["launch line"]
     with pytest.raises(RecipeError, match="launch line"):
         folder.read(train_py=files["train_py"])

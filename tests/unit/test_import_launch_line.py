@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.importing import launch_line
-from launcher.importing.flags import Flag, read_flags, take_flags
-from launcher.importing.found import Effect, Reading
+from launcher.importing.flags import OWN, Flag, read_flags, take_flags
+from launcher.importing.found import KEEP_OUT, Effect, Reading
 from launcher.importing.shell import Word, read_script
 
 TOKEN = "hf_" + "Zq" * 14
@@ -161,6 +161,15 @@ def test_launchers_and_their_surroundings(text: str, key: str, wanted: Any) -> N
             "model.quantization",
             {"type": "fp4", "double_quant": False, "compute_dtype": "float32"},
         ),
+        (
+            "--use_4bit_quantization True --use_nested_quant True",
+            "model.quantization",
+            {"type": "nf4", "double_quant": True, "compute_dtype": "float16"},
+        ),
+        ("--use_8bit_quantization True", "model.quantization", {"type": "int8"}),
+        ("--use_peft_lora True --lora_r 8 --modules_to_save lm_head", "adapter.modules_to_save", ["lm_head"]),
+        ("--packing True", "data.packing", True),
+        ("--use_reentrant False", "trainer.activation_checkpointing_kwargs", {"use_reentrant": False}),
         ("--use_gradient_checkpointing True", "trainer.activation_checkpointing", True),
         ("--warmup_ratio 0.1", "trainer.warmup_steps", 0.1),
         ("--fsdp 'full_shard auto_wrap'", "sharding.engine", "fsdp"),
@@ -268,6 +277,13 @@ def test_what_nothing_here_does_is_refused(text: str) -> None:
 def test_a_recipe_that_a_line_starts(text: str, tool: str, file: str, overrides: dict[str, Any]) -> None:
     (call,) = read(text).calls
     assert (call.tool, call.file, call.overrides) == (tool, file, overrides)
+
+
+def test_a_switch_is_no_secret() -> None:
+    made = read("python train.py --learning_rate 1e-4 --append_concat_token False --my_token hunter2")
+    shown = {entry.key: (entry.value, entry.reason) for entry in made.dropped}
+    assert shown["--append_concat_token"] == ("False", OWN)
+    assert shown["--my_token"] == ("", KEEP_OUT)
 
 
 def test_the_default_is_not_written_where_the_line_says_another() -> None:
