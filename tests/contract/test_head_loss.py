@@ -119,7 +119,7 @@ def test_a_tied_matrix_has_the_gradients_of_both_its_uses(tied):
 def test_a_head_with_a_bias():
     model = llama()
     model.lm_head = torch.nn.Linear(32, 64)
-    both(model)
+    both(model, atol=1e-6)  # gradients to 1.1, of which float32 has 7 digits
     assert model.lm_head.bias.grad.abs().sum() > 0
 
 
