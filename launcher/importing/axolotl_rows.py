@@ -226,7 +226,7 @@ def _chat(entry: _Entry, kind: str, found: _Found) -> tuple[dict[str, str], str,
     _masks(entry)
     own = _own_roles(entry)
     tools = str(entry.get("field_tools") or "tools")
-    if (words[0], words[1]) not in _PAIRS or _is_renamed(own):
+    if (words[0], words[1]) not in _PAIRS or not own.items() <= _WORDS.items():
         hook = Turns(
             column,
             words[0],
@@ -244,10 +244,6 @@ def _own_roles(entry: _Entry) -> dict[str, str]:
     roles = entry.get("roles")
     pairs = roles.items() if isinstance(roles, dict) else ()
     return {str(word): str(role) for role, several in pairs for word in _listed(several)}
-
-
-def _is_renamed(own: dict[str, str]) -> bool:
-    return any(_WORDS.get(word) != role for word, role in own.items())
 
 
 def _listed(value: Any) -> list[Any]:
@@ -285,7 +281,7 @@ def _pairs(entry: _Entry, kind: Any) -> tuple[dict[str, str], str, Shape | None]
         return None
     properties = entry.get("message_property_mappings")
     other = {
-        "roles": _is_renamed(_own_roles(entry)),
+        "roles": not _own_roles(entry).items() <= _WORDS.items(),
         "message_property_mappings": isinstance(properties, dict)
         and any(name != str(column) for name, column in properties.items()),
     }
