@@ -112,6 +112,21 @@ def _per_epoch(peer: Peer, key: str) -> float | None:
     return float(f"{1 / (times * epochs):.12g}")
 
 
+def _take_interval(peer: Peer, kind: str) -> float | None:
+    """Take when it is saved (`save`) or evaluated (`eval`); the share of all steps that is asked for."""
+    often, share = f"{kind}s_per_epoch", _per_epoch(peer, f"{kind}s_per_epoch")
+    strategy, steps = peer.get(f"{kind}_strategy"), peer.get(f"{kind}_steps")
+    if share is not None and share < 1:
+        peer.take(f"trainer.{kind}_steps", share, often, note="a share of all steps")
+        peer.take(f"trainer.{kind}_strategy", "steps", often)
+    elif steps is not None:
+        take_field(peer.reading, f"{kind}_steps", steps, peer.line(f"{kind}_steps"))
+        peer.take(f"trainer.{kind}_strategy", "steps", f"{kind}_steps")
+    if strategy is not None:
+        take_argument(peer.reading, f"{kind}_strategy", strategy, peer.line(f"{kind}_strategy"))
+    return share
+
+
 def take_times(peer: Peer, has_eval: bool) -> None:
     """When it is saved and evaluated, and when it stops for that."""
     if "evaluation_strategy" in peer.values:
@@ -127,19 +142,10 @@ def take_times(peer: Peer, has_eval: bool) -> None:
 
 
 def _take_evaluations(peer: Peer) -> None:
-    share = _per_epoch(peer, "evals_per_epoch")
-    strategy, steps = peer.values.get("eval_strategy"), peer.values.get("eval_steps")
-    if share is not None and 0 < share < 1:
-        peer.take("trainer.eval_steps", share, "evals_per_epoch", note="a share of all steps")
-        peer.take("trainer.eval_strategy", "steps", "evals_per_epoch")
-    elif steps is not None:
-        take_field(peer.reading, "eval_steps", steps, peer.line("eval_steps"))
-        peer.take("trainer.eval_strategy", "steps", "eval_steps")
-    elif share is not None:
+    share = _take_interval(peer, "eval")
+    if share is not None and share >= 1 and peer.values.get("eval_steps") is None:
         reason = "1 / (evals x epochs) is not below 1: axolotl does not evaluate"
         peer.drop("evals_per_epoch", Effect.NONE, reason)
-    if strategy is not None:
-        take_argument(peer.reading, "eval_strategy", strategy, peer.line("eval_strategy"))
     peer.default("trainer.eval_strategy", "no", "eval_strategy", "axolotl evaluates only when told how often")
     patience = as_number(peer.get("early_stopping_patience"))
     if patience is not None and peer.reading.value("trainer.eval_strategy") == "no":
@@ -150,16 +156,7 @@ def _take_evaluations(peer: Peer) -> None:
 
 
 def _take_saves(peer: Peer) -> None:
-    share = _per_epoch(peer, "saves_per_epoch")
-    strategy, steps = peer.get("save_strategy"), peer.get("save_steps")
-    if share is not None and 0 < share < 1:
-        peer.take("trainer.save_steps", share, "saves_per_epoch", note="a share of all steps")
-        peer.take("trainer.save_strategy", "steps", "saves_per_epoch")
-    elif steps is not None:
-        take_field(peer.reading, "save_steps", steps, peer.line("save_steps"))
-        peer.take("trainer.save_strategy", "steps", "save_steps")
-    if strategy is not None:
-        take_argument(peer.reading, "save_strategy", strategy, peer.line("save_strategy"))
+    _take_interval(peer, "save")
     if not peer.reading.value("data.streaming"):  # a stream has no epochs
         peer.default("trainer.save_strategy", "epoch", "save_strategy")
     peer.default("trainer.save_total_limit", 4, "save_total_limit")

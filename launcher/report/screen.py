@@ -10,7 +10,6 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable
-from types import TracebackType
 from typing import TextIO
 
 from launcher.report.colour import is_coloured, is_terminal, is_tty, plain
@@ -91,12 +90,7 @@ class Screen:
     def __enter__(self) -> Screen:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _erased(self) -> str:
