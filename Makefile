@@ -24,8 +24,8 @@ dev: $(STAMP) ## install everything into .venv
 smoke: $(STAMP) ## train a real model on real data, in minutes, on CPU if need be
 	$(BIN)/effilaunch run recipes/smoke.yaml
 
-# A file's tests stay in one process, which makes what they share once.
-TEST_JOBS ?= 2
+# As many processes as cores. A file's tests stay in one process, which makes what they share once.
+TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)

@@ -20,6 +20,7 @@ from launcher.recipe.field_tables import (
     TRAINER_OWNED,
     shipped_table,
 )
+from launcher.recipe.json_schema import TODO
 from launcher.recipe.schema import Recipe
 
 NOTE = "<!-- Written by `python docs/make.py`; a test compares them. -->"
@@ -55,7 +56,7 @@ def recipe_page() -> str:
     ]
     for section, model in sections().items():
         heading = f"## `{section}`" if section else "## Top level"
-        rows = [EXTENDS] if not section else []
+        rows = [EXTENDS, ("`todo`", "list of texts", "*absent*", TODO)] if not section else []
         descriptions = field_descriptions(model)
         for name, field in model.model_fields.items():
             key = f"{section}.{name}" if section else name

@@ -112,17 +112,21 @@ def _dispatch_results(args: argparse.Namespace) -> Outcome:
         case "merge":
             from launcher.commands.merging import merge_command
 
-            return merge_command(args.run_dir, args.output, args.dtype, args.push)
+            return merge_command(
+                args.run_dir, args.output, args.dtype, args.push, args.checkpoint, allow_code=args.allow_code
+            )
         case "eval":
             from launcher.commands.evaluating import eval_command
 
-            return eval_command(args.run_dir, args.checkpoint, args.data, args.output)
+            return eval_command(
+                args.run_dir, args.checkpoint, args.data, args.output, allow_code=args.allow_code
+            )
         case "generate":
             from launcher.commands.generating import generate_command
 
             return generate_command(
-                args.run_dir, args.prompt, args.max_new_tokens,
-                interactive=args.interactive, as_json=args.json,
+                args.run_dir, args.prompt, args.max_new_tokens, checkpoint=args.checkpoint,
+                interactive=args.interactive, as_json=args.json, allow_code=args.allow_code,
             )  # fmt: skip
         case "report":
             from launcher.commands.reporting import report_command

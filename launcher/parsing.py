@@ -63,17 +63,19 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 class _Deferred:
     """The parser of a command, made when it is asked for anything: a call needs one of them all."""
 
-    def __init__(self, **settings: Any) -> None:
-        self._settings = settings
+    def __init__(self, *, fill: Callable[[argparse.ArgumentParser], None], **settings: Any) -> None:
+        self._fill, self._settings = fill, settings
         self._parser: Parser | None = None
-        self.fill: Callable[[argparse.ArgumentParser], None] = lambda parser: None
 
     def __getattr__(self, name: str) -> Any:
         if self._parser is None:
             self._parser = _CommandParser(**self._settings)
             self._parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-            self.fill(self._parser)
+            self._fill(self._parser)
         return getattr(self._parser, name)
+
+    def _check_help(self, action: argparse.Action) -> None:
+        """Nothing: `add_parser` of Python 3.14 formats each summary at once, which would make all parsers."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -85,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=cast(Any, _Deferred))
     for name, summary, fill in COMMANDS:
-        commands.add_parser(name, help=summary, description=summary).fill = fill
+        commands.add_parser(name, help=summary, description=summary, fill=fill)
     return parser
 
 
@@ -248,10 +250,12 @@ def _add_generate(generate: argparse.ArgumentParser) -> None:
         nargs="?",
         help="a picture's file for image classification; else from stdin",
     )
+    _add_checkpoint(generate)
     generate.add_argument("-i", "--interactive", action="store_true", help="talk with it")
     generate.add_argument(
         "--max-new-tokens", metavar="N", type=int, default=64, help="of an answer (default 64)"
     )
+    _add_code(generate)
 
 
 def _add_init(init: argparse.ArgumentParser) -> None:
@@ -264,7 +268,8 @@ def _add_init(init: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     init.add_argument(
         "--columns", metavar="FIELD=COLUMN", action="append", default=[],
-        help="a column that is not called like its field, e.g. --columns completion=answer",
+        help="a column that is not called like its field, e.g. --columns completion=answer; "
+        "history= leaves a column out",
     )  # fmt: skip
     init.add_argument("--output", metavar="FILE", help="the recipe; default MODEL_GOAL.yaml, here")
 
@@ -275,6 +280,7 @@ def _add_completion(completion: argparse.ArgumentParser) -> None:
 
 def _add_merge(merge: argparse.ArgumentParser) -> None:
     merge.add_argument("run_dir", metavar="RUN_DIR")
+    _add_checkpoint(merge)
     merge.add_argument("--output", metavar="D", help="the merged model's folder (default RUN_DIR/merged)")
     merge.add_argument(
         "--dtype", choices=["auto", "float32", "bfloat16", "float16"], default="auto",
@@ -284,6 +290,7 @@ def _add_merge(merge: argparse.ArgumentParser) -> None:
         "--push", metavar="REPO", nargs="?", const="",
         help="send it to the hub, private unless REPO is there already (default: the recipe's hub_model_id)",
     )  # fmt: skip
+    _add_code(merge)
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
@@ -305,13 +312,25 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     _add_on(parser)
 
 
-def _add_eval(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("run_dir", metavar="RUN_DIR")
-    evaluate.add_argument(
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--checkpoint", metavar="NAME", help="of RUN_DIR/checkpoints, in the place of the result"
     )
+
+
+def _add_eval(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.add_argument("run_dir", metavar="RUN_DIR")
+    _add_checkpoint(evaluate)
     evaluate.add_argument("--data", metavar="FILE", help="rows in the place of those that were held out")
     evaluate.add_argument("--output", metavar="FILE", help="write the numbers as JSON, too")
+    _add_code(evaluate)
+
+
+def _add_code(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-code", action="store_true",
+        help="run the Python code that a run directory of another user names",
+    )  # fmt: skip
 
 
 def _add_rendezvous(parser: argparse.ArgumentParser) -> None:

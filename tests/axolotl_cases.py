@@ -278,6 +278,11 @@ CASES: dict[str, tuple[dict[str, Any], str, Any]] = {
         "model.chat_template",
         "_template.jinja",
     ),
+    "use_swanlab": (
+        {"plugins": ["axolotl.integrations.swanlab.SwanLabPlugin"], "use_swanlab": True},
+        "trainer.report_to",
+        ["swanlab"],
+    ),
     "plugins": (
         {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_rope": True},
         "trainer.use_liger_kernel",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.facts.hardware import parse_hardware, with_host_memory
@@ -26,6 +27,11 @@ def recipe(folder: Path, text: str = BASE, **overrides: object) -> LoadedRecipe:
     path = folder / "recipe.yaml"
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     return load_recipe(path, [f"{k.replace('__', '.')}={v}" for k, v in overrides.items()])
+
+
+def replace_recipe(loaded: LoadedRecipe, changes: dict[str, object]) -> LoadedRecipe:
+    """The same recipe with other sections."""
+    return replace(loaded, recipe=loaded.recipe.model_copy(update=changes))
 
 
 def facts(

@@ -53,6 +53,7 @@ ZERO = {"sharding__engine": "deepspeed"}
 ZERO2, ZERO3 = {**ZERO, "sharding__zero_stage": 2}, {**ZERO, "sharding__zero_stage": 3}
 DDP = {"sharding__engine": "ddp"}
 INT8, NF4 = {"model__quantization": "int8"}, {"model__quantization": "nf4"}
+NF4_BF16 = {"model__quantization": "{type: nf4, compute_dtype: bfloat16}"}
 FLASH = {"model__attn_implementation": "flash_attention_2"}
 VARLEN = {"model__attn_implementation": "varlen"}
 SDPA = {"model__attn_implementation": "sdpa"}
@@ -84,8 +85,22 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
          case("8xV100-32GB", "precision", precision="bf16-true", **DDP)],
         [case(EIGHT, precision="bf16"), case("8xV100-32GB"), case("cpu", precision="bf16")],
     ),
+    "bf16-dtype-emulated": (
+        [case("1xT4-16GB", "model.quantization.compute_dtype", **NF4_BF16),
+         case(V100, "model.quantization.compute_dtype", **NF4_BF16, precision="fp32"),
+         case(V100, "model.dtype", model__dtype="bfloat16"),
+         case(V100, "model.dtype", model__dtype="auto", published="bfloat16"),
+         case(V100, "trainer.bf16_full_eval", trainer__bf16_full_eval="true"),
+         case(V100, "trainer.optim_args", trainer__optim="adamw_anyprecision",
+              trainer__optim_args="variance_dtype=bfloat16, momentum_dtype=float32")],
+        [case(A100, **NF4_BF16), case("1xT4-16GB", **NF4), case(V100, **NF4, precision="fp16"),
+         case(V100, model__dtype="auto", published="float16"), case(V100, trainer__run_name="bf16"),
+         case("cpu", **NF4_BF16), case("1x96GB", **NF4_BF16),
+         case(V100, trainer__fp16_full_eval="true")],
+    ),
     "bf16-unknown-device": (
-        [case("1x96GB", "precision", precision="bf16")],
+        [case("1x96GB", "precision", precision="bf16"),
+         case("1x96GB", "model.quantization.compute_dtype", **NF4_BF16)],
         [case("1x96GB"), case(A100, precision="bf16"), case("cpu", precision="bf16")],
     ),
     "explicit-dtype": (
@@ -375,6 +390,7 @@ SHOWN = {
 # id -> why no test on a CPU can have the failure.
 NOT_ON_CPU = {
     "bf16-emulated": "bf16 is emulated by GPUs below compute capability 8.0, and is slow on them alone",
+    "bf16-dtype-emulated": "bf16 is emulated by GPUs below compute capability 8.0, and is slow on them alone",
     "bf16-unknown-device": "whether an unnamed device has bf16 units is known where there is one",
     "zero3-int8": "int8 over ZeRO-3 trains right on two CPU ranks; the wrong losses were reported from GPUs",
 }

@@ -149,6 +149,94 @@ BROKEN = {
         zero('"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}', 2),
         "ds-no-effect", 3, 33, "zero_optimization.offload_optimizer.device",
     ),
+    "stage 3 key at stage 0": (
+        zero('"stage3_max_live_parameters": 5', 0),
+        "ds-no-effect", 3, 1, "zero_optimization.stage3_max_live_parameters",
+    ),
+    "contiguous gradients without ZeRO": (
+        zero('"contiguous_gradients": true', 0),
+        "ds-no-effect", 3, 1, "zero_optimization.contiguous_gradients",
+    ),
+    "overlap at stage 0": (
+        zero('"overlap_comm": true', 0), "ds-no-effect", 3, 1, "zero_optimization.overlap_comm",
+    ),
+    "partitions at stage 3": (
+        zero('"allgather_partitions": true'),
+        "ds-no-effect", 3, 1, "zero_optimization.allgather_partitions",
+    ),
+    "partitions by broadcast at stage 2": (
+        zero('"allgather_partitions": false', 2),
+        "ds-no-effect", 3, 1, "zero_optimization.allgather_partitions",
+    ),
+    "gather bucket at stage 3": (
+        zero('"allgather_bucket_size": 5e8'),
+        "ds-no-effect", 3, 1, "zero_optimization.allgather_bucket_size",
+    ),
+    "unused parameters at stage 3": (
+        zero('"ignore_unused_parameters": false'),
+        "ds-no-effect", 3, 1, "zero_optimization.ignore_unused_parameters",
+    ),
+    "unused parameters without offload": (
+        zero('"ignore_unused_parameters": false', 2),
+        "ds-no-effect", 3, 1, "zero_optimization.ignore_unused_parameters",
+    ),
+    "round robin at stage 3": (
+        zero('"round_robin_gradients": true'),
+        "ds-no-effect", 3, 1, "zero_optimization.round_robin_gradients",
+    ),
+    "ranks' buckets at stage 3": (
+        zero('"use_multi_rank_bucket_allreduce": true'),
+        "ds-no-effect", 3, 1, "zero_optimization.use_multi_rank_bucket_allreduce",
+    ),
+    "alignment at stage 3": (
+        zero('"parameter_alignment": true'),
+        "ds-no-effect", 3, 1, "zero_optimization.parameter_alignment",
+    ),
+    "elastic checkpoints at stage 3": (
+        zero('"elastic_checkpoint": true'),
+        "ds-no-effect", 3, 1, "zero_optimization.elastic_checkpoint",
+    ),
+    "nvme's buffers on the CPU": (
+        zero('"offload_optimizer": {"device": "cpu", "buffer_count": 4}'),
+        "ds-no-effect", 3, 40, "zero_optimization.offload_optimizer.buffer_count",
+    ),
+    "nvme's path on the CPU": (
+        zero('"offload_param": {"device": "cpu", "nvme_path": "/x"}'),
+        "ds-no-effect", 3, 36, "zero_optimization.offload_param.nvme_path",
+    ),
+    "fast init on the CPU": (
+        zero('"offload_optimizer": {"device": "cpu", "fast_init": true}'),
+        "ds-no-effect", 3, 40, "zero_optimization.offload_optimizer.fast_init",
+    ),
+    "super offload at stage 2": (
+        zero('"offload_optimizer": {"device": "cpu", "super_offload": true}', 2),
+        "ds-no-effect", 3, 40, "zero_optimization.offload_optimizer.super_offload",
+    ),
+    "a part of the optimizer at stage 2": (
+        zero('"offload_optimizer": {"device": "cpu", "ratio": 0.5}', 2),
+        "ds-stage-refuses", 3, 40, "zero_optimization.offload_optimizer.ratio",
+    ),
+    "offload without ZeRO": (
+        zero('"offload_optimizer": {"device": "cpu"}', 0),
+        "ds-stage-refuses", 3, 1, "zero_optimization.offload_optimizer",
+    ),
+    "no gradient norm at stage 3": (
+        zero('"compute_grad_norm": false'),
+        "ds-stage-refuses", 3, 1, "zero_optimization.compute_grad_norm",
+    ),
+    "the old stage 1": (
+        zero('"legacy_stage1": true', 1),
+        "ds-stage-refuses", 3, 1, "zero_optimization.legacy_stage1",
+    ),
+    "contiguous checkpoints without their number": (
+        top('"activation_checkpointing": {"partition_activations": true,\n'
+            '"contiguous_memory_optimization": true}'),
+        "ds-contiguous-checkpoints", 3, 1, "activation_checkpointing.contiguous_memory_optimization",
+    ),
+    "contiguous checkpoints of whole activations": (
+        top('"activation_checkpointing": {"number_checkpoints": 4, "contiguous_memory_optimization": true}'),
+        "ds-contiguous-checkpoints", 2, 55, "activation_checkpointing.contiguous_memory_optimization",
+    ),
     "nvme without a path": (
         zero('"offload_param": {"device": "nvme"}'),
         "ds-nvme-path-missing", 3, 29, "zero_optimization.offload_param.device",
@@ -199,5 +287,21 @@ BROKEN = {
     "null": ("null", "ds-not-an-object", 1, 1, ""),
     "nested too deeply": ("[" * 100_000, "ds-json-syntax", 1, 66, ""),
     "number without end": (f'{{"a": {"1" * 10_000}}}', "ds-json-syntax", 1, 7, ""),
+    # JSON of another kind
+    "model": ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "vocab_size": 9, "bf16": true}',
+              "ds-not-a-config", 1, 1, ""),
+    "generation": ('{"_from_model_config": true, "eos_token_id": 2, "transformers_version": "5.23.0"}',
+                   "ds-not-a-config", 1, 1, ""),
+    "tokenizer": ('{"add_bos_token": true, "tokenizer_class": "Llama"}', "ds-not-a-config", 1, 1, ""),
+    "adapter": ('{"peft_type": "LORA", "r": 8}', "ds-not-a-config", 1, 1, ""),
+    "accelerate": ('{"compute_environment": "LOCAL_MACHINE", "deepspeed_config": {}}',
+                   "ds-not-a-config", 1, 1, ""),
+    "package": ('{"name": "a", "version": "1.0.0", "scripts": {}}', "ds-not-a-config", 1, 1, ""),
+    "arguments": ('{"output_dir": "o", "learning_rate": 1e-4, "num_train_epochs": 3, "bf16": true}',
+                  "ds-not-a-config", 1, 1, ""),
+    "trainer state": ('{"log_history": [], "global_step": 5}', "ds-not-a-config", 1, 1, ""),
+    "below another key": ('{"ds": {"zero_optimization": {"stage": 2}}}', "ds-not-a-config", 1, 1, ""),
+    "anything": ('{"compilerOptions": {}, "include": [], "exclude": [], "files": []}',
+                 "ds-not-a-config", 1, 1, ""),
     "byte order mark": (f"\ufeff{{{BASE}}}", "ds-json-syntax", 1, 1, ""),
 }  # fmt: skip

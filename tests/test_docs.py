@@ -73,6 +73,20 @@ def test_the_site_has_every_page():
     assert sorted(named) == sorted(str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS[3:])
 
 
+def test_the_site_publishes_pages_and_pictures_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")  # the theme sets it when it is imported
+    from mkdocs.config import load_config
+    from mkdocs.structure.files import get_files
+
+    kept = {"index.md", "plan.svg", "migrate/axolotl.md"}
+    left_out = {"make.py", "__pycache__/make.cpython-311.pyc", "notes.md~", "migrate/#axolotl.md#", ".swp"}
+    for name in kept | left_out:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("# A page\n", encoding="utf-8")
+    found = get_files(load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(tmp_path)))
+    assert {file.src_uri for file in found if file.inclusion.is_included()} == kept
+
+
 def test_the_site_names_sources_that_it_cannot_link_to():
     site = module_of(ROOT / "docs" / "site_hooks.py")
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_path="reference/fixes.md"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import zlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from launcher.diagnose.findings import Diagnosis
 from launcher.diagnose.patch import edits, write_mended
 from launcher.diagnose.run_dir import is_run_dir
 from launcher.errors import Problem, RecipeError
+from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.shipped import recipes_dir
 from launcher.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
@@ -47,8 +49,9 @@ def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
     recipe = recipe_of(paths)
     if recipe is not None:
         diagnosis = with_recipe(diagnosis, recipe)
-    data = dict(diagnosis.to_json())
-    text = diagnosis_text(diagnosis)
+    hide = hider(secret_values(os.environ))
+    data = dict(hide_in(diagnosis.to_json(), hide))
+    text = hide(diagnosis_text(diagnosis))
     if not apply:
         return Outcome(data, text)
     try:

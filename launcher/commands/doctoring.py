@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__
-from launcher.commands.gather import data_problems, gather
+from launcher.commands.first_rows import data_problems
+from launcher.commands.gather import gather
 from launcher.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
 from launcher.doctor.needs import hub_model, nvme_path, reports_to, setting
 from launcher.doctor.redact import Private, redact, redact_json
@@ -20,6 +21,7 @@ from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
 from launcher.execute.environment import mend_environment
 from launcher.execute.run_dir import default_run_dir
 from launcher.facts.machine import Machine, Subject, gather_machine
+from launcher.facts.model_config import NOT_HERE
 from launcher.facts.secrets import is_secret_name
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
@@ -28,7 +30,6 @@ from launcher.render.new_file import write_new
 from launcher.report.doctor_text import bundle_text, doctor_text
 from launcher.report.outcome import Outcome
 
-_NOT_FOUND = "model-config-missing"
 _ENV = "launch.env."
 _USERS = ("USER", "LOGNAME", "SUDO_USER", "WANDB_ENTITY", "WANDB_USERNAME", "WANDB_EMAIL")
 """Variables that name a person."""
@@ -111,7 +112,7 @@ def _planned(loaded: LoadedRecipe, on: str | None) -> tuple[Plan | None, Sequenc
     except MachineError as error:
         return None, error.problems
     except RecipeError as error:
-        if {problem.code for problem in error.problems} != {_NOT_FOUND}:
+        if not {problem.code for problem in error.problems} <= NOT_HERE:
             raise
         return None, error.problems
     try:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.gather import data_problems, gather
+from launcher.commands.first_rows import data_problems
+from launcher.commands.gather import gather
 from launcher.commands.room import check_room
 from launcher.commands.running import check_machine
 from launcher.commands.striking import Drill, drop_weights, losses, new_record, strike
@@ -21,7 +22,7 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.execute.drilled import Watched, interruptible
-from launcher.execute.run_dir import FULL, default_run_dir, unwritable
+from launcher.execute.run_dir import FULL, claimed, default_run_dir, unwritable
 from launcher.plan.drill import (
     Fault,
     Losses,
@@ -96,7 +97,10 @@ def _planned(
     named = default_run_dir(f"{Path(loaded.path).stem}-drill", Path.cwd())
     folder = (Path(output_dir) if output_dir else named).absolute()
     check_room(plan, folder)  # of one run: the weights of one go before the next begins
-    _make_folder(folder)
+    if output_dir:
+        _make_folder(folder)
+    else:
+        folder = claimed(folder)
     command = [sys.executable, "-m", "launcher.cli", "run", recipe, "--json"]
     command += ["--tiny"] if tiny else []
     command += [] if on is None else ["--on", on]

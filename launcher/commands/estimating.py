@@ -14,6 +14,7 @@ from launcher.facts.calibration import Calibration
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, architectures_of
+from launcher.facts.model_config import find_model_config
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes
@@ -45,7 +46,7 @@ def estimate_command(
         if overrides:
             message = f"--set changes a recipe, and {target!r} is a model"
             raise RecipeError(Problem("set-without-recipe", message, hint="name a recipe's file"))
-        config, origin = probe.find_model_config(target)
+        config, origin = find_model_config(target)
         spec, _ = find_spec(target, config, origin, _task_of(config), ask=False)
         machines = [_with_memory(parse_hardware(text)) for text in on] or [probe.probe_hardware()]
         jobs = model_jobs(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from launcher.commands.consent import consent_to_code
 from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.facts.software import require_modules
@@ -13,11 +14,14 @@ from launcher.report.outcome import Outcome, note
 from launcher.report.results_text import evaluated_text
 
 
-def eval_command(run_dir: str, checkpoint: str | None, data: str | None, output: str | None) -> Outcome:
+def eval_command(
+    run_dir: str, checkpoint: str | None, data: str | None, output: str | None, *, allow_code: bool
+) -> Outcome:
     """Evaluate a finished run, or a checkpoint of any run, on its held-out rows or on those of a file."""
     folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
     if output is not None:
         _check_free(Path(output))
+    consent_to_code(folder, "eval", hooks=True, allowed=allow_code)
     require_modules(("torch", "transformers", "datasets"))
     from launcher.train.evaluate import evaluate
 

@@ -13,21 +13,41 @@ from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import MARKER
+from launcher.facts.checkpoint import FINISHED_BEFORE
+from launcher.facts.user_files import read_json
 from launcher.failures.noise import is_noise
+from launcher.report.outcome import note
 
 
 def finished_run(run_dir: str) -> Path:
-    """The run directory as an absolute path. RecipeError when no run completed in it."""
+    """The run directory as an absolute path. RecipeError when no run completed in it.
+
+    The result of a run that was made longer afterwards counts until the longer one has completed.
+    """
     folder = Path(run_dir).absolute()
     if os.path.isfile(folder / MARKER):  # noqa: PTH113 - no error for a name that no file can have
+        return folder
+    if os.path.isfile(folder / FINISHED_BEFORE):  # noqa: PTH113 - the same
+        note(f"the result is that of {_step(folder)}: the run was made longer, and has not finished since")
         return folder
     message = f"{run_dir} holds no finished run"
     hint = "name a run directory whose run completed"
     if not os.path.isdir(folder):  # noqa: PTH112 - the same
         message += ": there is no such folder"
     elif (folder / "plan.json").is_file():
-        hint = f"`effilaunch report {shlex.quote(run_dir)}` says how far it came; `run --resume auto` goes on"
+        hint = (
+            f"`effilaunch report {shlex.quote(run_dir)}` says how far it came; --checkpoint NAME takes "
+            "one of its checkpoints; `run --resume auto` continues it"
+        )
     raise RecipeError(Problem("not-finished", message, hint=hint))
+
+
+def _step(folder: Path) -> str:
+    """The step of result.json, in words."""
+    try:
+        return f"step {int(read_json(folder / 'result.json')['steps'])}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "an earlier step"
 
 
 @contextlib.contextmanager

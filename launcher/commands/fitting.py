@@ -12,9 +12,10 @@ from typing import Any
 from launcher.commands.foreign import find_spec
 from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.facts import probe
 from launcher.facts.hardware import Hardware
 from launcher.facts.heads import FAMILY_TASKS
+from launcher.facts.model_config import find_model_config, has_chat_template
+from launcher.facts.probe import resolve_path
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of
@@ -55,7 +56,7 @@ def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
     RecipeError where the model is not found or cannot learn the goal; DoesNotFit where nothing fits.
     """
     keys = model_keys(model)
-    config, origin = probe.find_model_config(keys["name_or_path"], gguf_file=keys.get("gguf_file"))
+    config, origin = find_model_config(keys["name_or_path"], gguf_file=keys.get("gguf_file"))
     task = task_of(goal, rows.format, FAMILY_TASKS.get(str(config.get("model_type")), ()))
     spec, _ = find_spec(keys["name_or_path"], config, origin, task, ask=True)
     start = Start(goal, task, keys, spec, rows, hardware, _has_template(keys))
@@ -117,7 +118,7 @@ def model_keys(model: str) -> dict[str, str]:
 
     Paths are absolute. RecipeError where one of several has to be named.
     """
-    path = probe.resolve_path(model)
+    path = resolve_path(model)
     if model.lower().endswith(".gguf"):
         parent, _, name = model.rpartition("/")
         return {"name_or_path": _absolute(parent or "."), "gguf_file": name}
@@ -141,7 +142,7 @@ def _absolute(path: str) -> str:
 
 
 def _has_template(keys: Mapping[str, str]) -> bool:
-    known = probe.has_chat_template(keys["name_or_path"])
+    known = has_chat_template(keys["name_or_path"])
     name = keys.get("gguf_file") or keys["name_or_path"].rpartition("/")[2]
     return bool(_TALKS.search(name)) if known is None else known
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
-from launcher.execute.queued import follow, in_words, judge, read_rows
+from launcher.execute.queued import follow, in_words, judge
+from launcher.execute.record import total_seconds
 from launcher.execute.submit import Run, Submitted, cancel, read_submitted
 from launcher.facts.queue import Job, read_jobs
+from launcher.facts.user_files import read_jsonl
 from launcher.report.outcome import Outcome
 from launcher.report.submit_text import cancelled_text, sweep_text
 from launcher.report.text import result_text
@@ -71,7 +73,7 @@ def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
 def _row(
     submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]
 ) -> tuple[dict[str, Any], Problem | None]:
-    metrics = read_rows(run.run_dir / "metrics.jsonl")
+    metrics = read_jsonl(run.run_dir / "metrics.jsonl")
     row: dict[str, Any] = {
         "run_dir": str(run.run_dir),
         "job": run.job,
@@ -90,7 +92,7 @@ def _row(
         return row, Problem(
             problem.code, f"run {run.run_dir.name}: {problem.message}", problem.file, hint=problem.hint
         )
-    row |= {"loss": result["loss"]["last"], "seconds": result["seconds"]}
+    row |= {"loss": result["loss"]["last"], "seconds": total_seconds(result) or result["seconds"]}
     row["eval_loss"] = (result.get("eval") or {}).get("eval_loss", row["eval_loss"])
     return row, None
 

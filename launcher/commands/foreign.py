@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,20 +10,28 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.heads import FAMILY_TASKS, LM_TASKS, labels_of
+from launcher.facts.lora import Adapted, adapted_by, adapter_key, count_adapter, lora_width
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.software import require_modules
 
 
 def find_spec(
-    name: str, config: Mapping[str, Any], origin: str, task: str, *, ask: bool
+    name: str,
+    config: Mapping[str, Any],
+    origin: str,
+    task: str,
+    *,
+    ask: bool,
+    adapter: Mapping[str, Any] | None = None,
 ) -> tuple[ModelSpec, str | None]:
-    """The spec, and a note where it is of a family that is not known here.
+    """The spec, and a note where it has to be traced: its family, or what `adapter` does, is not known here.
 
-    `ask`: transformers' class, in a child process. RecipeError `not-in-closed-form` where it may not be
-    asked, `unknown-architecture` where it cannot build the model for the task, or is not installed.
+    `adapter`: fields of LoraConfig. `ask`: transformers' class and peft, in a child process. RecipeError
+    `not-in-closed-form` where they may not be asked, `unknown-architecture` where transformers cannot build
+    the model for the task, or is not installed.
     """
     try:
-        return read_model_spec(name, config, origin, task), None
+        return _with_adapter(read_model_spec(name, config, origin, task), config, adapter, ask=ask)
     except RecipeError as error:
         unknown = {problem.code for problem in error.problems} == {"unknown-architecture"}
         kind = config.get("model_type")
@@ -30,14 +39,59 @@ def find_spec(
             raise
         if not ask:
             raise _only_traced(name, config, error) from None
-        answer = _described(config, task, error)
+        answer = _described(config, task, error, adapter)
     from launcher.facts.foreign import foreign_spec
 
     spec = foreign_spec(name, config, origin, task, answer)
+    if adapter is not None and answer.get("adapter"):
+        spec = _answered(spec, adapter, answer["adapter"])
     return spec, (
         f"model_type {spec.model_type} is not known here: its sizes are read from transformers' class, and "
         "what it keeps for the backward pass is the trace's"
     )
+
+
+def can_trace() -> bool:
+    """Whether the training packages are here."""
+    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers", "peft"))
+
+
+def _with_adapter(
+    spec: ModelSpec, config: Mapping[str, Any], adapter: Mapping[str, Any] | None, *, ask: bool
+) -> tuple[ModelSpec, str | None]:
+    """A known family's spec; with peft's answer about an adapter that has no closed form."""
+    found = None if adapter is None else count_adapter(spec, adapter)
+    if adapter is None or (found is not None and not found.uneven):
+        return spec, None
+    if found is not None:
+        note = "layers have different adapters, and in closed form each counts as having the mean of them"
+        return spec, f"{note}; where torch is installed they are traced"
+    if not ask:
+        adapted_by(spec, adapter)  # raises what is not known
+    from launcher.facts.trace import Untraceable, ask_child
+
+    request = _request(config, spec.task, adapter)
+    try:
+        require_modules(["torch", "transformers", "peft"])
+        spec = _answered(spec, adapter, ask_child({**request, "ask": "adapter"}, sys.executable))
+    except (MachineError, Untraceable) as error:
+        why = f"peft cannot say what this adapter trains of {spec.model_type}: {error}"
+        hint = "pip install 'effilaunch[train]'" if isinstance(error, MachineError) else None
+        raise RecipeError(Problem("not-in-closed-form", why, path="adapter", hint=hint)) from None
+    return spec, "what this adapter trains is read from peft itself, and its memory is the trace's"
+
+
+def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, Any]) -> ModelSpec:
+    """The spec with the child's answer about an adapter; RecipeError with the problems that peft has."""
+    if "problems" in answer:
+        raise RecipeError(
+            [Problem(code, text, path=path, hint=hint) for code, text, path, hint in answer["problems"]]
+        )
+    rank = (
+        max(1, answer["lora"] // max(1, lora_width(spec, None))) if spec.foreign else max(1, answer["rank"])
+    )
+    known = Adapted(answer["params"], tuple(answer["paths"]), rank, answer["uneven"], tuple(answer["whole"]))
+    return replace(spec, adapters=((adapter_key(adapter), known),))
 
 
 def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> RecipeError:
@@ -52,19 +106,22 @@ def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> 
     )
 
 
-def _described(config: Mapping[str, Any], task: str, unknown: RecipeError) -> dict[str, Any]:
+def _request(config: Mapping[str, Any], task: str, adapter: Mapping[str, Any] | None) -> dict[str, Any]:
+    labels = None if task in LM_TASKS else labels_of(config)
+    # A plan's defaults, for what LoraConfig would fill in otherwise.
+    fields = None if adapter is None else {"r": 16, "target_modules": "all-linear", **adapter}
+    return {"config": dict(config), "task": task, "labels": labels, "adapter": fields}
+
+
+def _described(
+    config: Mapping[str, Any], task: str, unknown: RecipeError, adapter: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """What transformers' class says of the model; the error `unknown`, with why, where it says nothing."""
     from launcher.facts.trace import Untraceable, ask_child
 
-    request = {
-        "ask": "model",
-        "config": dict(config),
-        "task": task,
-        "labels": None if task in LM_TASKS else labels_of(config),
-    }
     try:
         require_modules(["torch", "transformers"])
-        return ask_child(request, sys.executable)
+        return ask_child({**_request(config, task, adapter), "ask": "model"}, sys.executable)
     except MachineError as error:
         why = f"other types of transformers are read where it is installed: {error.problems[0].message}"
     except Untraceable as error:

@@ -9,19 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.foreign import find_spec
+from launcher.commands.first_rows import hook_names, judged_data
+from launcher.commands.foreign import can_trace, find_spec
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.calibration import Calibration, read_calibration
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
 from launcher.facts.model import ModelSpec
+from launcher.facts.model_config import find_model_config
 from launcher.facts.processor import probe_processor
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.slurm import read_allocation
 from launcher.facts.software import installed_versions
+from launcher.facts.user_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.plan.inputs import Facts
-from launcher.plan.planner import missing_data
-from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
 
@@ -57,7 +58,7 @@ def _allocated(found: Hardware) -> Hardware:
 
 def usable_cores() -> int:
     """Cores of this machine that a run may use; where it is one task a device, those of all of them."""
-    own, allocation = len(os.sched_getaffinity(0)), read_allocation(os.environ)
+    own, allocation = probe.own_cores(), read_allocation(os.environ)
     if allocation is None or allocation.step is None or allocation.tasks_per_node[0] == 1:
         return own
     of_job = os.environ.get("SLURM_CPUS_ON_NODE", "")
@@ -73,7 +74,7 @@ def _own_memory(loaded: LoadedRecipe, on: str | None) -> int | None:
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """The machines of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_text(path, LARGEST_TEXT)
     except (OSError, ValueError) as error:
         absent = isinstance(error, FileNotFoundError | NotADirectoryError)
         message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
@@ -172,7 +173,7 @@ def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str,
             )
         return model.config, config, "shipped facts"
     assert model.name_or_path is not None, "the schema asks for one of the two"
-    config, origin = probe.find_model_config(
+    config, origin = find_model_config(
         model.name_or_path,
         gguf_file=model.gguf_file,
         revision=model.revision,
@@ -191,10 +192,10 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
     if name is None:
         return None
     path = Path(name)
-    if not path.is_file():
+    if not is_file(path):
         path = ds_configs_dir() / f"{Path(name).stem}.json"
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, LARGEST_TEXT)
     except FileNotFoundError:
         shipped = ", ".join(sorted(p.stem for p in ds_configs_dir().glob("*.json")))
         raise RecipeError(
@@ -207,7 +208,7 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
         ) from None
     except OSError as error:
         raise RecipeError(
-            Problem("profile-unreadable", f"cannot read {path}: {error}", path="sharding.config")
+            Problem("profile-unreadable", f"cannot read {path}: {error.strerror}", path="sharding.config")
         ) from None
     from launcher.lint.check import read_profile
 
@@ -230,27 +231,6 @@ def _refused(finding: Finding) -> Problem:
     )
 
 
-def data_problems(loaded: LoadedRecipe) -> list[Problem]:
-    """Problems for data paths that are absent here."""
-    rows = loaded.recipe.data
-    sources = [*rows.train, *(rows.eval if isinstance(rows.eval, list) else [])]
-    exists = {source.path: _exists(source.path) for source in sources}
-    return missing_data(loaded, exists)
-
-
-def _exists(path: str) -> bool:
-    """Whether a data path leads to something; what the hub has is not asked."""
-    if is_loaded_hub_id(path):
-        return True
-    if is_glob(path) and not Path(path).exists():
-        pattern = Path(path)
-        return any(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
-    try:
-        return probe.resolve_path(path).exists()
-    except RecipeError:
-        return False
-
-
 def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     """The recipe with the template's text in place of the file that holds it."""
     template = loaded.recipe.model.chat_template
@@ -266,12 +246,13 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
     if template is None or not Path(template).is_absolute():
         return loaded
     try:
-        text = Path(template).read_text("utf-8")
-    except OSError as error:
+        text = read_text(template, LARGEST_TEXT)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RecipeError(
             Problem(
                 "chat-template-unreadable",
-                f"cannot read {template}: {error.strerror}",
+                f"cannot read {template}: {reason}",
                 path="model.chat_template",
                 hint="name a file, or write the template itself",
             )
@@ -312,15 +293,6 @@ def _unread(calibration: Calibration | None) -> list[str]:
     return [f"{calibration.source}: skipped {calibration.skipped} line(s) that are no runs of this version"]
 
 
-def _hooks(file: str | None) -> tuple[str, ...]:
-    """Names of the functions that the recipe's `python` file defines."""
-    if file is None:
-        return ()
-    from launcher.recipe.hooks import read_hooks
-
-    return read_hooks(Path(file)).names
-
-
 def gather(
     loaded: LoadedRecipe,
     on: str | None,
@@ -332,11 +304,10 @@ def gather(
 ) -> tuple[LoadedRecipe, Facts]:
     """The recipe as it will be planned (rewritten for `--tiny`) and all facts about it.
 
-    `trace`: with a trace of the real model. A family that is not known here is always traced, or refused
-    where that is not allowed.
+    `trace`: with a trace of the real model, as always for a family that is not known here.
     """
     loaded = _with_chat_template(loaded)
-    hooks = _hooks(loaded.recipe.python)
+    hooks = hook_names(loaded.recipe.python)
     name, config, origin = model_config(loaded.recipe, allow_network=allow_network)
     versions: Mapping[str, str] = installed_versions()
     warnings: list[str] = []
@@ -346,8 +317,9 @@ def gather(
         name, config, origin = f"{name} (tiny)", loaded.recipe.model.config, "--tiny"
     else:
         hardware = find_hardware(loaded.recipe, on)
-        warnings += [f"{p.message} ({p.path})" for p in data_problems(loaded)]
-    spec, note = find_spec(name, config, origin, loaded.recipe.task, ask=allow_torch)
+        warned, unread = judged_data(loaded, on)
+        warnings += [*warned, *unread]
+    spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
     warnings += [] if note is None else [note]
     warnings += _too_long(loaded.recipe, spec)
     calibration = None if tiny else find_calibration(hardware)  # a rehearsal's model is no real one
@@ -366,8 +338,31 @@ def gather(
         host_bytes=_own_memory(loaded, on),
         calibration=calibration,
     )
-    if trace or (note is not None and not tiny):
-        from launcher.commands.tracing import with_trace
+    asks = note is not None and not tiny and (spec.foreign or (allow_torch and can_trace()))
+    return loaded, _traced(loaded, facts) if trace or asks else facts
 
-        facts = with_trace(loaded, facts)
-    return loaded, facts
+
+def _traced(loaded: LoadedRecipe, facts: Facts) -> Facts:
+    from launcher.commands.tracing import with_trace  # few plans are traced
+
+    return with_trace(loaded, facts)
+
+
+def _find_spec(
+    recipe: Recipe, name: str, config: dict[str, Any], origin: str, *, ask: bool
+) -> tuple[ModelSpec, str | None]:
+    return find_spec(name, config, origin, recipe.task, ask=ask, adapter=_new_adapter(recipe))
+
+
+def check_model(recipe: Recipe) -> None:
+    """RecipeError where the model's family, or what the adapter names of it, is not there; no network."""
+    name, config, origin = model_config(recipe, allow_network=False)
+    _find_spec(recipe, name, config, origin, ask=False)
+
+
+def _new_adapter(recipe: Recipe) -> dict[str, Any] | None:
+    """The fields of LoraConfig; None without an adapter, and for one that is continued."""
+    if recipe.adapter is None or recipe.adapter.path is not None:
+        return None
+    own = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")
+    return {key: value for key, value in recipe.adapter.model_dump().items() if key not in own}

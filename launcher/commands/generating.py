@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
+from launcher.commands.consent import consent_to_code
 from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.facts.software import require_modules
@@ -16,14 +18,22 @@ ENDS = "Ctrl-D ends it; Ctrl-C ends an answer"
 
 
 def generate_command(
-    run_dir: str, prompt: str | None, max_new_tokens: int, *, interactive: bool, as_json: bool
+    run_dir: str,
+    prompt: str | None,
+    max_new_tokens: int,
+    *,
+    checkpoint: str | None,
+    interactive: bool,
+    as_json: bool,
+    allow_code: bool,
 ) -> Outcome:
-    """Try the result of a finished run: one prompt, of the command line or of stdin, or a conversation."""
+    """Try a finished run, or a checkpoint of any: one prompt, of the command line or of stdin, or a chat."""
     if interactive and as_json:
         _refuse("-i talks at the terminal, --json is for programs", "leave one of them out")
     if max_new_tokens < 1:
         _refuse(f"--max-new-tokens is {max_new_tokens}, expected 1 or more", "leave it out for 64")
-    folder = finished_run(run_dir)
+    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    consent_to_code(folder, "generate", hooks=False, allowed=allow_code)
     if prompt is None and not interactive:
         prompt = _piped()
     elif prompt is not None and not prompt.strip():
@@ -32,7 +42,7 @@ def generate_command(
     from launcher.train.generate import answer, converse, load_trained
 
     with words_aside():
-        trained = load_trained(folder, note)
+        trained = load_trained(folder, note, checkpoint)
     if interactive:
         _greet(chats=trained.chats, writes=trained.writes)
         count = converse(trained, _reader(), _write, max_new_tokens, prompt)

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
+from launcher.facts.model_config import NOT_HERE
 from launcher.importing.found import Dropped, Effect
 from launcher.importing.join import Imported, import_files
 from launcher.importing.writing import beside, recipe_text
@@ -31,7 +32,7 @@ def import_command(files: Sequence[str], output: str | None, on: str | None = No
     """Turn the files into one recipe: on stdout, with the list of what was dropped on stderr; or into
     `output`, with the list on stdout.
 
-    Exit 2 where the recipe still needs a word of the user, or is refused; it is written all the same.
+    Exit 2 where a value must still be set in the recipe, or it is refused; it is written all the same.
     RecipeError for files that no recipe can be made of, and for a file that is there already.
     """
     target = None if output is None else Path(output)
@@ -123,12 +124,15 @@ def _tried(made: Imported, name: str, target: Path | None, on: str | None) -> tu
             problems, said = _planned(path, on, made)
         problems = [_unplaced(problem, str(path)) for problem in problems]
     if missing:
-        return missing, [f"{len(missing)} word(s) of yours are missing before it plans"]
+        count = f"{len(missing)} value{'s' if len(missing) > 1 else ''}"
+        return missing, [
+            f"{count} must be set in the recipe: `plan` and `run` refuse it while `todo` names them"
+        ]
     return problems, said
 
 
 def _missing(entry: Dropped) -> Problem:
-    message = f"needs your word: {entry.reason}"
+    message = f"must be set in the recipe: {entry.reason}"
     hint = entry.hint or None
     return Problem("import-needs-word", message, entry.place.file, entry.place.line, entry.key, hint)
 
@@ -158,7 +162,7 @@ def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem],
     except MachineError as error:
         return [], [f"not planned here: {problem.message}" for problem in error.problems]
     except EffilaunchError as error:
-        if {problem.code for problem in error.problems} <= {"model-config-missing", "not-in-closed-form"}:
+        if {problem.code for problem in error.problems} <= {*NOT_HERE, "not-in-closed-form"}:
             return [], [f"not planned: {problem.message}" for problem in error.problems]
         return list(error.problems), []
     hardware = asked or "its hardware"
@@ -168,6 +172,10 @@ def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem],
 
 
 def _as_many(made: Imported) -> str:
+    """Devices of the files; where none counts them, 8 for what only several processes can train."""
     on = next((text.rpartition("--on ")[2] for text in made.notes if "--on " in text), "NxDEVICE")
-    count = on.replace("NxDEVICE", "1xDEVICE")
+    sharded = made.taken.keys() & {"sharding.tp_size", "sharding.sp_size", "sharding.cp_size"}
+    engine = made.taken.get("sharding.engine")
+    several = bool(sharded) or (engine is not None and engine.value == "fsdp")
+    count = on.replace("NxDEVICE", "8xDEVICE" if several else "1xDEVICE")
     return count.replace("DEVICE", ASSUMED)

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.gather import data_problems, gather
+from launcher.commands.first_rows import data_problems
+from launcher.commands.gather import gather
 from launcher.commands.running import check_machine
 from launcher.commands.showing import Showing, showing
 from launcher.doctor.needs import NEEDED
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.local import execute, prepare_data
 from launcher.execute.remember import remember_run
-from launcher.execute.run_dir import default_run_dir, write_run_dir
+from launcher.execute.run_dir import claimed, default_run_dir, write_run_dir
 from launcher.facts import probe
 from launcher.facts.software import require_modules
 from launcher.memory.estimate import MemoryEstimate
@@ -94,10 +95,7 @@ def ladder_command(
     batch = start_batch(loaded.recipe, tiny=tiny)
     planned, facts = gather(loaded, on, tiny=tiny)
     found = [step for step in plan_ladder(planned, facts, batch, steps) if step.rung in chosen]
-    stem = Path(loaded.path).stem
-    folder = Path(output_dir) if output_dir else default_run_dir(f"{stem}-ladder", Path.cwd())
-    folder = folder.absolute()
-    _make_folder(folder)
+    folder = _folder(output_dir, Path(loaded.path).stem)
     data = {
         "schema_version": SCHEMA_VERSION,
         "recipe": str(loaded.path),
@@ -119,7 +117,11 @@ def ladder_command(
     return Outcome({"run_dir": str(folder), **data}, ladder_text(data, str(folder)))
 
 
-def _make_folder(folder: Path) -> None:
+def _folder(output_dir: str | None, stem: str) -> Path:
+    """The ladder's directory, which is made: the one that was asked for where it is empty, else a new one."""
+    if not output_dir:
+        return claimed(default_run_dir(f"{stem}-ladder", Path.cwd()).absolute())
+    folder = Path(output_dir).absolute()
     try:
         if folder.exists() and any(folder.iterdir()):
             message, hint = f"the ladder's directory {folder} is not empty", "name another --output-dir"
@@ -129,6 +131,7 @@ def _make_folder(folder: Path) -> None:
         message = f"cannot write the ladder's directory {folder}: {error.strerror}"
         hint = "name another with --output-dir"
         raise RecipeError(Problem("run-dir-unwritable", message, hint=hint)) from error
+    return folder
 
 
 def _record(step: Step) -> dict[str, Any]:

@@ -14,10 +14,12 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.plan.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
+from launcher.recipe.suggestions import listed
 from launcher.recipe.vocabulary import FORMAT_FIELDS
-from launcher.train.data.detection import Detected, detect, suggest_columns
+from launcher.train.data.detection import Detected, match, suggest_columns
 from launcher.train.data.formats import canonical, collect_labels
 from launcher.train.data.sources import Row, iter_rows
+from launcher.train.data.unread import refuse_lost
 
 _PEEK = 100
 """Rows by whose columns the format is recognised."""
@@ -47,7 +49,7 @@ class Sight:
 
     @property
     def columns(self) -> str:
-        return ", ".join(dict.fromkeys(str(name) for row in self.first for name in row.values))
+        return listed(dict.fromkeys(str(name) for row in self.first for name in row.values))
 
 
 def look(path: str) -> Sight:
@@ -81,22 +83,19 @@ def _rows(path: str) -> Iterator[Row]:
         raise RecipeError(Problem("data-unreadable", f"cannot be read: {message}", file=path)) from None
 
 
-def goals_of(sight: Sight, columns: Mapping[str, str]) -> list[str]:
+def goals_of(sight: Sight, columns: Mapping[str, str | None]) -> list[str]:
     """The goals that the rows are made for: what says more about them first."""
     fitting = [goal for goal in GOALS if _formats(sight, goal, columns)]
     return sorted(fitting, key=lambda goal: goal == "text")
 
 
-def _formats(sight: Sight, goal: str, columns: Mapping[str, str]) -> dict[str, Detected]:
+def _formats(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> dict[str, Detected]:
     """Format that a recipe would name -> what it makes of the rows."""
     asked = (*GOALS[goal], *(("prompt-completion",) if goal == "chat" else ()))  # of messages on both sides
     found = {}
     for fmt in asked:
         try:
-            detected = detect(sight.first, fmt, columns, task_of(goal, fmt, ()), sight.path)
-        except MachineError:  # trl is needed for training, and not for a look
-            fields = [field for group in FORMAT_FIELDS[fmt] for field in group]
-            detected = Detected(fmt, {field: columns.get(field, field) for field in fields})
+            detected = match(sight.first, fmt, columns, task_of(goal, fmt, ()), sight.path)
         except RecipeError:
             continue
         if detected.format in GOALS[goal]:
@@ -110,7 +109,7 @@ def suggestion(sight: Sight, goal: str) -> dict[str, str]:
     return min((columns for columns in made if columns), key=len, default={})
 
 
-def rows_for(sight: Sight, goal: str, columns: Mapping[str, str]) -> Rows:
+def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows:
     """The rows as a recipe names them, each of them checked.
 
     RecipeError `goal-rows` where they are for something else, `goal-columns` where their columns have to be
@@ -129,11 +128,11 @@ def rows_for(sight: Sight, goal: str, columns: Mapping[str, str]) -> Rows:
         )
         raise RecipeError(Problem("format-ambiguous", message, file=sight.path, hint=hint))
     ((fmt, detected),) = formats.items()
-    longest = _check_all(sight, detected)
+    longest = _check_all(sight, detected, task_of(goal, fmt, ()))
     return Rows(sight.path, fmt, columns, sight.count, longest, sight.more)
 
 
-def _misfit(sight: Sight, goal: str, columns: Mapping[str, str]) -> RecipeError:
+def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> RecipeError:
     """Why the rows do not teach the goal."""
     wanted = "; or ".join(", ".join(FORMAT_FIELDS[fmt][0]) for fmt in GOALS[goal])
     if others := goals_of(sight, columns):
@@ -146,7 +145,7 @@ def _misfit(sight: Sight, goal: str, columns: Mapping[str, str]) -> RecipeError:
     return RecipeError(Problem("goal-columns", message, file=sight.path, hint=hint))
 
 
-def _check_all(sight: Sight, detected: Detected) -> int | None:
+def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
     """Characters of the longest row, once each was brought into its format's shape."""
     rows = itertools.islice(_rows(sight.path), _MOST)
     if detected.format == "image":
@@ -158,6 +157,7 @@ def _check_all(sight: Sight, detected: Detected) -> int | None:
 
     def shaped() -> Iterator[Row]:
         for row in rows:
+            refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
             made = canonical(row, detected)
             lengths.append(_letters(made.values, detected.format))
             yield made

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.commands.consent import consent_to_code
 from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.execute.record import read_run, without_secrets
@@ -26,27 +28,45 @@ MERGED = "merged"
 """Of a run directory: the folder of the merged model."""
 
 
-def merge_command(run_dir: str, output: str | None, dtype: str, push: str | None) -> Outcome:
+def merge_command(
+    run_dir: str,
+    output: str | None,
+    dtype: str,
+    push: str | None,
+    checkpoint: str | None = None,
+    *,
+    allow_code: bool,
+) -> Outcome:
     """Merge the adapter of a finished run, and push what is merged; a run without an adapter only pushes.
 
-    push: a repository; "" for the one that the recipe names, None for none.
+    push: a repository; "" for the one that the recipe names, None for none. checkpoint: the name of one, of
+    any run, whose adapter is taken in the place of the result's.
     """
-    folder = finished_run(run_dir)
-    whole = (folder / "model" / "config.json").is_file() and not (folder / "adapter").exists()
+    folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
+    consent_to_code(folder, "merge", hooks=False, allowed=allow_code)
+    whole = (
+        checkpoint is None
+        and (folder / "model" / "config.json").is_file()
+        and not (folder / "adapter").exists()
+    )
     require_modules(("torch", "transformers") if whole else ("torch", "transformers", "peft"))
     from launcher.train.job import read_job
     from launcher.train.merge import nothing_to_merge, refuse_existing
-    from launcher.train.trained import check_readable, trained_folder
+    from launcher.train.trained import ADAPTER, check_readable, is_trained, trained_folder
 
     if whole and push is None:
         raise RecipeError(nothing_to_merge(Path(run_dir)))
     if whole and (output is not None or dtype != "auto"):
         hint = "leave out --output and --dtype: model/ is pushed as it is"
         raise RecipeError(Problem("usage", "the run has no adapter, so nothing is merged", hint=hint))
-    target = Path(output).absolute() if output is not None else folder / MERGED
+    name = MERGED if checkpoint is None else f"{MERGED}-{checkpoint}"
+    target = Path(output).absolute() if output is not None else folder / name
+    trained = trained_folder(read_job(folder), checkpoint)
+    if not whole and is_trained(trained) != ADAPTER:
+        raise RecipeError(nothing_to_merge(trained))
+    check_readable(trained)  # before a repository is made
     if not whole:
         refuse_existing(target)
-    check_readable(trained_folder(read_job(folder)))  # before a repository is made
     repository = None if push is None else _reached(push or _own_repository(folder))
     if whole:
         assert repository is not None
@@ -54,7 +74,7 @@ def merge_command(run_dir: str, output: str | None, dtype: str, push: str | None
     with contextlib.ExitStack() as held:
         if target.parent == folder:  # no run goes on in it meanwhile
             held.enter_context(locked(folder))
-        merged = _merge(folder, target, dtype, repository)
+        merged = _merge(folder, target, dtype, repository, checkpoint)
     pushed = None if repository is None else _sent(target, repository)
     data = {"run_dir": run_dir, "merged": merged, "pushed": pushed}
     return Outcome(data, merged_text(merged, pushed))
@@ -79,17 +99,20 @@ def _reached(push: str) -> Repository:
     return reach_repository(push)
 
 
-def _merge(folder: Path, target: Path, dtype: str, repository: Repository | None) -> dict[str, Any]:
+def _merge(
+    folder: Path, target: Path, dtype: str, repository: Repository | None, checkpoint: str | None
+) -> dict[str, Any]:
     from launcher.train.merge import Merged, merge
 
     note("merging: the model is loaded, added up in float32, compared, written and read back")
     place = target.name if repository is None else repository.id
 
     def card(merged: Merged) -> str:
-        return model_card(card_facts(folder, merged.to_json(), place))
+        facts = card_facts(folder, merged.to_json(), place)
+        return model_card(facts if checkpoint is None else _of_checkpoint(facts, checkpoint))
 
     with words_aside():
-        return merge(folder, target, dtype, card).to_json()
+        return merge(folder, target, dtype, card, checkpoint).to_json()
 
 
 def _push_whole(run_dir: str, folder: Path, repository: Repository) -> Outcome:
@@ -108,6 +131,11 @@ def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict
     with words_aside():
         send(folder, repository, card)
     return repository.to_json()
+
+
+def _of_checkpoint(facts: CardFacts, checkpoint: str) -> CardFacts:
+    """Without the numbers of the run's end, which are those of other weights."""
+    return replace(facts, result={"rows": facts.result.get("rows")}, name=f"{facts.name} ({checkpoint})")
 
 
 def card_facts(folder: Path, merged: Mapping[str, Any] | None, place: str) -> CardFacts:

@@ -1,4 +1,4 @@
-"""`plan` and `validate`: nothing here opens data, weights or devices."""
+"""`plan` and `validate`: nothing here opens weights or devices, and of local data only the first rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.gather import data_problems, gather, hostfile_warnings, recipe_hardware
+from launcher.commands.first_rows import judged_data
+from launcher.commands.gather import check_model, gather, hostfile_warnings, recipe_hardware
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.lint.finding import printable
 from launcher.plan.inputs import Facts
@@ -160,7 +161,7 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
                 from launcher.recipe.hooks import read_hooks
 
                 read_hooks(loaded.recipe.python)
-            warnings = [f"{p.path}: {p.message}" for p in data_problems(loaded)]
+            warnings, _ = judged_data(loaded, None)
             written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None
             warnings += hostfile_warnings(loaded.recipe, written_for)
             warnings += _try_plan(loaded)
@@ -176,9 +177,10 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
 
 def _try_plan(loaded: LoadedRecipe) -> list[str]:
     """Plan on the recipe's own hardware, from local facts: refusals are problems, size is a warning."""
-    if loaded.recipe.hardware is None:
-        return []
     try:
+        if loaded.recipe.hardware is None:
+            check_model(loaded.recipe)
+            return []
         loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
         warnings = _nvme_words(make_plan(loaded, facts))
     except DoesNotFit as error:

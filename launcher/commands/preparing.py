@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
-from launcher.commands.gather import data_problems, gather
+from launcher.commands.aside import run_dir_aside
+from launcher.commands.first_rows import data_problems
+from launcher.commands.gather import gather
 from launcher.commands.showing import showing
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.execute.local import prepare_data
 from launcher.execute.run_dir import write_run_dir
 from launcher.facts.software import require_modules
+from launcher.facts.user_files import read_record
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
@@ -40,13 +39,11 @@ def prepare_command(
     except DoesNotFit as error:
         plan = error.nearest_miss  # the data does not ask how large the device is
     bundle = render(plan)
-    folder = Path(tempfile.mkdtemp(prefix="effilaunch-prepare-"))  # stays after a failure, with its logs
-    run_dir = folder / "run"
-    write_run_dir(bundle, run_dir, resume=False)
-    with showing(as_json=as_json, on_stderr=True) as shown:
-        prepare_data(bundle, run_dir, samples=show or 0, echo=shown.say, look=shown.look)
-    record = json.loads((run_dir / "data.json").read_text("utf-8"))
-    shutil.rmtree(folder)
+    with run_dir_aside("prepare") as run_dir:
+        write_run_dir(bundle, run_dir, resume=False)
+        with showing(as_json=as_json, on_stderr=True) as shown:
+            prepare_data(bundle, run_dir, samples=show or 0, echo=shown.say, look=shown.look)
+        record = read_record(run_dir / "data.json")
     samples = record.pop("samples")
     colour = not as_json and is_coloured(sys.stdout)
     text = prepared_text(record, samples, colour=colour)

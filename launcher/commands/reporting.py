@@ -15,7 +15,7 @@ from launcher import __version__
 from launcher.commands.diagnosing import recipe_of, with_recipe
 from launcher.diagnose.examine import diagnose
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
-from launcher.execute.record import RunRecord, keep_end, read_run, without_secrets
+from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.execute.run_dir import write_file
 from launcher.facts.secrets import hider, secret_values
 from launcher.failures.catalogue import FAILURES
@@ -134,7 +134,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
         "steps": int(steps_done(record)),
         "loss": {"first": first, "last": last},
         "eval": scores(record),
-        "seconds": result.get("seconds"),
+        "seconds": total_seconds(result),
         "tokens_per_second": result.get("tokens_per_second"),
         "memory": {
             "predicted": at(record.plan, "memory", "total"),

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Interrupted, MachineError, Problem, RecipeError
+from launcher.commands.aside import run_dir_aside
+from launcher.errors import Problem, RecipeError
 from launcher.execute.converting import converted, remove_converted, show_start
 from launcher.execute.following import Look, blind
 from launcher.execute.local import prepare_data
@@ -25,9 +24,24 @@ from launcher.execute.resume import (
     verify_origin,
     write_origin,
 )
-from launcher.execute.run_dir import MARKER, default_run_dir, newest_run_dir, unwritable, write_run_dir
+from launcher.execute.run_dir import (
+    MARKER,
+    claimed,
+    default_run_dir,
+    newest_run_dir,
+    unwritable,
+    write_run_dir,
+)
 from launcher.execute.superseded import put_aside_behind
-from launcher.facts.checkpoint import SUPERSEDED, Manifest, complete_checkpoints, read_manifest, read_origin
+from launcher.facts.checkpoint import (
+    FINISHED_BEFORE,
+    SUPERSEDED,
+    Manifest,
+    complete_checkpoints,
+    read_manifest,
+    read_origin,
+)
+from launcher.facts.user_files import read_record
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
 from launcher.plan.resuming import compare_data, compare_versions, value_of
 from launcher.render.bundle import Bundle
@@ -43,6 +57,8 @@ class Beginning:
     """Absolute; need not exist."""
     chosen: Chosen | None = None
     """What it goes on from; None where the user did not ask to resume."""
+    is_proposed: bool = False
+    """Whether the run directory is one of a default name that nobody has made yet."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -70,16 +86,17 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
     `auto` always finds a place: the newest whole checkpoint of --output-dir or of this recipe's last run,
     else the beginning, so that one command may stand in a job script.
     """
+    proposed = default_run_dir(str(recipe), Path.cwd())
     if resume is None:
-        folder = Path(output_dir) if output_dir else default_run_dir(str(recipe), Path.cwd())
-        return Beginning(folder.absolute())
+        folder = Path(output_dir) if output_dir else proposed
+        return Beginning(folder.absolute(), is_proposed=not output_dir)
     if resume == "auto":
         found = Path(output_dir) if output_dir else newest_run_dir(str(recipe), Path.cwd())
-        folder = (found or default_run_dir(str(recipe), Path.cwd())).absolute()
+        folder = (found or proposed).absolute()
         chosen = choose_checkpoint(folder)
         if chosen.checkpoint is None and (origin := read_origin(folder)) is not None:
             chosen = replace(verify_origin(folder, origin), skipped=chosen.skipped)
-        return Beginning(folder, chosen)
+        return Beginning(folder, chosen, is_proposed=found is None)
     chosen = verify_checkpoint(Path(resume))
     assert chosen.checkpoint is not None, "verify_checkpoint raises where there is none"
     own = chosen.checkpoint.parent.parent
@@ -96,6 +113,13 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
     if folder != own and (folder / PLAN).is_file():
         _refuse_another_run(folder, chosen.checkpoint)
     return Beginning(folder, chosen)
+
+
+def with_own_folder(begins: Beginning) -> Beginning:
+    """The same, in a run directory that no other start gets. Raises as `unwritable`."""
+    if not begins.is_proposed:
+        return begins
+    return replace(begins, run_dir=claimed(begins.run_dir), is_proposed=False)
 
 
 def _refuse_another_run(folder: Path, checkpoint: Path) -> None:
@@ -156,22 +180,26 @@ def _manifest(checkpoint: Path) -> Manifest:
 def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> dict[str, Any] | None:
     """result.json of a resumed run that has finished and is asked for no more; None where something is left.
 
-    RecipeError where more is asked of a finished run that kept no checkpoint.
+    RecipeError where more is asked of a finished run that kept no checkpoint, or not by the command line.
     """
     run_dir = begins.run_dir
-    if begins.chosen is None or not (run_dir / MARKER).is_file():
+    markers = (run_dir / MARKER, run_dir / FINISHED_BEFORE)
+    if begins.chosen is None or not any(marker.is_file() for marker in markers):
         return None
     try:
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         planned = _planned_length(run_dir, result)
     except (OSError, ValueError):
         return None
-    if not _asks_for_more(planned, json.loads(bundle.files[PLAN]), int(result["steps"])):
+    new = json.loads(bundle.files[PLAN])
+    if not _asks_for_more(planned, new, int(result["steps"])):
         again = (
             "" if begins.is_newest else "; to train again from an older checkpoint name a new --output-dir"
         )
-        say(f"the run in {run_dir} has finished: nothing is left to train{again}\n")
+        steps = result["steps"]
+        say(f"the run in {run_dir} has finished after step {steps}: nothing is left to train{again}\n")
         return result
+    _refuse_length_by_accident(run_dir, int(result["steps"]), planned, new)
     if begins.checkpoint is None:
         raise RecipeError(
             Problem(
@@ -182,6 +210,27 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
             )
         )
     return None
+
+
+def _refuse_length_by_accident(run_dir: Path, steps: int, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """RecipeError unless the command line sets the length that a finished run shall be trained to.
+
+    The recipe's own may be another one than the run was started with, by `--set`.
+    """
+    names = [name for name in LENGTH if value_of(new, f"trainer.{name}") is not None]
+    if any(new["settings"][f"trainer.{name}"].get("by") == "--set" for name in names):
+        return
+    asked = " and ".join(f"trainer.{name}: {value_of(new, f'trainer.{name}')}" for name in names)
+    before = " and ".join(f"trainer.{name}: {old[name]}" for name in LENGTH if old.get(name) is not None)
+    sets = " ".join(f"--set trainer.{name}={value_of(new, f'trainer.{name}')}" for name in names[:1])
+    raise RecipeError(
+        Problem(
+            "finished-run",
+            f"the run in {run_dir} has finished after step {steps} ({before}); the recipe asks for {asked}",
+            path=f"trainer.{names[0]}" if names else "trainer",
+            hint=f"add {sets} to train it further; to keep its result, nothing has to be done",
+        )
+    )
 
 
 def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -220,24 +269,10 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
     expected = _manifest(begins.checkpoint).data
     if expected is None:
         return
-    try:
-        aside = Path(tempfile.mkdtemp(prefix="effilaunch-resume-"))
-    except OSError as error:
-        hint = "make room there, or name another folder with the variable TMPDIR"
-        problem = Problem("tmp-unwritable", f"no temporary folder can be made: {error}", hint=hint)
-        raise MachineError(problem) from error
-    kept = True
-    try:
+    with run_dir_aside("resume") as aside:
         write_run_dir(bundle, aside, resume=False)
         prepare_data(bundle, aside, samples=0, echo=say, look=look)
-        found = json.loads((aside / "data.json").read_text("utf-8")).get("key")
-        kept = False
-    except (RecipeError, MachineError, Interrupted):
-        kept = False
-        raise
-    finally:
-        if not kept:  # of a failure that nobody foresaw, the log is worth more than the room
-            shutil.rmtree(aside, ignore_errors=True)
+        found = read_record(aside / "data.json").get("key")
     differences = compare_data(expected, found)
     if differences:
         raise RecipeError([difference.problem() for difference in differences])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
-from launcher.commands.gather import data_problems, gather
+from launcher.commands.first_rows import data_problems
+from launcher.commands.gather import gather
 from launcher.commands.gathering import (
     await_members,
     digest_of_request,
@@ -28,6 +29,7 @@ from launcher.commands.resuming import (
     keep_beginning,
     readable_checkpoint,
     set_newer_aside,
+    with_own_folder,
 )
 from launcher.commands.room import check_room
 from launcher.commands.showing import Showing, showing
@@ -110,6 +112,8 @@ def _run(
     bundle = with_record(render(make_plan(adapted, facts)), record)
     resumption = check_resumption(begins, bundle, say)
     if dry_run:
+        begins = with_own_folder(begins)
+        run_dir = begins.run_dir
         with written(bundle, run_dir, resume=resume is not None):
             keep_beginning(begins, bundle)
         text = plan_text(bundle) + f"\nwrote {printable(str(run_dir))}, nothing was started\n"
@@ -122,6 +126,8 @@ def _run(
     check_room(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
     check_data(begins, bundle, say, shown.look)
+    begins = with_own_folder(begins)
+    run_dir = begins.run_dir
     start = partial(
         run_tries, planned, facts, bundle, run_dir, devices=devices, say=say, group=group,
         looking=shown.looking(run_dir),

@@ -93,19 +93,19 @@ def _require(flags: Mapping[str, str | None]) -> None:
         raise RecipeError(problems)
 
 
-def parse_columns(words: Sequence[str]) -> dict[str, str]:
-    """`field=column` words. RecipeError for another form."""
-    columns = {}
+def parse_columns(words: Sequence[str]) -> dict[str, str | None]:
+    """`field=column` words; `column=` leaves a column out (None). RecipeError for another form."""
+    columns: dict[str, str | None] = {}
     for word in words:
         field, equals, column = word.partition("=")
-        if not (field and equals and column):
-            hint = "for example completion=answer"
+        if not (field and equals):
+            hint = "for example completion=answer, or history= for a column that is not read"
             raise RecipeError(Problem("usage", f"{word!r} is not FIELD=COLUMN", hint=hint))
-        columns[field] = column
+        columns[field] = column or None
     return columns
 
 
-def _first_goal(sight: Sight, columns: Mapping[str, str]) -> str:
+def _first_goal(sight: Sight, columns: Mapping[str, str | None]) -> str:
     """The goal that the rows are made for, by their columns or by like names; empty where it is not clear."""
     if sight.count is None:
         return ""
@@ -113,7 +113,9 @@ def _first_goal(sight: Sight, columns: Mapping[str, str]) -> str:
     return fitting[0] if fitting else ""
 
 
-def _use_goal(sight: Sight, columns: Mapping[str, str], asking: bool) -> Callable[[str], tuple[str, Rows]]:
+def _use_goal(
+    sight: Sight, columns: Mapping[str, str | None], asking: bool
+) -> Callable[[str], tuple[str, Rows]]:
     """A goal and the rows as they teach it; columns that do not say what they are may be asked for."""
 
     def use(goal: str) -> tuple[str, Rows]:

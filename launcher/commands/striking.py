@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.execute.drilled import Watched, watch_run
 from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.user_files import read_jsonl
 from launcher.plan.drill import Course, Ending, Fault, Losses, bad_checkpoint, bad_ending, bad_losses, compare
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json
@@ -140,17 +141,7 @@ def _resumed_at(run_dir: Path) -> int | None:
 
 def losses(run_dir: Path) -> dict[int, float | None]:
     """Step -> loss of training."""
-    path = run_dir / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found: dict[int, float | None] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:  # a killed run's last line
-            continue
-        if "loss" in row:
-            found[row["step"]] = row["loss"]
-    return found
+    return {row["step"]: row["loss"] for row in read_jsonl(run_dir / "metrics.jsonl") if "loss" in row}
 
 
 def drop_weights(run_dir: Path) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.commands.checking_queue import check_queue, placed
+from launcher.commands.first_rows import data_problems
 from launcher.commands.following import cancel_command, follow_command, follow_submitted
-from launcher.commands.gather import data_problems, find_hardware, gather
+from launcher.commands.gather import find_hardware, gather
 from launcher.commands.room import check_room
 from launcher.commands.sweeping import Values, combine, folder_name, refuse_same, said, swept_overrides
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
-from launcher.execute.run_dir import default_run_dir, unwritable, write_file, write_run_dir
+from launcher.execute.run_dir import claimed, default_run_dir, unwritable, write_file, write_run_dir
 from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
 from launcher.facts.hardware import Hardware
 from launcher.facts.queue import has_slurm
@@ -76,26 +78,43 @@ def submit_command(
     _refuse_run_dir(Path(target))
     if not dry_run:
         _require_slurm()
-    configurations, folder = _configurations(target, overrides, on, sweeps, tiny, output_dir, dry_run=dry_run)
-    first = configurations[0]
-    job = _submission(first, tiny)
-    for warning in _warnings(job):
-        note(warning)
-    scripts = _scripts(job, configurations, folder)
-    _check_job(job, configurations)
-    heard = _ask_slurm(first.loaded, job, scripts, dry_run=dry_run)
-    files = _files(configurations, folder, scripts)
-    data = {"folder": str(folder), "files": files}
-    if dry_run:
-        return Outcome(data, dry_run_text(first.bundle, scripts, heard))
-    say(plan_text(first.bundle))
-    for line in heard:
-        say(line)
-    submitted = _submit(configurations, folder, scripts, tiny=tiny)
+    recipe = load_recipe(target, overrides).path
+    with _own_folder(str(recipe), output_dir, dry_run=dry_run) as folder:
+        configurations = _configurations(target, overrides, on, sweeps, tiny, folder, dry_run=dry_run)
+        job = _submission(configurations[0], tiny)
+        for warning in _warnings(job):
+            note(warning)
+        scripts = _scripts(job, configurations, folder)
+        _check_job(job, configurations)
+        heard = _ask_slurm(configurations[0].loaded, job, scripts, dry_run=dry_run)
+        files = _files(configurations, folder, scripts)
+        if dry_run:
+            data = {"folder": str(folder), "files": files}
+            return Outcome(data, dry_run_text(configurations[0].bundle, scripts, heard))
+        say(plan_text(configurations[0].bundle))
+        for line in heard:
+            say(line)
+        submitted = _submit(configurations, folder, scripts, tiny=tiny)
     say(submitted_text(submitted))
     if detach:
         return Outcome({"folder": str(folder), **submitted.to_json()}, "")
     return follow_submitted(submitted, say)
+
+
+@contextlib.contextmanager
+def _own_folder(recipe: str, output_dir: str | None, *, dry_run: bool) -> Iterator[Path]:
+    """The folder of a submission, which no other one gets; gone again where nothing came to lie in it."""
+    folder = (Path(output_dir) if output_dir else default_run_dir(recipe, Path.cwd())).absolute()
+    if output_dir or dry_run:
+        yield folder
+        return
+    folder = claimed(folder)
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # the first that is not empty ends it
+            for made in (folder, folder.parent, folder.parent.parent):
+                made.rmdir()
 
 
 def _refuse_run_dir(target: Path) -> None:
@@ -117,13 +136,11 @@ def _configurations(
     on: str | None,
     sweeps: Sequence[str],
     tiny: bool,
-    output_dir: str | None,
+    folder: Path,
     *,
     dry_run: bool,
-) -> tuple[list[Configuration], Path]:
+) -> list[Configuration]:
     """All runs, planned; the problems of all of them at once."""
-    loaded = load_recipe(target, overrides)
-    folder = (Path(output_dir) if output_dir else default_run_dir(str(loaded.path), Path.cwd())).absolute()
     found: list[Configuration] = []
     errors: list[tuple[Values, EffilaunchError]] = []
     every = combine(sweeps)
@@ -137,7 +154,7 @@ def _configurations(
         raise _all_at_once(errors)
     _check_sizes(found)
     refuse_same((c.values, c.loaded.recipe.model_dump()) for c in found)
-    return found, folder
+    return found
 
 
 def _configuration(

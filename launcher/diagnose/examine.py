@@ -16,9 +16,17 @@ from typing import IO, cast
 from launcher.diagnose import forms
 from launcher.diagnose.findings import Diagnosis, Error, Finding, Unknown
 from launcher.diagnose.lines import Lines
-from launcher.diagnose.matching import candidates, is_launchers, proves_failure, recognise_error, weight
+from launcher.diagnose.matching import (
+    candidates,
+    is_asynchronous,
+    is_cause,
+    is_launchers,
+    proves_failure,
+    recognise_error,
+)
 from launcher.diagnose.reading import Learnt, clean, raw_lines
 from launcher.diagnose.run_dir import (
+    LOST,
     earlier_bytes,
     is_run_dir,
     logs_of,
@@ -49,10 +57,12 @@ class Examination:
         learnt = Learnt()
         for number, raw, matters in raw_lines(stream, skip, forms.WORDS):
             self._order += 1
+            learnt.count(raw, number)
             self.watch.last = raw[:400].strip() or self.watch.last
             self.lines.every(raw, number, name)
             if not matters and self.errors.idle:
-                self._count(*forms.rank_in(raw))
+                task_or_rank = forms.rank_in(raw)
+                self._count(task_or_rank[0], None if task_or_rank[1] == learnt.filled else task_or_rank[1])
                 continue
             for line in clean(raw, number, name, rank, learnt):
                 line.order = self._order
@@ -108,10 +118,13 @@ class Examination:
             if match is not None:
                 failure, link = match
                 alike = [
-                    e for e in left if (other := recognise_error(e, self.registry)) and other[0] is failure
+                    e
+                    for e in left
+                    if ((other := recognise_error(e, self.registry)) and other[0] is failure)
+                    or (forms.KERNEL.search(error.message) and is_asynchronous(e))
                 ]
                 return [Finding(self.lines.closer(failure), link, *self._ranks(error, link, *alike))]
-            if decided is None and error.kind == "traceback" and error.type and weight(error) == 0:
+            if decided is None and error.kind == "traceback" and error.type and is_cause(error):
                 decided = error
         return []
 
@@ -135,7 +148,7 @@ def _independent(unknown: Error, other: Error) -> bool:
     """Whether another rank's error may well be the earlier one: neither has a time, and both are causes."""
     timed = unknown.time is not None and other.time is not None
     apart = unknown.ranks and other.ranks and not unknown.ranks & other.ranks
-    return bool(apart) and not timed and weight(other) == 0 and other.kind == "traceback"
+    return bool(apart) and not timed and is_cause(other) and other.kind == "traceback"
 
 
 def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
@@ -170,7 +183,15 @@ _KILLED = re.compile(r"(?:exitcode *: *|return code = )-9\b|SIGKILL|[Ss]ignal 9\
 def _as_seen(verdict: Diagnosis, folder: Path) -> Diagnosis:
     """The verdict with what the supervisor knew of a killed rank: logs look alike, whoever did it."""
     lost = read_lost(folder)
-    if lost is None or lost.oom is not False or not verdict.findings:
+    if lost is None:
+        return verdict
+    if not verdict.findings and not verdict.unknown:  # no log has a line of it
+        struck = "; the kernel's OOM killer was at work meanwhile" if lost.oom else ""
+        error = Error("", lost.message + struck, file=str(folder / "logs" / LOST), line=1)
+        return replace(
+            verdict, unknown=[Unknown(error, lost.ranks, min(lost.ranks, default=None))], noticed=[]
+        )
+    if lost.oom is not False or not verdict.findings:
         return verdict
     first = verdict.findings[0]
     if first.failure.id != "sigkill-oom" or not _KILLED.search(first.error.headline):
@@ -225,6 +246,8 @@ def _logs(paths: Sequence[str]) -> Iterator[_Log]:
                 yield _Log(str(log), rank_of(log), partial(open_log, log), earlier.get(log.name, 0))
         elif not path.exists():
             raise _unreadable(given, "no such file or folder")
+        elif path.is_char_device() or path.is_block_device():
+            raise _unreadable(given, "it is a device, and may have no end")
         else:
             yield _Log(given, rank_of(path), partial(open_log, path))
 

@@ -13,12 +13,18 @@ FRAME = re.compile(
     r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d{1,9})(?:,? in (?P<function>.+))?$'
 )
 CELL_FRAME = re.compile(
-    r"^(?:File |Cell |Input )?(?P<file>[~/<][^\s:]+|.*\.py|In ?\[\d+\])"
-    r"(?::(?P<line>\d{1,9}), in| in) (?P<function>[\w.<>]+)(?:\(|$)"
+    r"^(?:File |Cell |Input )?(?:\[(?=[^\]]{1,400}\]\(https?://))?(?P<file>[~/<][^\s:\]]+|.*\.py|In ?\[\d+\])"
+    r"(?:\]\(https?://\S{0,400}\))?"
+    r"(?::(?P<line>\d{1,9}), in| in) (?P<function>[\w.<>]+|<cell line: \d+>)(?:\(|$)"
 )
-"""A call in a notebook's traceback."""
-DIRECT = "The above exception was the direct cause of the following exception"
-HANDLING = "During handling of the above exception, another exception occurred"
+"""A call in a notebook's traceback; Colab makes a link of the file."""
+CELL_HEADER = re.compile(r"^(?P<type>[A-Z]\w*) {2,}Traceback \(most recent call last\)\s*$")
+"""The first line of a notebook's traceback, which names the exception's class."""
+CELL_SOURCE = re.compile(r"^-{1,4}> ?\[?\d+(?:\]\(https?://\S+\))? ?(?P<code>.*)$|^---")
+"""A notebook's mark of the line that was called: the more digits, the shorter the arrow."""
+DIRECT = "The above exception was the direct cause of"
+HANDLING = "During handling of the above exception, another"
+"""Both without their ends, which a narrow terminal breaks off."""
 GROUP = re.compile(r"^\s*(?:\+-\+-+ (?:\d+|\.\.\.) -+|\+-{4,})\s*$")
 GROUP_MARGIN = re.compile(r"^\s*[+|](?: |$)")
 
@@ -32,8 +38,11 @@ ANY_CLASS = re.compile(
     r"^(?P<indent>\s*)(?P<type>[A-Za-z_]\w*(?:\.\w+)*\.[A-Z]\w*|[A-Z][A-Za-z]\w*)(?:: ?(?P<message>.*))?$"
 )
 """A class that is not called an error; only right after the lines of a traceback."""
+_EXPECTED = "XFAIL|XPASS|SKIPPED|PASSED|RERUN|[Ee]xpected failure|xfailed|skipped"
+"""What pytest and unittest say of a test that did not fail."""
 TOLD = re.compile(
-    rf"^(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s|\S+:\d+:)[^\"'`]{{1,80}}?[:(] ?)"
+    rf"^(?!.{{0,400}}?\b(?:{_EXPECTED})\b)"
+    rf"(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s|\S+:\d+:)[^\"'`]{{1,80}}?[:(] ?)"
     rf"(?P<type>{_NAME}[A-Z]\w*?{_ENDING})(?:: |\()(?P<message>.+)$"
 )
 """An exception that somebody speaks of: pytest, or a program that caught it and may have dealt with it."""
@@ -60,11 +69,16 @@ EXITED = re.compile(
 )
 SUCCESS = re.compile(
     r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
-    r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
+    r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)|"
+    # pytest's and unittest's last line, where no test failed
+    r"^=+ (?:\d+ (?:passed|skipped|deselected|xfailed|xpassed|warnings?|rerun)(?:, | ))+in [\d.]+s\b|"
+    r"^OK(?: \([\w ,=]+\))?$"
 )
 LEVEL = re.compile(
     r"^(?:[-|:\s]*\[?(?:\w+[-.:])?(?:ERROR|CRITICAL|FATAL)\b|\[E |\[?E\d{3,4} |E \S+\.cc:|ERROR:)|"
-    r"^.{0,80}?[\[|:\s-](?:ERROR|CRITICAL|FATAL)[\]|:\s-]"
+    r"^.{0,80}?[\[|:\s-](?:ERROR|CRITICAL|FATAL)[\]|:\s-]|"
+    # torch's own loggers, after whatever a launcher writes before its lines.
+    r"^.{0,160}?\[[EF](?:\d{3,4} [\d:.]+)? \S+\.(?:cpp|cc|cu|h):\d+\] "
 )
 SAID = re.compile(
     r"^(?:[\w./+-]+: )?(?:[\w./+-]+:\d+(?::\d+)?: )?(?:fatal |internal compiler )?error: ", re.IGNORECASE
@@ -72,11 +86,15 @@ SAID = re.compile(
 ENDED = re.compile(
     r"^\S+: error: (?:unrecognized arguments|the following arguments are required|argument \S+: |"
     r"ambiguous option)|"
-    r"CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT"
+    r"CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT|"
+    r"^\S*python[\d.]*(?:\.exe)?: "
+    r"(?:Error while finding module specification|No module named |can't open file )"
 )
-"""What Python's argparse, or a scheduler, ends a program with."""
+"""What Python's argparse, Python itself, or a scheduler, ends a program with."""
 DIED = re.compile(r"thread terminated with exception|terminate called after throwing")
 NATIVE = re.compile(DIED.pattern + r"|^\s*what\(\):|Assertion [`'\"].*failed|^FAILED: |^ninja: |^nvcc fatal")
+KERNEL = re.compile(r"\.cuh?:\d+: .{0,400}Assertion [`'\"]")
+"""What a CUDA kernel prints when its assertion fails."""
 WARNING = re.compile(
     r"^(?:[-|:\s]*\[?(?:WARNING|WARN|INFO|DEBUG)\b|\[?[WI](?:\d{3,4})? )|Warning: |\bWARNING\b|^wandb: "
 )
@@ -94,7 +112,8 @@ WORDS = (
     b".py in ", b"num_train_epochs", b"trainer_state", b"WANDB_DISABLED", b"TRANSFORMERS_CACHE",
     b"--report_to", b"VISIBLE_DEVICES", b"got forked", b"slow inference", b"slow speed", b"Params4bit",
     b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
-    b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not",
+    b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b" passed", b" xfailed",
+    b"o module named", b"can't open", b" skipped", b"OK",
 )  # fmt: skip
 """A line without any of these matters only while a traceback is open: a fast sieve for logs of gigabytes."""
 _RANK = re.compile(rb"\[(?:rank|default) ?(\d{1,6})\]:|\[\d+,(\d{1,6})\]<|^(\d{1,6}): ")

@@ -19,7 +19,7 @@ BY_A_LINE = ("zero-steps", "cache-disk", "double-peft")
 NEEDS_A_FAILURE = ("cache-disk",)
 """Of those, the ones that are mere warnings in a run that goes on."""
 
-TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable"}
+TOLD_BEFORE = {"no-grad-fn": "adapter-not-trainable", "tokenizer-file-broken": "tokenizer-packages"}
 """Failure by its error -> the one it is where a line that is no error told of that."""
 
 EXPLAINED = ((re.compile(r"Error no file named .{1,200} found in directory"), "zero3-no-gather"),)
@@ -31,6 +31,8 @@ _FOLLOWS = re.compile(
     r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
     r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map|KeyboardInterrupt|SystemExit"
 )
+_ASYNCHRONOUS = re.compile(r"CUDA error: device-side assert triggered")
+"""Raised by some later call: the kernel's own line, which may have no rank, tells what was wrong."""
 _OWN_NAME = re.compile(r"connectFullMesh failed with .{0,200}Connection refused, remote=\[127\.0\.1\.1\]")
 """Refused by an address that no other machine has: the ranks have never met, so none of them is gone."""
 _TIMED_OUT = re.compile(
@@ -98,16 +100,28 @@ def weight(error: Error) -> int:
     if _HOST_KILLED.search(text) and error.kind == "line":
         return 0
     if forms.KILLED.search(text) and not _is_plain_exception(error):
-        return 2
+        return 3
     if is_launchers(error):
-        return 6
+        return 7
+    if is_asynchronous(error):
+        return 2
     if _TIMED_OUT.search(text):
-        return 4
+        return 5
     if _FOLLOWS.search(text):
-        return 3 if "abruptly" in text or "DataLoader" in text else 5
+        return 4 if "abruptly" in text or "DataLoader" in text else 6
     if error.kind == "line":
         return 1
-    return 5 if not (text or error.causes) else 0
+    return 6 if not (text or error.causes) else 0
+
+
+def is_asynchronous(error: Error) -> bool:
+    """Whether a CUDA kernel stopped before: the line of code that raised it need not be the one at fault."""
+    return bool(_ASYNCHRONOUS.search(error.headline))
+
+
+def is_cause(error: Error) -> bool:
+    """Whether an error is no consequence of another one that the logs may show."""
+    return weight(error) == 0 or is_asynchronous(error)
 
 
 def is_launchers(error: Error) -> bool:

@@ -14,20 +14,39 @@ _LONGEST = 1 << 14
 """Bytes of a line that are kept: half of them from its beginning, half from its end."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI_SPELLED = re.compile(r"(?:#033|\^\[|\\x1b|\\033|\\e|\\u001[bB])\[[\d;]*[mK]")
+"""The same as syslog, `cat -v` or a repr spell them."""
 _BAR = re.compile(r"\d{1,3}%\|?[^\[\]]{0,200}\[[^\[\]]{0,80}/(?:s|it|example|examples)\b[^\[\]]{0,20}\]")
 _RANK = re.compile(r"\s?\[rank ?(\d{1,6})\]:[ ]?")
 _LOCAL = re.compile(r"\[(?:default|trainer|worker)(\d{1,6})\]:[ ]?")
 _MPI = re.compile(
     r"\[\d+,(?:mpirank:)?(\d{1,6})(?:,algo-\d+)?\](?:<std(?:err|out)>:?[ ]?|<std(?:err|out)> ?:[ ]?|:[ ])"
 )
-_TASK = re.compile(r"(\d{1,6}): ?(?![\d:])")
-_RAY = re.compile(r"\((?:[\w./-]+ )?(?:pid|rank)=\d+(?:, (?:ip|rank)=[\d.]+)?\)[ ]?")
+_TASK = re.compile(r"(\d{1,6}): ?(?![\d:])|^ {1,5}(\d{1,6}): ")
+"""A label is filled up with spaces where there are ten tasks or more."""
+_RAY = re.compile(
+    r"\((?:[\w./-]+(?:\(rank=(?P<own>\d{1,6})\))?,? )?"
+    r"(?:rank=(?P<rank>\d{1,6})|(?:pid|ip)=[\w.:]+)"
+    r"(?:, (?:rank=(?P<later>\d{1,6})|(?:pid|ip)=[\w.:]+)){0,3}\)[ ]?"
+)
+_PID = re.compile(r"\[(?:pid ?[=: ]?)?\d{3,8}\]:? ?|pid[ =]\d{1,8}: ?")
 _HOST = re.compile(r"(?!slurm|srun|https?|wandb)[a-z][a-z0-9.-]{0,60}\d(?:\.[a-z0-9.-]{1,80})?: ")
-_STD = re.compile(r"(?:stderr|stdout)(?:[:|] ?| [FP] )|\[std(?:err|out)\]:? ?")
-_CONTAINER = re.compile(r"\[pod/\S+\] |#\d+ \d+\.\d+ |[\w.-]{1,60}[-_]\d{1,6} +\| ")
+_STD = re.compile(r"(?:stderr|stdout)(?: ?[:|] ?| [FP] )|\[std(?:err|out)\]:? ?|(?<=Z )\d\d[EO][ +]")
+"""Also GitLab's `01E `, after the time."""
+_CONTAINER = re.compile(
+    r"\[pod/\S+\] |#\d+ \d+\.\d+ |[\w.-]{1,60}[-_]\d{1,6} +(?:\| |>> )|"
+    r"[^\t]{1,100}\t[^\t]{0,100}\t\ufeff?(?=\d{4}-\d\d-)"
+)
+"""The last one: job and step, as `gh run view --log` writes them."""
 _SYSLOG = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (\S+ [\w./-]+(?:\[\d+\])?): ")
 _DATE = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)? ")
-_CLOCK = re.compile(r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]? (?=\S| +File \"|    )")
+_CLOCK = re.compile(
+    r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]? (?=\S| +File \"|    )|"
+    r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?: [AP]M)? |"
+    r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [A-Z]{3,4})? \d{4}:? |"
+    r"\[ *\d+\.\d{6}\] |1\d{9}\.\d{1,9} "
+)
+"""Also a full date, the kernel's seconds since its start, and seconds since the epoch."""
 _LEVEL = re.compile(
     r"(?:[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] |"
     r"\[?(?:ERROR|CRITICAL|INFO|WARNING)\]?(?:[:|-]| [:|-]?)(?:[\w.]+(?::| [:|-])) ?|"
@@ -36,7 +55,8 @@ _LEVEL = re.compile(
 )
 """Before each line of a traceback that a launcher or a logger repeats; of other lines it tells the form."""
 _STAMP = re.compile(
-    r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?\]?[ ]?"
+    r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?"
+    r"(?: (?:UTC|GMT|CES?T|[PMCE][SD]T|BST|IST|JST|KST|MSK)\b)?\]?[ ]?"
 )
 _RECORD = re.compile(r"\s*\{.*\"(?:level|levelname|levelno|severity|lvl|stream)\": ?")
 """A log's line as JSON; a row of data may hold a traceback too, and is no log."""
@@ -44,8 +64,11 @@ _SAID = ("log", "message", "msg")
 """Where such a line has its text."""
 _ESCAPED = r"Traceback (most recent call last):\n"
 _HEADER = "Traceback (most recent call last):"
-_LEARNABLE = re.compile(r"\S.{0,118}(?:[:|\]>)-]|\d) ?")
-"""What may stand before the lines of a log: it names something, and ends as a prefix does."""
+_LEARNABLE = re.compile(r"\S.{0,118}(?:[:|\]>)-]|\d) ?|[a-z][a-z0-9]*(?:-[a-z0-9]+)+ [\w.-]{1,60} ")
+"""What may stand before the lines of a log: it names something, and ends as a prefix does; or the names of a
+pod and its container."""
+_QUOTED = re.compile(r"(?:> ?)+")
+_NUMBERED = re.compile(r" {0,8}(?:(\d{1,9})(\t| ?[|│] ?|[:.)-](?![\d:]) ?| )|\[(\d{1,9})\] ?)")
 _CLOCKED = re.compile(r"\d\d?[:.]\d\d[:.]\d\d")
 _MAX_PREFIXES = 6
 _MAX_LEARNT = 8
@@ -118,10 +141,44 @@ def _cut(line: bytes) -> bytes:
 
 
 class Learnt:
-    """Prefixes that no list has: what stands before a traceback's first line stands before the others too."""
+    """What a log's lines have before them: quotes, numbers, and prefixes that no list has.
+
+    What stands before a traceback's first line stands before the others too.
+    """
 
     def __init__(self) -> None:
         self._shapes: dict[str, re.Pattern[str]] = {}
+        self._last = 0
+        self.filled = 0
+        """Lines so far that are not empty: what `nl` counts."""
+        self._quoted = 0
+        self._ahead: int | None = None
+        """How much more than `filled` the last line's number was."""
+
+    def count(self, raw: bytes, number: int) -> None:
+        """Any line of the log, in their order; fast."""
+        if raw and number != self._last and not raw.isspace():
+            self._last = number
+            self.filled += 1
+            self._quoted += raw[:1] == b">"
+
+    def start(self, text: str) -> int:
+        """Where the text after quotation marks and the line's number begins.
+
+        A log is quoted when most of its lines are; a number counts lines when it is this line's, or as far
+        from it as the one of the line before.
+        """
+        position = 0
+        quoted = _QUOTED.match(text)
+        if quoted is not None and self._quoted * 2 > self.filled:
+            position = quoted.end()
+        found = _NUMBERED.match(text, position)
+        if found is None:
+            return position
+        ahead, before = int(found[1] or found[3]) - self.filled, self._ahead
+        self._ahead = ahead
+        task = (found[2] or "").startswith(":")  # of several tasks' lines the numbers grow, too
+        return found.end() if self.filled and (ahead == 0 or (ahead == before and not task)) else position
 
     def end(self, text: str, position: int) -> int:
         """Where the text behind a prefix begins; `position` where there is none.
@@ -147,6 +204,8 @@ def clean(
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
+    if "m" in text and ("33[" in text or "^[[" in text or "1b[" in text or "e[" in text):
+        text = _ANSI_SPELLED.sub("", text)
     text = text.replace("\x00", "")
     parts: Sequence[str] = _BAR.split(text) if "%" in text and "/" in text else (text,)
     stamp = text[: found.end()] if (found := _STAMP.match(text)) is not None else ""
@@ -177,7 +236,7 @@ def _said(text: str) -> list[str] | None:
 def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Learnt) -> Line:
     """Take the prefixes off, whatever their order; each takes one space with it, no indentation."""
     line = Line(text, number, file, rank)
-    position, names = 0, []
+    position, names = learnt.start(text), []
     for _ in range(_MAX_PREFIXES):
         before = position
         for kind, pattern in _PREFIXES:
@@ -191,10 +250,13 @@ def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Lea
             if kind in ("clock", "level"):
                 continue
             names.append(found.group(1) if kind == "syslog" else found.group().strip())
-            if kind == "rank" or (kind == "local" and line.rank is None):
+            if kind == "ray":
+                named = found["own"] or found["rank"] or found["later"]
+                line.rank = line.rank if named is None else int(named)
+            elif kind == "rank" or (kind == "local" and line.rank is None):
                 line.rank = int(found.group(1))
             elif kind == "task" and line.task is None:
-                line.task = int(found.group(1))
+                line.task = int(found.group(1) or found.group(2))
         if position == before:
             position = learnt.end(text, position)
             if position == before:
@@ -212,6 +274,7 @@ _PREFIXES = (
     ("rank", _MPI),
     ("local", _LOCAL),
     ("ray", _RAY),
+    ("pid", _PID),
     ("std", _STD),
     ("container", _CONTAINER),
     ("syslog", _SYSLOG),

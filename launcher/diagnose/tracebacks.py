@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from launcher.diagnose import forms
+from launcher.diagnose.boxes import Box
 from launcher.diagnose.findings import Error, Frame, Kind
 from launcher.diagnose.reading import Line
 
@@ -28,7 +29,7 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _ENDS_MESSAGE = re.compile(
     r"^\s*$|^\[?[EWIF](?:\d{3,4})? |^\[[EWI]\d|^\[(?:INFO|WARN|ERROR|DEBUG)|^(?:INFO|WARNING|ERROR|DEBUG)\b|"
     r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^\*{4}|^\{'|^-{8}|"
-    r"^Exception ignored|^Killed|^\"{3}$"
+    r"^Exception ignored|^Killed|^\S+\.cuh?:\d+: |^\"{3}$"
 )
 
 
@@ -43,6 +44,8 @@ class _Open:
     frames: list[Frame] = field(default_factory=list)
     indent: int | None = None
     """Of its calls."""
+    named: str = ""
+    """The class that a notebook writes into the traceback's first line."""
     loose: list[str] = field(default_factory=list)
     """Lines right after the calls: messages of exceptions whose class is lost, or somebody else's lines."""
     inside: bool = False
@@ -58,6 +61,7 @@ class _Open:
     direct: bool = False
     pending: Error | None = None
     """The exception that the next one was raised from, or while handling."""
+    box: Box = field(default_factory=Box)
 
 
 class Errors:
@@ -95,9 +99,10 @@ class Errors:
     def close(self) -> None:
         """The end of a file: what is open has no end."""
         for state in self._streams.values():
+            cut = state.ended is None  # after the line that announces the next exception
             state.chained = False
             self._finish(state)
-            if state.active:
+            if state.active or cut:
                 self._lost(state)
         self._streams.clear()
         self._busy = 0
@@ -120,7 +125,7 @@ class Errors:
             self.found[key] = error
 
     def _step(self, state: _Open, line: Line) -> None:
-        text = line.text
+        text = state.box.plain(line.text)
         if forms.GROUP.match(text):
             state.chained = state.ended is not None and state.ended.type.endswith("Group")
             state.direct = False
@@ -154,6 +159,9 @@ class Errors:
             return True
         if state.ended is None:
             return False
+        if not state.ended.message and state.ended.kind == "exception" and not text[:1].isspace():
+            self._finish(state)
+            return False
         if not text.strip() and state.ended.message:  # a line that links it to the next exception may follow
             state.blank = not state.ended.message.endswith(":")
             return True
@@ -181,10 +189,12 @@ class Errors:
             state.pending = None
         state.active, state.frames, state.indent, state.loose = True, [], None, []
         state.start, state.foreign, state.inside, state.dumped = line, 0, True, False
+        named = forms.CELL_HEADER.match(line.text)
+        state.named = named["type"] if named else ""
 
     def _frame(self, state: _Open, line: Line, found: re.Match[str]) -> None:
         if not state.active:
-            state.active, state.frames, state.start, state.loose = True, [], line, []
+            state.active, state.frames, state.start, state.loose, state.named = True, [], line, [], ""
         state.indent = len(found.groupdict().get("indent") or "")
         state.inside, state.foreign = True, 0
         if len(state.frames) < _MOST_FRAMES:
@@ -198,9 +208,11 @@ class Errors:
         found = forms.EXCEPTION.match(text) or (forms.ANY_CLASS.match(text) if state.inside else None)
         if doubled is not None:
             self._end(state, line, *doubled)
-        elif found is not None and state.frames and len(found["indent"]) <= max((state.indent or 0) - 2, 0):
+        elif found is not None and _ends(found, state):
             self._end(state, line, found["type"], found["message"] or "")
-        elif text[:1].isspace() or text.startswith(("-->", "---")) or not text:
+        elif (called := forms.CELL_SOURCE.match(text)) is not None:
+            self._source(state, (called["code"] or "").strip(), marked=True)
+        elif text[:1].isspace() or not text:
             self._source(state, text.strip())
         else:
             if state.inside and state.frames:
@@ -213,9 +225,10 @@ class Errors:
             elif forms.is_error(text):
                 self._line(line, text, "line")
 
-    def _source(self, state: _Open, code: str) -> None:
-        """The line of code of the last call."""
-        if state.inside and state.frames and not state.frames[-1].source and code.strip("^~- "):
+    def _source(self, state: _Open, code: str, *, marked: bool = False) -> None:
+        """The line of code of the last call; marked: as the called one among several."""
+        fits = state.frames and (marked or (state.inside and not state.frames[-1].source))
+        if fits and code.strip("^~- "):
             state.frames[-1] = replace(state.frames[-1], source=code[:_LONGEST_SOURCE])
 
     def _outside(self, state: _Open, line: Line, text: str) -> None:
@@ -232,7 +245,9 @@ class Errors:
         found = forms.EXCEPTION.match(text)
         if doubled is not None:
             self._line(line, doubled[1], "exception", doubled[0])
-        elif found is not None and found["message"] and not found["indent"]:
+        elif found is not None and found["indent"] and found["message"]:  # pasted as a block, or told
+            self._line(line, found["message"], "line", found["type"])
+        elif found is not None and found["message"] is not None and not found["indent"]:
             state.start = line
             self._end(state, line, found["type"], found["message"], "exception")
         elif forms.is_error(text):
@@ -263,15 +278,20 @@ class Errors:
         frames, start = tuple(state.frames), state.start
         state.active, state.frames, state.foreign = False, [], 0
         if frames and start is not None and not state.ignored:
-            error = self._error(start, "", "\n".join(dict.fromkeys(state.loose)), "traceback", frames)
+            message = "" if state.named else "\n".join(dict.fromkeys(state.loose))
+            error = self._error(start, state.named, message, "traceback", frames)
             if state.pending is not None:
                 error.causes = _chain(state.pending)
             self.add(error)
-        state.ignored = False
+        elif state.pending is not None and not state.ignored:
+            self.add(state.pending)
+        state.ignored, state.pending = False, None
 
     def _finish(self, state: _Open) -> None:
         """The message is whole; the exception is an error, or the cause of the next one."""
         error, state.ended = state.ended, None
+        if error is not None and error.kind == "exception" and not error.message:
+            return  # a class alone, without a traceback: its message did not follow
         if state.chained:
             state.pending = error or state.pending
         elif error is not None:
@@ -296,6 +316,14 @@ class Errors:
             last=line.order,
             steps_before=self.steps.get(line.file, 0),
         )
+
+
+def _ends(found: re.Match[str], state: _Open) -> bool:
+    """Whether the line of an exception ends the open traceback: by its indentation, or, where no call was
+    recognised, because it has a message."""
+    if state.frames:
+        return len(found["indent"]) <= max((state.indent or 0) - 2, 0)
+    return bool(found.re is forms.EXCEPTION and found["message"] and not found["indent"])
 
 
 def _chain(error: Error) -> tuple[Error, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.execute.run_dir import unwritable, write_file, write_run_dir
 from launcher.facts.checkpoint import ORIGIN
+from launcher.facts.user_files import read_jsonl
 from launcher.render.bundle import Bundle, dump_json
 
 KEY = "adapted"
@@ -36,7 +37,7 @@ def read_record(run_dir: Path) -> Record | None:
     """What was adapted in this run; None where nothing was, or where there is no plan to read."""
     try:
         found = json.loads((run_dir / "plan.json").read_text("utf-8")).get(KEY)
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return None if found is None else Record(found["changes"], tuple(found["adaptations"]))
 
@@ -95,14 +96,5 @@ def _put_aside(run_dir: Path, number: int) -> str | None:
 
 def last_step(run_dir: Path) -> int:
     """The last step that the run has logged; 0 where there is none."""
-    step = 0
-    try:
-        lines = (run_dir / "metrics.jsonl").read_text("utf-8").splitlines()
-    except OSError:
-        return step
-    for line in lines:
-        try:
-            step = max(step, int(json.loads(line)["step"]))
-        except (ValueError, KeyError, TypeError):  # a killed process leaves half a line
-            continue
-    return step
+    steps = (row.get("step") for row in read_jsonl(run_dir / "metrics.jsonl"))
+    return max((step for step in steps if isinstance(step, int)), default=0)

@@ -102,6 +102,8 @@ def bind_order(order: Order, place: Place, devices: Sequence[str]) -> Bound:
     if missing:
         interface = interface_of(own_address_towards(order.master_addr)) or ""
         full |= {name: INTERFACES[name].format(interface) for name in missing if interface}
+    elif place.members == 1 and order.num_devices > 1:  # all ranks are here: nobody else needs to reach them
+        full |= {name: INTERFACES[name].format("lo") for name in INTERFACES if not full.get(name)}
     full.pop(RESUME, None)  # one that the user's shell has from elsewhere
     if order.resume is not None:
         full[RESUME] = order.resume

@@ -145,7 +145,7 @@ def _failure(error: OSError | ValueError) -> str:
 def _parsed(line: bytes) -> Message:
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # nested too deeply: anybody can send it before the greeting
         message = None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise Closed(_FOREIGN)

@@ -14,9 +14,10 @@ from launcher.errors import Interrupted, Problem
 from launcher.execute.adapted import last_step
 from launcher.execute.following import Ended
 from launcher.execute.signals import STOPPING
+from launcher.execute.stacks import STATES, Stack
 from launcher.execute.supervise import Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.status import LEFT_EARLY
+from launcher.facts.status import LEFT_EARLY, RankStatus
 
 LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
 """Codes of the problems."""
@@ -117,7 +118,7 @@ def ending(code: int | None) -> str:
     """How a process ended, in words."""
     if code is None:
         return "was lost"
-    return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code} and no word"
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code} and no word"
 
 
 def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
@@ -150,7 +151,7 @@ def launcher_said(run_dir: Path) -> str:
     return "\n".join(said)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -189,15 +190,14 @@ def hang_problem(run_dir: Path, ended: Ended) -> Problem:
             hint="its launcher never started them; the log's last lines may say what it waits for",
         )
     step = max(status.step for status in hang.statuses.values())
-    behind = hang.behind
+    stopped = [rank for rank, stack in sorted(ended.stacks.items()) if stack.is_stopped]
+    behind = stopped or hang.behind
     if not behind:  # all wait in the same step: those are at fault that do not wait for another rank
         busy = [rank for rank, stack in sorted(ended.stacks.items()) if stack.frames and not stack.waits]
         behind = busy if len(busy) < len(hang.statuses) else []
     others = [rank for rank in sorted(hang.statuses) if rank not in behind]
     where = [
-        f"rank {rank} is behind, after step {hang.statuses[rank].step} in {ended.stacks[rank]}"
-        if rank in behind
-        else f"rank {rank} stands in {ended.stacks[rank]}"
+        _standing(hang.statuses[rank], ended.stacks[rank], is_behind=rank in behind)
         for rank in [*behind, *others][:_NAMED]
         if rank in ended.stacks
     ]
@@ -211,6 +211,15 @@ def hang_problem(run_dir: Path, ended: Ended) -> Problem:
         file=str(run_dir / "logs" / f"rank-{first}.log"),
         hint="every rank's calls are in its log; launch.hang_factor sets the patience",
     )
+
+
+def _standing(status: RankStatus, stack: Stack, *, is_behind: bool) -> str:
+    """Where one rank of a run without progress stands."""
+    if not stack.frames and stack.state in STATES:
+        return f"rank {status.rank} (pid {status.pid}) {STATES[stack.state]}, after step {status.step}"
+    if is_behind:
+        return f"rank {status.rank} is behind, after step {status.step} in {stack}"
+    return f"rank {status.rank} stands in {stack}"
 
 
 _NAMED = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,13 @@ from launcher.diagnose.matching import recognise, weight
 from launcher.diagnose.run_dir import LOST
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import LOST as LOST_RANK
-from launcher.execute.endings import hang_problem, launcher_problem, lost_problem, lost_ranks
+from launcher.execute.endings import (
+    hang_problem,
+    launcher_problem,
+    lost_problem,
+    lost_ranks,
+    signal_name,
+)
 from launcher.execute.following import Ended
 from launcher.execute.peers import Part
 from launcher.execute.run_dir import write_file
@@ -48,22 +54,34 @@ class KnownFailure(RunFailed):
         self.finding = finding
 
 
-def run_failure(run_dir: Path, code: int, log: str, how: str = "") -> EffilaunchError:
+def run_failure(
+    run_dir: Path,
+    code: int,
+    log: str,
+    how: str = "",
+    *,
+    oom: bool | None = None,
+    said: Sequence[Mapping[str, Any]] = (),
+) -> EffilaunchError:
     """The error to raise for a run that ended with `code` and no marker; `log`: what its launcher wrote.
 
-    how: in words, where more is known than the code.
+    how: in words, where more is known than the code. oom: whether the kernel's OOM killer ended a process
+    meanwhile, as `has_killed`; without that evidence a SIGKILL is somebody's. said: `Ended.reports`.
 
     Problems that a worker named itself keep their exit code (RecipeError, MachineError); everything else is
     RunFailed, with the id of the known failure where there is one (KnownFailure, when data was prepared).
     """
-    reports = _reports(run_dir)
+    reports = _reports(run_dir, said)
     if (own := _own_problems(reports)) is not None:
         return own
     problem = _reported(run_dir, reports) if reports else _ended(run_dir, code, log, how)
     findings = find_known(run_dir)
     if not (findings or reports):  # nobody wrote anything, but the way that it ended may say enough
+        if code == -signal.SIGKILL:
+            problem = _of_a_kill(problem, oom)
         failure = recognise((problem.message,), FAILURES)
-        findings = [] if failure is None else [Finding(failure, Error("", problem.message), (), None)]
+        if failure is not None and (oom or failure.id != _HOST_MEMORY or code != -signal.SIGKILL):
+            findings = [Finding(failure, Error("", problem.message), (), None)]
     if not findings:
         return RunFailed(problem)
     known = _known(problem, findings[0])
@@ -80,28 +98,27 @@ def supervised_failure(
     before: the counters of the OOM killer when the ranks were started. known: for a run that hung, what its
     logs said before it was killed.
     """
-    reports = _reports(run_dir)
+    reports = _reports(run_dir, ended.reports)
     if (own := _own_problems(reports)) is not None:
         return own
     if ended.hang is not None:
         problem = hang_problem(run_dir, ended)
         return KnownFailure(_known(problem, known[0]), known[0]) if known else RunFailed(problem)
     watch, has_cause = ended.watch, any(map(_is_cause, reports))
+    oom = has_killed(before, read_oom_kills())
     if (first := _first_elsewhere(ended)) and not has_cause:
         host, part = first
         code = part.code or 0
         if code >= 0:
             return run_failure(run_dir, code, part.log or "launcher.log", f"on {host} {part.trouble}")
-        problem = launcher_problem(run_dir, code, host, part.log)
-        return _out_of_memory(problem) if part.oom else RunFailed(problem)
+        return _launcher_lost(launcher_problem(run_dir, code, host, part.log), code, part.oom)
     if watch is not None and watch.lost and (watch.lost_alone or not has_cause):
-        failure = _lost(run_dir, ended, watch, before)
+        failure = _lost(run_dir, ended, watch, oom)
         rank_0 = watch.lost.get(0)
         return _died_preparing(failure) if rank_0 and rank_0.phase == _PREPARES else failure
     if ended.code < 0 and watch is not None and watch.statuses and not reports:
-        problem = launcher_problem(run_dir, ended.code)
-        return _out_of_memory(problem) if has_killed(before, read_oom_kills()) else RunFailed(problem)
-    return run_failure(run_dir, ended.code, "launcher.log")
+        return _launcher_lost(launcher_problem(run_dir, ended.code), ended.code, oom)
+    return run_failure(run_dir, ended.code, "launcher.log", oom=oom, said=ended.reports)
 
 
 def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
@@ -110,9 +127,9 @@ def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
     return hosts[0] if hosts else None
 
 
-def failures_while_stopping(run_dir: Path) -> list[str]:
-    """What the ranks reported, the earliest first, one sentence each."""
-    reports = [(report, report.get("rank")) for report in _reports(run_dir)]
+def failures_while_stopping(run_dir: Path, said: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """What the ranks reported, the earliest first, one sentence each. said: `Ended.reports`."""
+    reports = [(report, report.get("rank")) for report in _reports(run_dir, said)]
     return [
         f"{'preparing the data' if rank == _PREPARES else f'rank {rank}'} failed: "
         f"{report.get('type')}: {report.get('message')}"
@@ -128,10 +145,16 @@ def find_known(run_dir: Path) -> Sequence[Finding]:
         return []
 
 
-def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> EffilaunchError:
-    """Ranks that vanished. What the others say then, that they cannot reach them, is no cause."""
+def _launcher_lost(problem: Problem, code: int, oom: bool | None) -> RunFailed:
+    return _killed(problem, oom) if oom and code == -signal.SIGKILL else RunFailed(problem)
+
+
+def _lost(run_dir: Path, ended: Ended, watch: Watch, killed: bool | None) -> EffilaunchError:
+    """Ranks that vanished. What the others say then, that they cannot reach them, is no cause.
+
+    killed: whether the kernel's OOM killer ended a process of this machine.
+    """
     sentence, code = lost_ranks(run_dir, ended, watch)
-    killed = has_killed(before, read_oom_kills())
     for part in ended.elsewhere.values():
         if part.lost & set(watch.lost):
             killed = part.oom  # the kernel of the machine on which the rank ran
@@ -142,7 +165,7 @@ def _lost(run_dir: Path, ended: Ended, watch: Watch, before: OomKills) -> Effila
     with contextlib.suppress(OSError):  # a full disk: `diagnose` then has the logs alone
         write_file(run_dir / "logs" / LOST, dump_json(record))
     if code == -signal.SIGKILL:
-        return RunFailed(problem) if killed is False else _out_of_memory(problem, certain=bool(killed))
+        return _killed(problem, killed)
     findings = [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]
     if findings:  # such as a collective's timeout, at which NCCL aborts the process
         told = _known(problem, findings[0])
@@ -171,13 +194,23 @@ def struck_by_drill(run_dir: Path) -> str:
     return ""
 
 
-def _out_of_memory(problem: Problem, *, certain: bool = True) -> KnownFailure:
-    """A process that the kernel killed for its memory, or that may have been where nothing tells."""
+def _killed(problem: Problem, oom: bool | None) -> RunFailed:
+    """A process that somebody killed; with the known failure where the kernel did, for its memory."""
+    problem = _of_a_kill(problem, oom)
+    if not oom:
+        return RunFailed(problem)
     failure = next(failure for failure in FAILURES if failure.id == _HOST_MEMORY)
-    if certain:
-        problem = replace(problem, message=f"{problem.message}: the kernel's OOM killer did it")
     finding = Finding(failure, Error("", problem.message), (), None)
     return KnownFailure(_known(problem, finding), finding)
+
+
+def _of_a_kill(problem: Problem, oom: bool | None) -> Problem:
+    """The problem with what the kernel's counters say of it."""
+    said = {
+        True: ": the kernel's OOM killer did it",
+        None: ": no counter of the kernel tells whether its OOM killer did it",
+    }
+    return replace(problem, message=problem.message + said.get(oom, ""))
 
 
 def _is_cause(report: dict[str, Any]) -> bool:
@@ -197,20 +230,20 @@ def _own_problems(reports: list[dict[str, Any]]) -> EffilaunchError | None:
     return own.get(int(reports[0].get("exit_code", 0)), RunFailed)(problems)
 
 
-def _reports(run_dir: Path) -> list[dict[str, Any]]:
-    """What the processes wrote when they ended, the earliest first."""
-    reports = []
+def _reports(run_dir: Path, said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What the processes wrote when they ended, or said where they could not, the earliest first."""
+    reports = [dict(report) for report in said]
     for path in (run_dir / "logs").glob("error-*.json"):
         try:
             reports.append(json.loads(path.read_text("utf-8")))
-        except ValueError:
+        except (OSError, ValueError):
             continue
     return sorted(reports, key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))
 
 
 def _ended(run_dir: Path, code: int, log: str, told: str = "") -> Problem:
     """The exit code, where no process could write why; told: what is known instead."""
-    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    how = f"by signal {-code} ({signal_name(-code)})" if code < 0 else f"with exit code {code}"
     if told:
         how = f"because {told}"
     elif code == 0:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launcher.execute.guard import guarded
 from launcher.execute.log_file import LogFile, unwritable_by
@@ -19,8 +20,9 @@ from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_o
 from launcher.execute.signals import Stops
 from launcher.execute.stacks import Stack, read_stacks
 from launcher.execute.supervise import Hang, Watch
-from launcher.facts.secrets import hider, secret_values
+from launcher.facts.secrets import line_hider, secret_values
 from launcher.facts.status import RankStatus, is_alive, read_stage
+from launcher.facts.user_files import is_dir
 
 Look = Callable[[Mapping[int, RankStatus]], None]
 """Is shown twice a second what the ranks last said; a process that is no rank speaks as rank 0."""
@@ -95,6 +97,8 @@ class Ended:
     """Exit codes of ranks that no launcher started."""
     stacks: Mapping[int, Stack] = field(default_factory=dict)
     """Where each rank stood when the run hung."""
+    reports: Sequence[Mapping[str, Any]] = ()
+    """Errors of processes that could write no file: as logs/error-*.json would have them."""
 
 
 def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ended:
@@ -111,7 +115,7 @@ def follow(start: Start, when_hanging: Callable[[], None] | None = None) -> Ende
     ):
         process = _started(start, own)
         assert process.stdout is not None, "stdout is a pipe"
-        hide = hider(secret_values(start.env))
+        hide = line_hider(secret_values(start.env))
         # Of several machines the first one tells one error: here its own ranks' are not hidden.
         told = partial(errors_in, start.log.parent) if start.peers is None else tuple
         output = Output(process.stdout, log, start.echo, hide, told)
@@ -170,6 +174,7 @@ class _Following:
     _step_judged: bool = False
     _disk_told: bool = False
     _vanished_told: bool = False
+    _place_told: bool = False
     _killed_for: str = ""
     _is_blind: bool = False
 
@@ -189,6 +194,7 @@ class _Following:
         self.output.release(0.0)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.ended.code = self.process.wait(KILL_S)
+        self.ended.reports = self.output.reports
 
     def _turn(self) -> None:
         """Half a second of the loop."""
@@ -240,6 +246,10 @@ class _Following:
                     self.start.echo(word)
         self.output.release(_HELD_S)
         self._show()
+        logs = self.start.log.parent
+        if not self._place_told and not is_dir(logs):
+            self._place_told = True
+            self.start.echo(f"WARNING: the run directory {logs.parent} is gone: the next save ends the run")
         self._looked = now
 
     def _show(self) -> None:

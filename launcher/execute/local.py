@@ -33,7 +33,8 @@ from launcher.execute.shared import digest_of, prepared_data
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
-from launcher.facts.oom_kills import read_oom_kills
+from launcher.facts.checkpoint import FINISHED_BEFORE
+from launcher.facts.oom_kills import has_killed, read_oom_kills
 from launcher.facts.place import Place
 from launcher.facts.status import PREPARE_STAGE, PREPARED, PREPARES
 from launcher.plan.plan import Plan
@@ -81,6 +82,7 @@ def prepare_data(
         prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, peers=group,
         stage=PREPARE_STAGE, look=look,
     )  # fmt: skip
+    before = read_oom_kills()
     ended = follow(start)
     if group is not None:
         group.raise_if_over()
@@ -88,7 +90,8 @@ def prepare_data(
         again = "run the command again; what was prepared before stays in the cache"
         raise interruption(run_dir, ended, again=again)
     if ended.code != 0 or not (run_dir / "data.json").is_file():
-        raise run_failure(run_dir, ended.code, log.name)
+        oom = has_killed(before, read_oom_kills())
+        raise run_failure(run_dir, ended.code, log.name, oom=oom, said=ended.reports)
 
 
 def execute(
@@ -225,7 +228,7 @@ def _outcome(
     if (run_dir / MARKER).is_file():
         result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
         return result
-    failed = failures_while_stopping(run_dir)
+    failed = failures_while_stopping(run_dir, ended.reports)
     if group is not None and group.vanished:
         saved = saved_at(run_dir)
         if ended.stopped_by is None or not saved:
@@ -297,8 +300,9 @@ def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> N
     # Without these sizes an earlier try's errors would be taken for the ones of this.
     written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
     record_bound(run_dir, {**bound, "log_bytes": written})
+    if (run_dir / MARKER).is_file():  # its result stays of use until this try has a newer one
+        (run_dir / MARKER).replace(run_dir / FINISHED_BEFORE)
     stale = [
-        run_dir / MARKER,
         run_dir / STOPPED,
         logs / LOST,
         logs / PREPARED,

@@ -10,9 +10,10 @@ import selectors
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from launcher.execute.log_file import LogFile
+from launcher.facts.status import REPORT
 from launcher.failures.noise import is_noise
 
 _CHUNK = 1 << 16
@@ -94,6 +95,8 @@ class Output:
         self._held: list[str] = []
         self._held_at = 0.0
         self._quiet = False
+        self.reports: list[dict[str, Any]] = []
+        """Errors that processes could not write to a file."""
         self._filter = _Filter()
         self.ended = False
         """Whether nobody writes to the pipe any more."""
@@ -141,6 +144,9 @@ class Output:
     def _line(self, raw: bytes) -> None:
         # A progress bar redraws itself after each \r; what it showed last is what is kept.
         line = self._hide(raw.decode("utf-8", errors="replace").rstrip("\r\n").rpartition("\r")[2])
+        if line.startswith(REPORT):
+            self._take(line.removeprefix(REPORT))
+            return
         self._log.line(line)
         if self._quiet:
             return
@@ -152,6 +158,12 @@ class Output:
             self._held.append(line)
         elif not self._is_told_later(line) and self._filter.shows(line):
             self._echo(line)
+
+    def _take(self, said: str) -> None:
+        with contextlib.suppress(ValueError):
+            report = json.loads(said)
+            if isinstance(report, dict) and "rank" in report:
+                self.reports.append(report)
 
     def _is_told_later(self, line: str) -> bool:
         if line.startswith(_ERROR):

@@ -25,6 +25,7 @@ from launcher.execute.run_dir import MARKER
 from launcher.execute.submit import Run, Submitted
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import ENDED, PASSING, Job, read_jobs
+from launcher.facts.user_files import read_jsonl
 from launcher.render.slurm import ASKED_TO_STOP, START
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
@@ -196,28 +197,11 @@ def _tell_metrics(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> boo
     if size == seen.metrics:
         return False
     seen.metrics = size
-    rows = [row for row in read_rows(path) if "loss" in row]
+    rows = [row for row in read_jsonl(path) if "loss" in row]
     if not rows:
         return False
     say(f"  step {rows[-1].get('step')}: loss {rows[-1]['loss']:.4f}")
     return True
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl; what is half written is left out."""
-    rows = []
-    try:
-        lines = path.read_text("utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
 
 
 def _check_stuck(submitted: Submitted, job: Job, seen: _Seen) -> None:

@@ -5,7 +5,6 @@ Only plan.json has to be there. Whatever else is missing, half written or of ano
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -13,11 +12,12 @@ from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.endings import read_stopped
-from launcher.execute.queued import read_rows
 from launcher.execute.restarts import RESTARTS
 from launcher.execute.run_dir import ENDED, MARKER, is_held, write_file
 from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.secrets import hide_in
 from launcher.facts.status import LEFT_EARLY, is_alive, read_statuses
+from launcher.facts.user_files import read_bytes, read_json, read_jsonl
 from launcher.render.bundle import dump_json
 
 State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]
@@ -69,7 +69,7 @@ def read_run(run_dir: Path) -> RunRecord:
     if not plan:
         raise RecipeError(_no_run(run_dir))
     statuses = read_statuses(run_dir)
-    rows = [row for row in read_rows(run_dir / "metrics.jsonl") if isinstance(row.get("step"), int | float)]
+    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if isinstance(row.get("step"), int | float)]
     first, state = statuses.get(0), _state(run_dir, bool(rows))
     ended = {} if state in ("finished", "running") else _read_json(run_dir / "logs" / ENDED)
     return RunRecord(
@@ -82,7 +82,7 @@ def read_run(run_dir: Path) -> RunRecord:
         metrics=rows,
         data=_read_json(run_dir / "data.json"),
         environment=_read_json(run_dir / "environment.json"),
-        restarts=read_rows(run_dir / RESTARTS),
+        restarts=read_jsonl(run_dir / RESTARTS),
         stopped=read_stopped(run_dir) or {},
         step=max((status.step for status in statuses.values()), default=0),
         phase="" if first is None else first.phase,
@@ -93,6 +93,12 @@ def read_run(run_dir: Path) -> RunRecord:
 
 def _texts(value: Any) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def total_seconds(result: Mapping[str, Any]) -> float | None:
+    """What a run took over all starts that led to its result; None where that is not known."""
+    found = result.get("total_seconds", None if result.get("resumed_at") else result.get("seconds"))
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
 def keep_end(run_dir: Path, problems: Sequence[str], *, interrupted: bool) -> None:
@@ -134,17 +140,15 @@ def _no_run(folder: Path) -> Problem:
 
 def _read_text(path: Path) -> str:
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
-            return ""
-        return path.read_text("utf-8", errors="replace")
+        return read_bytes(path, _LARGEST).decode("utf-8", errors="replace")
     except OSError:
         return ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_read_text(path))
-    except (ValueError, RecursionError):
+        found = read_json(path, _LARGEST)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -152,15 +156,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 def without_secrets(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
     """The record with every text, also inside its objects, as `hide` leaves it."""
     return replace(
-        record, **{each.name: _hidden(getattr(record, each.name), hide) for each in fields(record)}
+        record, **{each.name: hide_in(getattr(record, each.name), hide) for each in fields(record)}
     )
-
-
-def _hidden(value: Any, hide: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return hide(value)
-    if isinstance(value, Mapping):
-        return {_hidden(key, hide): _hidden(item, hide) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hidden(item, hide) for item in value]
-    return value

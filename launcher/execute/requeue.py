@@ -20,6 +20,7 @@ from launcher.errors import MachineError
 from launcher.execute.endings import read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import Job, ask, read_jobs
+from launcher.facts.user_files import read_jsonl
 
 PATIENCE_S = 60.0
 """So long a controller that gives no answer is asked again: the job is over when this script is."""
@@ -58,9 +59,8 @@ def decide(
 def last_requeue(run_dir: Path) -> int:
     """Step of the checkpoint with which the job was requeued last; 0 where it never was."""
     try:
-        lines = (run_dir / REQUEUES).read_text("utf-8").splitlines()
-        return int(json.loads(lines[-1])["checkpoint"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return int(read_jsonl(run_dir / REQUEUES)[-1]["checkpoint"])
+    except (ValueError, KeyError, IndexError, TypeError):
         return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,9 @@ from launcher.execute.resume import choose_checkpoint
 from launcher.execute.run_dir import write_file
 from launcher.execute.signals import pause
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
+from launcher.facts.secrets import hider, secret_values
 from launcher.facts.status import read_statuses
+from launcher.facts.user_files import read_jsonl
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json
 
@@ -149,7 +152,8 @@ class Restarts:
         goes_on, begins, words = self.begun.goes_on()
         for line in words:
             self.say(line)
-        row = {"time": time.time(), "step": step, "cause": cause, "resumed_from": begins, "waited_s": waited}
+        told = hider(secret_values(os.environ))(cause)
+        row = {"time": time.time(), "step": step, "cause": told, "resumed_from": begins, "waited_s": waited}
         try:
             with (run_dir / RESTARTS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(row) + "\n")
@@ -186,22 +190,12 @@ def with_restarts(
     cannot be written, it stays as the worker left it.
     """
     planned = {name: plan.value(f"trainer.{name}") for name in LENGTH if f"trainer.{name}" in plan.settings}
-    told = {**result, "planned": planned, "restarts": [*_read_rows(run_dir / RESTARTS), *unwritten]}
+    told = {**result, "planned": planned, "restarts": [*read_jsonl(run_dir / RESTARTS), *unwritten]}
     try:
         write_file(run_dir / "result.json", dump_json(told))
     except OSError as error:
         say(f"{run_dir / 'result.json'} cannot be written ({error.strerror}): it does not tell the restarts")
     return told
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the machine went down, or the disk was full, while it was written
-            continue
-    return rows
 
 
 def _reached(run_dir: Path) -> int:

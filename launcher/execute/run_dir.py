@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.rehearsal import PREFIX
+from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.status import process_started
 from launcher.render.bundle import Bundle, dump_json
 from launcher.render.slurm import SUBMITTED
@@ -35,15 +37,32 @@ _OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", "recipe.yaml.part", "
 
 
 def default_run_dir(recipe_file: str, root: Path) -> Path:
-    """`runs/<recipe-stem>/<UTC time>` under `root`."""
+    """`runs/<recipe-stem>/<UTC time>` under `root`; a proposal, which `claimed` makes one's own."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = root / "runs" / Path(recipe_file).stem
-    candidate = folder / stamp
-    number = 1
-    while candidate.exists():
-        number += 1
-        candidate = folder / f"{stamp}-{number}"
-    return candidate
+    proposed = root / "runs" / Path(recipe_file).stem / stamp
+    return next(path for path in _numbered(proposed) if not path.exists())
+
+
+def claimed(proposed: Path) -> Path:
+    """Make a folder of a default name: this one or, where another start was first, the next free number.
+
+    Whoever makes a folder owns it: runs that start in the same second get one each. Raises as `unwritable`.
+    """
+    try:
+        proposed.parent.mkdir(parents=True, exist_ok=True)
+        for path in _numbered(proposed):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return path
+    except OSError as error:
+        raise unwritable(proposed, error) from error
+    raise AssertionError("numbers do not end")
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """The path, then the same with -2, -3, … behind it."""
+    yield path
+    yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
 def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
@@ -204,4 +223,6 @@ def write_file(path: Path, text: str) -> None:
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
     """Add the values that were bound late to environment.json."""
     path = run_dir / "environment.json"
+    if "command" in bound:
+        bound = {**bound, "command": hide_in(bound["command"], hider(secret_values(os.environ)))}
     write_file(path, dump_json({**json.loads(path.read_text("utf-8")), "bound": bound}))

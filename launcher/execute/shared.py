@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
+
+from launcher.facts.user_files import read_record
 
 
 def digest_of(path: Path) -> str:
@@ -17,7 +18,7 @@ def prepared_data(run_dir: Path) -> dict[str, str | None]:
     """The folder of prepared samples that the ranks read, as `look` takes it; none for ranks without data."""
     if not (run_dir / "data.json").is_file():
         return {}
-    folder = json.loads((run_dir / "data.json").read_text("utf-8")).get("folder")
+    folder = read_record(run_dir / "data.json").get("folder")
     return {} if folder is None else {str(folder): None}
 
 

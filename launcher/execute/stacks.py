@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from launcher.execute.processes import send
-from launcher.facts.status import RankStatus, is_alive
+from launcher.facts.status import RankStatus, is_alive, process_state
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
@@ -25,6 +25,13 @@ _WAITING = re.compile(
 """Where a rank stands that waits for another: in a collective, under DDP in the backward pass."""
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen")
 _POLL_S = 0.1
+_STOPPED = ("T", "t")
+STATES = {
+    "T": "is stopped by a signal (state T in /proc; SIGCONT continues it)",
+    "t": "is stopped by a debugger (state t in /proc)",
+    "D": "hangs in the kernel (state D in /proc): a disk, the network or a driver does not answer",
+}
+"""State of a process that cannot write its calls -> what it means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +51,18 @@ class Stack:
     """The calls of a rank's main thread, the innermost first."""
 
     frames: tuple[Frame, ...]
+    state: str = ""
+    """Of its process in /proc/PID/stat, where it wrote no calls on this machine: T is stopped."""
 
     @property
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
         return bool(self.frames) and bool(_WAITING.search(self.frames[0].file))
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, SIGTSTP) or a debugger has stopped it."""
+        return self.state in _STOPPED
 
     def __str__(self) -> str:
         """The innermost call, and the innermost that is no library's."""
@@ -79,7 +93,10 @@ def read_stacks(
         found = {rank: parse_stack(_behind(logs[rank], sizes[rank])) for rank in statuses}
         if all(stack.frames and stack.frames[-1].function in _OUTERMOST for stack in found.values()):
             break
-    return found
+    return {
+        rank: stack if stack.frames or not is_own(rank) else Stack((), process_state(statuses[rank].pid))
+        for rank, stack in found.items()
+    }
 
 
 def _behind(log: Path, size: int) -> str:

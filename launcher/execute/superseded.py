@@ -59,7 +59,7 @@ def _free_name(path: Path) -> Path:
 
 def _split(record: Path, step: int, last: int) -> None:
     """Move the lines of a record behind `step` into a file of their own."""
-    lines = record.read_text("utf-8").splitlines() if record.is_file() else []
+    lines = record.read_text("utf-8", errors="replace").splitlines() if record.is_file() else []
     kept = [line for line in lines if _step(line) <= step]
     if len(kept) == len(lines):
         return
@@ -72,5 +72,5 @@ def _step(line: str) -> int:
     """0 for half a line that a killed process left: it stays where it is."""
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -29,6 +30,8 @@ SUPERSEDED = "superseded-"
 """How names of checkpoints begin that were put aside when a run went back (execute/superseded.py)."""
 ORIGIN = "origin.json"
 """In RUN_DIR, of a run that goes on from another run's checkpoint: where that lies."""
+FINISHED_BEFORE = "COMPLETED.earlier"
+"""In RUN_DIR, of a finished run that is made longer: its marker, until a newer result takes the place."""
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -64,6 +67,8 @@ class Manifest:
     """`key` of the prepared data (RUN_DIR/data.json); None for data that is streamed."""
     versions: Mapping[str, str]
     """Package -> version that wrote it."""
+    elapsed: float | None = None
+    """Seconds that the run took up to here, over all its starts; None where an older version wrote it."""
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -79,9 +84,9 @@ def _manifest(found: Any) -> Manifest:
     """Raises ValueError, TypeError or KeyError for what is not a manifest of this schema."""
     if not isinstance(found, dict) or found["schema_version"] != SCHEMA_VERSION:
         raise ValueError("not a manifest")
-    files = {_inside(name): _file(facts) for name, facts in dict(found["files"]).items()}
+    files = file_facts(found["files"])
     data, versions = found["data"], dict(found["versions"])
-    if not (data is None or isinstance(data, str)) or not files:
+    if not (data is None or isinstance(data, str)):
         raise ValueError("not a manifest")
     return Manifest(
         step=_count(found["step"]),
@@ -91,7 +96,21 @@ def _manifest(found: Any) -> Manifest:
         seconds=float(found["seconds"]),
         data=data,
         versions={str(name): str(version) for name, version in versions.items()},
+        elapsed=_elapsed(found.get("elapsed")),
     )
+
+
+def file_facts(found: Any) -> dict[str, FileFacts]:
+    """The entry `files` of a manifest. ValueError, TypeError or KeyError where it is none, or empty."""
+    files = {_inside(name): _file(facts) for name, facts in dict(found).items()}
+    if not files:
+        raise ValueError("not a manifest")
+    return files
+
+
+def _elapsed(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value < math.inf else None
 
 
 def _inside(name: str) -> str:
@@ -129,20 +148,34 @@ def defect(folder: Path, *, hashes: bool) -> str | None:
     number = _NAME.fullmatch(folder.name)
     if number is not None and int(number[1]) != manifest.step:
         return f"its {MANIFEST} is of step {manifest.step}"
-    for name, expected in manifest.files.items():
+    return damage(folder, manifest.files, hashes=hashes)
+
+
+def damage(
+    folder: Path,
+    files: Mapping[str, FileFacts],
+    *,
+    hashes: bool = False,
+    count: Callable[[int], None] = lambda size: None,
+) -> str | None:
+    """The first file below a folder that is not what was written, in a sentence; hashes as `defect`.
+
+    count: is told the bytes that are read, by any thread.
+    """
+    for name, expected in files.items():
         size = _size(folder / _now(folder, name))
         if size is None:
             return f"{name} is missing"
         if size != expected.bytes:
             return f"{name} has {size} bytes, {expected.bytes} were written"
-    return _changed(folder, manifest) if hashes else None
+    return _changed(folder, files, count) if hashes else None
 
 
-def _changed(folder: Path, manifest: Manifest) -> str | None:
+def _changed(folder: Path, files: Mapping[str, FileFacts], count: Callable[[int], None]) -> str | None:
     """The first file whose content is not what was written."""
-    lies = {name: _now(folder, name) for name in manifest.files}
-    found = sha256_of(folder, lies.values())
-    for name, expected in manifest.files.items():
+    lies = {name: _now(folder, name) for name in files}
+    found = sha256_of(folder, lies.values(), count)
+    for name, expected in files.items():
         sha256 = found[lies[name]]
         if isinstance(sha256, OSError):
             return f"{name} cannot be read: {sha256}"

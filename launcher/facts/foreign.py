@@ -51,6 +51,8 @@ def foreign_spec(
             tied=head["tied"],
             saved=task not in LM_TASKS,
         ),
+        foreign=True,
+        has_sdpa=answer["has_sdpa"],
     )
 
 

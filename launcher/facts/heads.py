@@ -6,6 +6,8 @@ AutoModelForSequenceClassification and AutoModelForImageClassification.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import FAMILIES, Layout, Sizes
 from launcher.facts.encoders import ENCODER_FAMILIES
+from launcher.facts.shipped import facts_file
 
 LM_TASKS = ("causal-lm", "seq2seq-lm", "dpo")
 """Tasks whose head gives a logit per token of the vocabulary."""
@@ -67,6 +70,27 @@ def check_task(name: str, model_type: Any, task: str) -> None:
         message = f"model {name!r} has model_type {model_type!r}, which is not supported"
     hint = f"supported for {task}: {', '.join(f for f, known in FAMILY_TASKS.items() if task in known)}"
     raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
+
+
+@functools.cache
+def _image_text_types() -> frozenset[str]:
+    """Model types of transformers 5.23 that read images and text."""
+    table = json.loads(facts_file("module_names.json").read_text("utf-8"))
+    return frozenset(table["image_text_to_text"])
+
+
+def check_text_only(name: str, config: Mapping[str, Any]) -> None:
+    """RecipeError `multimodal-model` for a language model inside a model of images or sound."""
+    kind, inner = str(config.get("model_type")), config.get("text_config")
+    if kind in FAMILY_TASKS or not (isinstance(inner, Mapping) or kind in _image_text_types()):
+        return
+    part = inner.get("model_type") if isinstance(inner, Mapping) else None
+    holds = f", which holds a language model of type {part}" if part and part != kind else ""
+    why = "models that read more than text are not supported yet"
+    message = f"model {name!r} has model_type {kind!r}{holds}: {why}"
+    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if "causal-lm" in tasks)
+    hint = f"name a checkpoint of a text model, such as one of type {causal}"
+    raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
 
 
 def family_layout(model_type: str, sizes: Sizes) -> Layout:

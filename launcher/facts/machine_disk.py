@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.facts.build_locks import extensions_root, on_network
+from launcher.facts.hub import hub_cache, hub_home
 from launcher.facts.probe import cache_root
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -41,31 +42,14 @@ class DiskFacts:
     leftover_bytes: int
 
 
-def hub_home(environ: Mapping[str, str]) -> Path:
-    """HF_HOME as huggingface_hub finds it."""
-    cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expandvars(environ.get("HF_HOME") or f"{cache}/huggingface")).expanduser()
-
-
-def hub_token(environ: Mapping[str, str]) -> str:
-    """The hub's token as huggingface_hub finds it, empty without a login. For the hub alone: never kept."""
-    if named := _named(environ, "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        return named
-    path = os.path.expandvars(environ.get("HF_TOKEN_PATH") or str(hub_home(environ) / "token"))
-    try:
-        return Path(path).expanduser().read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 def read_disk(
-    run_dir: Path, hub_cache: str | None, environ: Mapping[str, str], shared_memory: Path = SHARED_MEMORY
+    run_dir: Path, cache_dir: str | None, environ: Mapping[str, str], shared_memory: Path = SHARED_MEMORY
 ) -> DiskFacts:
-    """Sizes and rights of every folder; hub_cache: the recipe's model.cache_dir."""
+    """Sizes and rights of every folder; cache_dir: the recipe's model.cache_dir."""
     home = hub_home(environ)
     paths = {
         "run": run_dir,
-        "hub": Path(hub_cache or _named(environ, "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE") or home / "hub"),
+        "hub": Path(cache_dir) if cache_dir else hub_cache(environ),
         "datasets": Path(environ.get("HF_DATASETS_CACHE") or home / "datasets"),
         "cache": cache_root(),
         "extensions": extensions_root(environ),
@@ -78,10 +62,6 @@ def read_disk(
         leftovers=tuple(path.name for path, _ in dead),
         leftover_bytes=sum(size for _, size in dead),
     )
-
-
-def _named(environ: Mapping[str, str], *names: str) -> str | None:
-    return next((environ[name] for name in names if environ.get(name)), None)
 
 
 def read_folder(path: Path) -> Folder:

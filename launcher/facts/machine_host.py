@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.facts.machine_disk import hub_home, hub_token
-from launcher.facts.probe import host_memory_bytes
+from launcher.facts.hub import hub_home, hub_token
+from launcher.facts.probe import host_memory_bytes, own_cores
 from launcher.facts.secrets import is_secret_name
 from launcher.facts.wandb_server import wandb_key
 
@@ -52,7 +51,7 @@ def read_host(environ: Mapping[str, str]) -> HostFacts:
     return HostFacts(
         memory=host_memory_bytes(),
         available=available_memory(),
-        cores=len(os.sched_getaffinity(0)),
+        cores=own_cores(),
         memlock=_limit(resource.RLIMIT_MEMLOCK),
         nofile=_limit(resource.RLIMIT_NOFILE),
         environment=watched_environment(environ),

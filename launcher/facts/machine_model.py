@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from urllib import error as urlerror
-from urllib import request as urlrequest
 
-from launcher.facts.machine_disk import hub_token
-from launcher.facts.machine_network import HUB_SECONDS
+from launcher.facts.hub import ask_config
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
@@ -36,15 +32,6 @@ def read_hub_model(
 
 
 def _access(name: str, revision: str, environ: Mapping[str, str]) -> str:
-    endpoint = environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    request = urlrequest.Request(f"{endpoint}/{name}/resolve/{revision}/config.json", method="HEAD")
-    if token := hub_token(environ):
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urlrequest.urlopen(request, timeout=HUB_SECONDS):
-            return "open"
-    except urlerror.HTTPError as refused:
-        refused.close()
-        return {401: "refused", 403: "refused", 404: "absent"}.get(refused.code, "unknown")
-    except (OSError, ValueError, HTTPException):
-        return "unknown"
+    answer = ask_config(name, revision, environ, method="HEAD")
+    by_status = {401: "refused", 403: "refused", 404: "absent"}
+    return "open" if answer.state == "found" else by_status.get(answer.status or 0, "unknown")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from launcher.facts.hub import HUB_SECONDS, hub_endpoint, is_offline
+
 DEFAULT_PORT = 29500
 """MASTER_PORT of torchrun, accelerate and deepspeed."""
-HUB_SECONDS = 2.0
 HOSTFILE = Path("/job/hostfile")
 """deepspeed's default --hostfile."""
-_ON = {"1", "ON", "YES", "TRUE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,7 @@ class NetworkFacts:
 
 def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> NetworkFacts:
     """Look; no attempt takes longer than HUB_SECONDS, and none is made when offline is asked for."""
-    offline = any(environ.get(name, "").upper() in _ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    url = environ.get("HF_ENDPOINT", "https://huggingface.co")
+    offline, url = is_offline(environ), hub_endpoint(environ)
     answers = not offline and _succeeds(lambda: _connect(url, environ))
     return NetworkFacts(
         interfaces=_interfaces(),

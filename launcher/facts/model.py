@@ -8,42 +8,18 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import RecipeError
 from launcher.facts.architectures import Layout, Linear, Sizes
 from launcher.facts.config_checks import check_config, config_problem
-from launcher.facts.heads import Head, check_task, family_layout, labels_of, task_head
+from launcher.facts.heads import Head, check_task, check_text_only, family_layout, labels_of, task_head
+from launcher.facts.lora import Adapted, adapted_by, lora_width
 from launcher.facts.shipped import facts_file
 
 __all__ = ["Linear", "ModelSpec", "read_model_spec"]
-
-# Modules that peft adapts when no target is named, for the families here.
-_DEFAULT_TARGETS: dict[str, list[str]] = {
-    "gpt2": ["c_attn"],
-    "gpt_bigcode": ["c_attn"],
-    "gpt_neox": ["query_key_value"],
-    "t5": ["q", "v"],
-    "mt5": ["q", "v"],
-    "bert": ["query", "value"],
-    **{
-        family: ["q_proj", "v_proj"]
-        for family in (
-            "gemma",
-            "gemma2",
-            "gemma3_text",
-            "llama",
-            "mistral",
-            "mixtral",
-            "opt",
-            "qwen2",
-            "qwen3",
-        )
-    },
-}
 
 # Other spellings of a size, first found wins.
 _SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -53,6 +29,9 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("num_attention_heads", "n_head", "num_heads"),
     "head_dim": ("head_dim", "d_kv"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
+    # transformers writes a Qwen3-MoE's under the second name, the published file has the first.
+    "num_experts": ("num_experts", "num_local_experts"),
+    "num_local_experts": ("num_local_experts", "num_experts"),
 }
 
 
@@ -84,6 +63,12 @@ class ModelSpec:
     config: Mapping[str, Any]
     layout: Layout
     head: Head
+    foreign: bool = False
+    """Of a family that is not known here: read from its class, `layout` is a sketch (facts/foreign.py)."""
+    has_sdpa: bool = True
+    """Whether transformers' class takes `attn_implementation: sdpa`; asked of families not known here."""
+    adapters: tuple[tuple[str, Adapted], ...] = ()
+    """What the real peft answered about adapters that have no closed form, by `adapter_key`."""
 
     @property
     def tokens_per_sample(self) -> int | None:
@@ -112,84 +97,16 @@ class ModelSpec:
         return rows + self.layout.positions * self.hidden_size
 
     def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
-        """Parameters that training with LoRA of rank `r` updates: the adapter, and a classifier.
-
-        `target_modules` as in LoraConfig: `all-linear`, a pattern that matches whole module names,
-        names (ends of module names), or None for peft's own choice. RecipeError
-        `no-target-modules` when nothing matches.
-        """
-        total = sum(r * width * n for width, n in self._targets(target_modules))
-        if total == 0:
-            names = sorted({linear.name for linear in self.linears})
-            raise RecipeError(
-                Problem(
-                    "no-target-modules",
-                    f"target_modules {target_modules!r} match no module of {self.model_type}",
-                    path="adapter.target_modules",
-                    hint=f"its linear layers are {', '.join(names)}; all-linear takes them all",
-                )
-            )
-        return total + (self.head.own_params if self.head.saved else 0)
+        """Parameters that training with LoRA of rank `r` on these targets updates, a classifier included."""
+        return adapted_by(self, {"r": r, "target_modules": target_modules}).params
 
     def adapted_paths(self, target_modules: str | Sequence[str] | None) -> tuple[str, ...] | None:
         """Paths of the modules that LoRA adapts, `{}` for the layer's index; None: `all-linear`."""
-        target = _DEFAULT_TARGETS.get(self.model_type, []) if target_modules is None else target_modules
-        if isinstance(target, str) and target.lower() == "all-linear":
-            return None
-        return tuple(
-            path
-            for path, count, _ in self._modules()
-            if any(_matches(target, path.format(i)) for i in range(count if "{}" in path else 1))
-        )
+        return adapted_by(self, {"target_modules": target_modules}).paths
 
     def lora_width(self, paths: Sequence[str] | None) -> int:
         """Parameters of adapters of rank 1 on the modules of these paths, as of `adapted_paths`."""
-        if paths is None:
-            return sum(width * n for width, n in self._targets("all-linear"))
-        return sum(width * count for path, count, width in self._modules() if path in paths)
-
-    def _targets(self, target: str | Sequence[str] | None) -> Iterator[tuple[int, int]]:
-        """(in + out features, copies) of each module that is adapted."""
-        if target is None:
-            target = _DEFAULT_TARGETS.get(self.model_type, [])
-        if isinstance(target, str) and target.lower() == "all-linear":
-            yield from ((x.in_features + x.out_features, x.count) for x in self.linears)
-            yield from self._expert_targets()
-            return
-        for path, count, width in self._modules():
-            paths = [path.format(i) for i in range(count)] if "{}" in path else [path]
-            if matched := sum(_matches(target, p) for p in paths):
-                yield width, matched
-
-    def _expert_targets(self) -> Iterator[tuple[int, int]]:
-        """What `all-linear` adapts of a mixture of experts, as peft 0.21 does for fused experts.
-
-        The router, and each expert's two fused weights; gate_up_proj holds two matrices and gets rank 2r.
-        """
-        count, hidden = self.layout.num_experts, self.hidden_size
-        if count == 0:
-            return
-        inner = self.layout.experts // (3 * count * hidden)
-        yield hidden + count, self.num_layers
-        yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), self.num_layers
-
-    def _modules(self) -> Iterator[tuple[str, int, int]]:
-        """Every module that LoRA can adapt: path, copies, in + out features."""
-        for linear in self.linears:
-            yield linear.path, linear.count, linear.in_features + linear.out_features
-        layout = self.layout
-        if not self.head.saved:
-            yield self.head.name, 1, self.head.in_features + self.head.out_features
-        rows = (self.vocab_size, layout.positions, layout.segments)
-        widths = (layout.embed_width, self.hidden_size, self.hidden_size)
-        for path, row, width in zip(layout.embed_paths, rows, widths, strict=False):
-            yield path, 1, row + width
-
-
-def _matches(target: str | Sequence[str], path: str) -> bool:
-    if isinstance(target, str):
-        return re.fullmatch(target, path) is not None
-    return any(path == name or path.endswith("." + name) for name in target)
+        return lora_width(self, paths)
 
 
 @functools.cache
@@ -215,9 +132,11 @@ def read_model_spec(
     """The spec of a model with the head of `task`.
 
     `num_labels` of a classification; None: as many as the configuration names.
-    RecipeError `unknown-architecture` (family unknown, or not for this task) or `bad-model-config`.
+    RecipeError `unknown-architecture` (family unknown, or not for this task), `multimodal-model` or
+    `bad-model-config`.
     """
     model_type = str(config.get("model_type"))
+    check_text_only(name, config)
     check_task(name, config.get("model_type"), task)
     filled = _fill(model_type, config)
     check_config(name, filled)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _PACKAGE_REF = "package:"
 _SMI_SECONDS = 10
-_HUB_SECONDS = 2.0
 _CALIBRATION_BYTES = 1 << 20
 """About a thousand runs."""
 
@@ -110,6 +109,12 @@ def calibration_text() -> str:
     if start:
         found = found.partition(b"\n")[2]
     return found.decode("utf-8", errors="replace")
+
+
+def own_cores() -> int:
+    """Processor cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS and WebAssembly do not
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def host_memory_bytes() -> int | None:
@@ -254,117 +259,3 @@ def shipped_model_config(name: str) -> dict[str, Any] | None:
     """Published configuration values that come with the package, or None for another model."""
     entry = _shipped_models().get(name)
     return dict(entry["config"]) if entry else None
-
-
-def find_model_config(
-    name_or_path: str,
-    *,
-    gguf_file: str | None = None,
-    revision: str | None = None,
-    cache_dir: str | None = None,
-    allow_network: bool = True,
-) -> tuple[dict[str, Any], str]:
-    """The model's configuration and where it was found (`folder`, `GGUF header`, `hub cache`, ...).
-
-    RecipeError `model-config-missing` when no place has it.
-    """
-    try:
-        folder = resolve_path(name_or_path)
-        is_folder = folder.is_dir()
-    except (OSError, ValueError, RuntimeError):  # e.g. a name that no file system would take
-        raise _missing(name_or_path, "no folder has such a name") from None
-    if gguf_file is not None and is_folder:
-        path = folder / gguf_file
-        if not path.is_file():
-            raise _missing(name_or_path, f"the folder has no file {gguf_file!r}")
-        from launcher.facts.gguf import read_gguf_config
-
-        return read_gguf_config(path), "GGUF header"
-    if is_folder:
-        if not (folder / "config.json").is_file():
-            raise _missing(name_or_path, "the folder has no config.json")
-        return _read_json(folder / "config.json"), "folder"
-    if name_or_path.startswith((_PACKAGE_REF, "/", "./", "../", "~")):
-        raise _missing(name_or_path, "there is no such folder")
-    if gguf_file is None:
-        cached = _cached_config(name_or_path, revision or "main", cache_dir)
-        if cached is not None:
-            return cached, "hub cache"
-        if allow_network and not _offline():
-            fetched = _hub_config(name_or_path, revision or "main")
-            if fetched is not None:
-                return fetched, "hub"
-    shipped = shipped_model_config(name_or_path)
-    if shipped is not None:
-        return shipped, "shipped facts"
-    raise _missing(name_or_path, "neither a folder, nor in the hub cache, nor in the shipped facts")
-
-
-def _missing(name: str, why: str) -> RecipeError:
-    return RecipeError(
-        Problem(
-            "model-config-missing",
-            f"no configuration found for model {name!r}: {why}",
-            path="model.name_or_path",
-            hint="give a folder with config.json, download the model, or set model.config",
-        )
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as problem:
-        raise _missing(str(path.parent), f"config.json cannot be read ({problem})") from problem
-    if not isinstance(value, dict):
-        raise _missing(str(path.parent), "config.json holds no mapping")
-    return value
-
-
-def _cached_config(name: str, revision: str, cache_dir: str | None) -> dict[str, Any] | None:
-    path = _snapshot(name, revision, cache_dir) / "config.json"
-    return _read_json(path) if path.is_file() else None
-
-
-def _snapshot(name: str, revision: str, cache_dir: str | None) -> Path:
-    """Where a model lies in the hub's cache layout: models--ORG--NAME/{refs,snapshots}."""
-    home = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
-    root = cache_dir or os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")
-    repo = Path(root).expanduser() / f"models--{name.replace('/', '--')}"
-    ref = repo / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
-    return repo / "snapshots" / commit
-
-
-def has_chat_template(name_or_path: str) -> bool | None:
-    """Whether the tokenizer's files here have a chat template; None where there are none."""
-    places = [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]
-    for folder in places:
-        if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
-            return True
-        settings = folder / "tokenizer_config.json"
-        if settings.is_file():
-            return '"chat_template"' in settings.read_text("utf-8", errors="replace")
-    return None
-
-
-def _offline() -> bool:
-    on = {"1", "ON", "YES", "TRUE"}
-    return any(os.environ.get(name, "").upper() in on for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-
-
-def _hub_config(name: str, revision: str) -> dict[str, Any] | None:
-    """`config.json` from the hub; None on any failure, since the shipped facts come next."""
-    from http.client import HTTPException
-    from urllib import request as urlrequest  # 20 ms that only a look at the hub is worth
-
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    request = urlrequest.Request(f"{endpoint}/{name}/resolve/{revision}/config.json")
-    if token := os.environ.get("HF_TOKEN"):
-        request.add_header("Authorization", f"Bearer {token}")
-    try:
-        with urlrequest.urlopen(request, timeout=_HUB_SECONDS) as answer:
-            value = json.load(answer)
-    except (OSError, ValueError, RecursionError, HTTPException):  # URLError is an OSError
-        return None
-    return value if isinstance(value, dict) else None

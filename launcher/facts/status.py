@@ -28,6 +28,9 @@ CONVERT_STAGE = "convert"
 PREPARED = "prepared"
 """In logs/: there as soon as the data of this try is prepared."""
 
+REPORT = "effilaunch-report: "
+"""Begins a line of output in which a process says as JSON what it could not write as logs/error-*.json."""
+
 _ENDED_STATES = ("Z", "X", "x")
 """Of /proc/PID/stat: a process that has ended, and is only not waited for yet."""
 
@@ -114,10 +117,20 @@ def process_started(pid: int) -> int | None:
 
     One that has ended and whose parent has not asked for its code yet is gone, too.
     """
+    state, *rest = _stat(pid)
+    return None if state in ("", *_ENDED_STATES) else int(rest[18])
+
+
+def process_state(pid: int) -> str:
+    """The state of a process of this machine, a letter of /proc/PID/stat; empty when it is gone."""
+    return _stat(pid)[0]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; one empty text for a process that is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
-        return None
+        return [""]
     # The name of the program stands in brackets, and may hold spaces and brackets of its own.
-    state, *rest = text.rpartition(")")[2].split()
-    return None if state in _ENDED_STATES else int(rest[18])
+    return text.rpartition(")")[2].split() or [""]

@@ -10,6 +10,7 @@ from launcher.failures.deepspeed_engine import DEEPSPEED_ENGINE
 from launcher.failures.distributed import DISTRIBUTED
 from launcher.failures.failure import Failure
 from launcher.failures.hub import HUB
+from launcher.failures.installation import INSTALLATION
 from launcher.failures.memory import MEMORY
 from launcher.failures.parallel import PARALLEL
 from launcher.failures.precision import PRECISION
@@ -31,5 +32,6 @@ FAILURES: tuple[Failure, ...] = (
     *SAVING,
     *MEMORY,
     *HUB,
+    *INSTALLATION,
 )
 """Every known failure, once."""

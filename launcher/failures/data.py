@@ -170,6 +170,32 @@ DATA = (
         ),
     ),
     Failure(
+        id="label-out-of-range",
+        title="a label beyond the model's classes",
+        cause="The loss got a label that is negative (other than -100) or not below the number of logits: "
+        "too few num_labels, labels that begin at 1, or tokens beyond the head's rows.",
+        mend="count the labels from 0; for tokens use the model's own tokenizer, or list new tokens under "
+        "model.add_tokens",
+        source="torch.nn.functional.cross_entropy; aten/src/ATen/native/cuda/Loss.cu",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"Assertion `+(?:cur_target|t) >= 0 && (?:cur_target|t) < n_classes`+ failed",
+            r"^(?:IndexError: )?Target -?\d+ is out of bounds\.",
+        ),
+    ),
+    Failure(
+        id="device-assert",
+        title="a CUDA kernel met a value that it refuses",
+        cause="Mostly an index beyond a tensor: of a position, of a token whose probability is gathered, "
+        "of a mask. The error is raised by a later call, so that the traceback need not show the place.",
+        mend="run it on the CPU, or with launch.env.CUDA_LAUNCH_BLOCKING: '1', to see the call; compare "
+        "token ids with the embedding's rows and the rows' length with the model's positions",
+        source="aten/src/ATen/native/cuda/IndexKernel.cu, ScatterGatherKernel.cu",
+        places=(Place("diagnose"),),
+        patterns=(r"CUDA error: device-side assert triggered",),
+        changes={"launch.env.CUDA_LAUNCH_BLOCKING": "1"},
+    ),
+    Failure(
         id="chat-template-missing",
         title="a tokenizer without a chat template",
         cause="Conversations become text by the tokenizer's template, and a base model's tokenizer has none.",

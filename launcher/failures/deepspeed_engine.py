@@ -129,6 +129,24 @@ DEEPSPEED_ENGINE = (
         changes={"sharding.engine": "ddp"},
     ),
     Failure(
+        id="sharded-weight-empty",
+        title="a sharded weight was used as if it were whole",
+        cause="Under ZeRO-3 and FSDP a parameter is empty or flat but while its own module runs. Code "
+        "that uses the weight elsewhere (a head, a tied embedding, a part called by itself, a load into "
+        "the model) meets nothing.",
+        mend="gather it (deepspeed.zero.GatheredParameters, FSDP.summon_full_params), call the wrapped "
+        "model alone, or use sharding.zero_stage: 2",
+        source="deepspeed/runtime/zero/partition_parameters.py",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"'weight' must be 2-D",
+            r"weight should have at least three dimensions",
+            r"size mismatch, got input \(\d+\), mat \(\d+x\d+\), vec \(0\)",
+            r"the shape in current model is torch\.Size\(\[0\]\)",
+        ),
+        changes={"sharding.zero_stage": 2},
+    ),
+    Failure(
         id="nvme-path-missing",
         title="NVMe offload without a path",
         cause="offload to nvme needs nvme_path; DeepSpeed accepts the config without it and stops later.",

@@ -228,6 +228,49 @@ DISTRIBUTED = (
         changes={"trainer.ddp_timeout": 7200},
     ),
     Failure(
+        id="nccl-error",
+        title="NCCL failed on a machine",
+        cause="A call of the system, the driver or the network failed below a collective operation: too "
+        "little /dev/shm, a wrong network interface, a GPU that fell off the bus, other NCCL versions on "
+        "the machines.",
+        mend="run with launch.env.NCCL_DEBUG: INFO and read the first `NCCL WARN` line; `effilaunch doctor "
+        "--rehearse` tries the connections",
+        source="pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp",
+        places=(Place("doctor", "interfaces"), Place("diagnose")),
+        patterns=(
+            r"\bnccl(?:System|Internal|UnhandledCuda)Error\b",
+            r"NCCL error.{0,200}unhandled (?:system|cuda) error",
+        ),
+        changes={"launch.env.NCCL_DEBUG": "INFO"},
+    ),
+    Failure(
+        id="nccl-duplicate-gpu",
+        title="two ranks on one GPU",
+        cause="More ranks were started than GPUs are visible, or no rank was told its own: LOCAL_RANK is "
+        "not used, or CUDA_VISIBLE_DEVICES is the same single device for all.",
+        mend="start one rank a GPU (hardware.devices_per_node), as `effilaunch run` does",
+        source="NVIDIA/nccl src/init.cc",
+        places=(_MISSING, Place("diagnose")),
+        patterns=(r"Duplicate GPU detected ?: ?rank",),
+    ),
+    Failure(
+        id="shared-memory-full",
+        title="/dev/shm is too small",
+        cause="Data workers and NCCL hand tensors over in shared memory, of which a container has 64 MB "
+        "unless told otherwise.",
+        mend="give the container more (`docker run --shm-size 16g` or `--ipc=host`, an emptyDir of medium "
+        "Memory), or set trainer.dataloader_num_workers: 0",
+        source="torch/multiprocessing; NVIDIA/nccl src/misc/shmutils.cc",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"unable to (?:write to file|(?:open|allocate) shared memory(?: object)?)[^\n]{0,20}</?torch_",
+            r"Error while creating shared memory segment /dev/shm/nccl",
+            r"workers are out of shared memory|caused by insufficient shared memory \(shm\)",
+            r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) is killed by signal: Bus error",
+        ),
+        changes={"trainer.dataloader_num_workers": 0},
+    ),
+    Failure(
         id="rtx40-p2p",
         title="RTX 40 cards without peer-to-peer transfers",
         cause="Drivers before 550.40.07 claim P2P for several RTX 40 cards and do not have it; accelerate "

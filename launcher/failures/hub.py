@@ -6,6 +6,7 @@ from launcher.failures.failure import Failure, Place
 
 _ENVIRONMENT = Place("worker", "launcher.execute.environment:mend_environment")
 _MODEL = Place("refusal", "model-missing")
+_FULL = r"(?:No space left on device|Disk quota exceeded)"
 
 HUB = (
     Failure(
@@ -88,7 +89,7 @@ HUB = (
         places=(
             Place("refusal", "hub-unreachable"),
             _MODEL,
-            Place("refusal", "model-config-missing"),
+            Place("refusal", "hub-offline"),
             Place("refusal", "tokenizer-missing"),
             Place("doctor", "hub"),
             Place("diagnose"),
@@ -117,7 +118,13 @@ HUB = (
         "account's token is here.",
         mend="accept the terms on the repository's page, then set HF_TOKEN or run `hf auth login`",
         source="transformers/utils/hub.py cached_files; huggingface_hub/errors.py GatedRepoError",
-        places=(_MODEL, Place("refusal", "hub-data"), Place("doctor", "gated"), Place("diagnose")),
+        places=(
+            Place("refusal", "hub-gated"),
+            _MODEL,
+            Place("refusal", "hub-data"),
+            Place("doctor", "gated"),
+            Place("diagnose"),
+        ),
         patterns=(
             r"You are trying to access a gated repo",
             r"^(?:[\w.]+\.)?GatedRepoError: ",
@@ -137,6 +144,7 @@ HUB = (
         source="huggingface_hub/utils/_validators.py validate_repo_id",
         places=(
             Place("refusal", "model-config-missing"),
+            Place("refusal", "hub-model-absent"),
             Place("refusal", "data-missing"),
             Place("refusal", "adapter-missing"),
             Place("diagnose"),
@@ -153,15 +161,67 @@ HUB = (
     ),
     Failure(
         id="cache-disk",
-        title="no room in the download cache",
-        cause="The cache lies under the home folder unless told otherwise, and its disk is smaller than the "
-        "file; the download starts all the same and ends when the disk is full.",
-        mend="set HF_HOME to a folder on a larger disk, or remove old models from the cache",
-        source="huggingface_hub/file_download.py _check_disk_space",
+        title="no room in a cache",
+        cause="Caches of downloads, prepared rows and compiled kernels are under the home folder unless set "
+        "otherwise. Its disk, or the account's quota, is smaller than the file.",
+        mend="set HF_HOME (models and data sets), TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR or "
+        "TORCH_EXTENSIONS_DIR (compiled kernels) to a folder on a larger disk, or remove old files from the "
+        "cache that the error names",
+        source="huggingface_hub/file_download.py _check_disk_space; triton/runtime/cache.py",
         places=(Place("doctor", "caches"), Place("diagnose")),
         patterns=(
             r"Not enough free disk space to download the file",
-            r"(?s)No space left on device.*\n  File \S*\bhuggingface_hub/file_download\.py",
+            # The path names a cache: of downloads, of prepared rows, or of compiled kernels.
+            rf"(?m)^.*{_FULL}[^\n]{{0,60}}?['\"]?(?=/|\w:)(?![^'\"\n]*checkpoint-\d)[^'\"\n]*"
+            r"(?:/\.cache/|/\.triton/|/huggingface/(?:hub|xet|datasets|modules)/|/(?:models|datasets)--|"
+            r"/torchinductor_|/torch_extensions/|/triton/(?:cache|dump)/)",
+            rf"(?s)^.*{_FULL}.*\n  File \S*\b"
+            r"(?:huggingface_hub/(?:file_download|_snapshot_download|utils/_xet)|"
+            r"triton/(?:runtime|compiler)/\w+|torch/_inductor/\S+|torch/utils/cpp_extension)\.py",
+        ),
+    ),
+    Failure(
+        id="remote-code",
+        title="a model whose code is in its repository",
+        cause="transformers has no class for the model: it would run Python files of the repository, and "
+        "asks for consent. Without a terminal there is nobody who could answer.",
+        mend="read the files; then set model.trust_remote_code: true, with model.revision so that they "
+        "stay those",
+        source="transformers/dynamic_module_utils.py resolve_trust_remote_code",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"contains custom code which must be executed to correctly load",
+            r"Please pass the argument `trust_remote_code=True` to allow custom code",
+            r"requires you to execute the \w+ file in that repo",
+            r"Do you wish to run the custom code\?",
+        ),
+    ),
+    Failure(
+        id="dataset-script",
+        title="a data set that is a script",
+        cause="datasets 4 no longer runs the Python file of a repository that makes its rows.",
+        mend="take a data set of files (Parquet, JSON lines), or its branch refs/convert/parquet",
+        source="datasets/load.py",
+        versions="datasets>=4",
+        places=(Place("diagnose"),),
+        patterns=(r"Dataset scripts are no longer supported, but found",),
+    ),
+    Failure(
+        id="weights-file-broken",
+        title="a file of weights that is cut or none",
+        cause="The download was interrupted, or git was used without git-lfs and the file is a pointer of "
+        "some hundred bytes; a full disk cuts a checkpoint.",
+        mend="compare the file's size with the hub's and fetch it again (`hf download NAME "
+        "--force-download`; `git lfs pull` in a clone)",
+        source="safetensors; torch/serialization.py",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"Error while deserializing header: ",
+            r"SafetensorError: .{0,60}(?:HeaderToo(?:Large|Small)|InvalidHeader\w*|MetadataIncompleteBuffer)",
+            # The first byte of a pointer, `version …`, or of a page of HTML.
+            r"(?s)(?:Weights only load failed.*)?"
+            r"(?:invalid load key, '[v<]'|Unsupported operand (?:118|60)\b)",
+            r"PytorchStreamReader failed (?:reading|finding|locating)",
         ),
     ),
     Failure(

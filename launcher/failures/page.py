@@ -16,6 +16,7 @@ from launcher.failures.deepspeed_engine import DEEPSPEED_ENGINE
 from launcher.failures.distributed import DISTRIBUTED
 from launcher.failures.failure import Failure, Place
 from launcher.failures.hub import HUB
+from launcher.failures.installation import INSTALLATION
 from launcher.failures.memory import MEMORY
 from launcher.failures.parallel import PARALLEL
 from launcher.failures.precision import PRECISION
@@ -37,6 +38,7 @@ CHAPTERS: Mapping[str, tuple[Failure, ...]] = {
     "Resuming and saving": SAVING,
     "Memory": MEMORY,
     "Trackers, hub, caches": HUB,
+    "Installed packages": INSTALLATION,
 }
 """Every failure once, in the order of FAILURES (a test holds that)."""
 

@@ -61,8 +61,6 @@ def read(text: str, file: str) -> Reading:
     if kind == "DEEPSPEED":
         finish_deepspeed(reading, document.lines.get("distributed_type"))
         _check_file(reading, data, document.lines)
-    if kind == "FSDP":
-        finish_fsdp(reading, document.lines.get("mixed_precision"))
     return reading
 
 
@@ -107,13 +105,6 @@ def finish_deepspeed(reading: Reading, line: int | None) -> None:
     """accelerate's own stage, where the file has neither one nor a DeepSpeed file."""
     if not reading.names:
         reading.take("sharding.zero_stage", 2, line, "zero_stage: 2", default=True)
-
-
-def finish_fsdp(reading: Reading, line: int | None) -> None:
-    """Refuse FSDP in fp16, which nothing here plans."""
-    if reading.value("precision") == "fp16":
-        reading.refuse("mixed_precision", line, "is fp16 with FSDP, which is not planned here",
-                       "bf16 is, and DeepSpeed with fp16")  # fmt: skip
 
 
 def _take_block(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RecipeError
-from launcher.facts.probe import find_model_config
+from launcher.facts.model_config import find_model_config
 from launcher.importing.arguments import as_bool, convert
 from launcher.importing.found import Effect, Reading, shown
 from launcher.recipe.field_tables import ADAPTER_OWNED, adapter_fields

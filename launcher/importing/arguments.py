@@ -34,6 +34,14 @@ RENAMED = {
 }
 """Old name -> name of today, with the same values."""
 _TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+_OLD_SWITCHES = (
+    "bf16", "fp16", "no_cuda", "use_cpu", "use_mps_device", "do_train", "do_eval", "do_predict",
+    "overwrite_output_dir", "save_safetensors", "group_by_length", "include_inputs_for_metrics",
+    "dispatch_batches", "split_batches", "auto_find_batch_size", "remove_unused_columns", "disable_tqdm",
+    "include_tokens_per_second", "jit_mode_eval", "use_ipex", "tpu_metrics_debug", "debug_mode",
+    "use_legacy_prediction_loop", "use_liger",
+)  # fmt: skip
+"""Switches that the table of today's fields does not have."""
 Taker = Callable[[Reading, str, Any, int | None], None]
 
 
@@ -118,6 +126,44 @@ def as_number(value: Any) -> int | float | None:
     if isinstance(value, int):
         return value
     return int(number) if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() else number
+
+
+def field_kind(name: str) -> str | None:
+    """How many words of a command line a field of TrainingArguments takes, in any version of transformers.
+
+    `switch`: true, false or nothing; `bare`: nothing; `one`; `many`. None: there is no such field.
+    """
+    entry = _all_fields().get(RENAMED.get(name, name))
+    if entry is not None:
+        kinds = set(entry["types"])
+        if any(kind.startswith("list") for kind in kinds):
+            return "many"
+        return "switch" if "bool" in kinds and not kinds & {"str", "int", "float", "dict"} else "one"
+    if name in TRAINER_OWNED or name in TRAINER_REMOVED or name in _SPECIAL:
+        return "switch" if name in _OLD_SWITCHES else "one"
+    if name.startswith("no_") and field_kind(name.removeprefix("no_")) == "switch":
+        return "bare"
+    return None
+
+
+def field_names() -> set[str]:
+    """Fields of TrainingArguments of any version."""
+    return {*_all_fields(), *TRAINER_REMOVED, *TRAINER_OWNED, *_SPECIAL, *RENAMED}
+
+
+def field_values(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of TrainingArguments as a script reads them: what a command line says, and defaults else.
+
+    A field whose default is None, or no plain value, is there only if it is told.
+    """
+    values: dict[str, Any] = dict.fromkeys((*_OLD_SWITCHES, "gradient_checkpointing"), False)
+    values |= {name: entry["default"] for name, entry in trainer_fields().items()
+               if isinstance(entry.get("default"), bool | int | float | str)}  # fmt: skip
+    values |= {"seed": 42, "remove_unused_columns": True}
+    for name, value in told.items():
+        entry = _all_fields().get(RENAMED.get(name, name))
+        values[name] = convert(value, entry) if entry is not None else _from_text(str(value), {"bool", "int"})
+    return values
 
 
 def fill_defaults(reading: Reading, defaults: Mapping[str, Any], logging_steps: int = 500) -> None:

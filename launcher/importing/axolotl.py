@@ -14,6 +14,7 @@ from launcher.importing.axolotl_tables import (
     HANDLED,
     KEYS,
     LEFT,
+    PLUGIN_KEYS,
     REFUSED_TRAINING,
     ROW_TYPES,
     SHARING,
@@ -21,6 +22,7 @@ from launcher.importing.axolotl_tables import (
 from launcher.importing.found import Effect, Place, Reading, shown
 from launcher.importing.fsdp import take_fsdp_options
 from launcher.importing.peer import (
+    Left,
     Peer,
     Row,
     Tool,
@@ -51,7 +53,8 @@ def tells(data: Mapping[str, Any]) -> bool:
 
 def mapping_rows() -> list[Row]:
     """(key of axolotl, key of a recipe, note), for a page."""
-    return rows_of((*KEYS, *DPO_KEYS), HANDLED, LEFT)
+    of_plugins = [entry for table in PLUGIN_KEYS.values() for entry in table]
+    return rows_of((*KEYS, *DPO_KEYS), HANDLED, (*LEFT, *of_plugins))
 
 
 def row_types() -> list[Row]:
@@ -124,10 +127,6 @@ def _take_sharding(peer: Peer) -> None:
             take_argument(peer.reading, "fsdp", words, peer.line("fsdp"))
         if options:
             take_fsdp_options(peer.reading, "fsdp_config", options, peer.line("fsdp_config"))
-        if "model.quantization" in peer.reading.taken:
-            key = "fsdp_config" if options else "fsdp"
-            peer.refuse(key, "with a quantised model: fsdp here shards no quantised weights",
-                        "DeepSpeed ZeRO-2 does, or one card")  # fmt: skip
     elif version is not None:
         peer.reading.know("fsdp_version")
     if "fsdp_final_state_dict_type" in peer.values:
@@ -141,11 +140,16 @@ def _take_sharding(peer: Peer) -> None:
 
 def _take_trackers(peer: Peer) -> None:
     used = [name for key, name in _TRACKERS.items() if peer.switch(key)]
+    if "swanlab" in str(peer.values.get("plugins", "")) and peer.switch("use_swanlab"):
+        used.append("swanlab")
     project = peer.get("wandb_project")
     if project and "wandb" not in used and as_bool(peer.values.get("use_wandb")) is not False:
         used.insert(0, "wandb")
     if used:
-        first = next((key for key in ("wandb_project", *_TRACKERS) if key in peer.values), "wandb_project")
+        first = next(
+            (key for key in ("wandb_project", *_TRACKERS, "use_swanlab") if key in peer.values),
+            "wandb_project",
+        )
         peer.take("trainer.report_to", used, first)
     for key in ("wandb_project", "wandb_entity", "wandb_mode"):
         value = peer.get(key)
@@ -162,18 +166,45 @@ def _take_trackers(peer: Peer) -> None:
 
 def _take_plugins(peer: Peer) -> None:
     plugins = peer.get("plugins")
+    named = [str(name) for name in plugins] if isinstance(plugins, list) else []
     kernels = [key for key in peer.values if key.startswith("liger_")]
     for key in kernels:
         peer.get(key)
     if any(as_bool(peer.values[key]) for key in kernels):
         key = next(key for key in kernels if as_bool(peer.values[key]))
         peer.take("trainer.use_liger_kernel", True, key, *kernels)
-    for name in plugins if isinstance(plugins, list) else []:
-        plain = str(name).lower()
-        if ".liger" in plain or ".cut_cross_entropy" in plain:
-            continue
+    for name in named:
+        plain = name.lower()
         line = peer.line("plugins")
+        if _plugin_of(name) in ("liger", "cut_cross_entropy", "swanlab"):
+            continue
         if "kd" in plain.split(".") or "diffusion" in plain:
             peer.refuse("plugins", f"holds {shown(name)}: another kind of training")
         else:
             peer.reading.drop("plugins", name, line, Effect.TRAINING, "a plugin of axolotl's")
+    _take_plugin_keys(peer, {_plugin_of(name) for name in named})
+    _leave_to_plugins(peer, [name for name in named if not _plugin_of(name)])
+
+
+def _plugin_of(name: str) -> str:
+    """`swanlab` of `axolotl.integrations.swanlab.SwanLabPlugin`; empty for one of somebody else's."""
+    start, _, rest = name.partition("axolotl.integrations.")
+    return rest.partition(".")[0] if not start else ""
+
+
+def _take_plugin_keys(peer: Peer, on: set[str]) -> None:
+    """Keys of axolotl's own plugins, which are read where `plugins` names them."""
+    for plugin, table in PLUGIN_KEYS.items():
+        if plugin in on:
+            leave_keys(peer, table)
+        else:
+            reason = f"only axolotl's plugin {plugin} reads it, and plugins does not name that"
+            leave_keys(peer, [Left(Effect.NONE, reason, entry.names) for entry in table])
+
+
+def _leave_to_plugins(peer: Peer, others: list[str]) -> None:
+    """With a plugin of somebody else's, a key that axolotl has not is that plugin's."""
+    known = {*peer.tool.keys, *peer.reading.seen}
+    for key in [key for key in peer.values if key not in known] if others else ():
+        reason = f"no key of axolotl's own: the plugin {shown(others[0])} may read it"
+        peer.drop(key, Effect.TRAINING, reason)

@@ -133,7 +133,7 @@ HANDLED: tuple[Row, ...] = (
     ("early_stopping_patience", "early_stopping.patience", ""),
     ("torch_compile", "trainer.torch_compile", "auto says nothing"),
     ("deepspeed", "sharding", "the file is read, too"),
-    ("fsdp_config", "sharding.engine", "fsdp; offload is refused"),
+    ("fsdp_config", "sharding.engine", "fsdp; offload is listed; with a quantised model the planner chooses"),
     ("fsdp", "sharding.engine", "fsdp"),
     ("context_parallel_size", "sharding", "sp_size with DeepSpeed, else cp_size"),
     ("sequence_parallel_degree", "sharding", "as context_parallel_size"),
@@ -158,6 +158,7 @@ HANDLED: tuple[Row, ...] = (
     ("streaming", "data.streaming", ""),
     ("chat_template", "model.chat_template", "listed: the tokenizer's is used"),
     ("chat_template_jinja", "model.chat_template", "with chat_template: jinja"),
+    ("use_swanlab", "trainer.report_to", "swanlab, where plugins names its plugin"),
     ("plugins", "trainer.use_liger_kernel", "liger; others are listed"),
 )
 """(key, recipe key, note) of what the reader looks at itself."""
@@ -256,6 +257,48 @@ SHARING: tuple[Left, ...] = (
         model_quantization_config_kwargs"""),
 )  # fmt: skip
 """What belongs to something that the file does not ask for; after everything else was looked at."""
+
+PLUGIN_KEYS: dict[str, tuple[Left, ...]] = {
+    "swanlab": (
+        Left(_SAME, "the tracker, where its project is set", "use_swanlab"),
+        Left(_SAME, "not carried over: set it in the environment of the tracker", """swanlab_project
+            swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace swanlab_api_key
+            swanlab_log_model swanlab_web_host swanlab_api_host swanlab_lark_webhook_url swanlab_lark_secret
+            swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer"""),
+    ),
+    "kernels": (
+        Left(_SAME, _KERNEL, """expert_backend moe_grouped_backend moe_dequant_chunk_size use_scattermoe
+            use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels dsv4_shared_mlp_lora_kernel
+            nvfp4_merge_aware_start_step"""),
+        Left(_OTHER, "not carried over: other numbers than those of the weights' own type", """moe_bnb_fast
+            nonexpert_quantization dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel dsv4_bf16_all
+            dsv4_fp4_grouped_mode gemma4_fp8_nonexpert gemma4_nf4_nonexpert"""),
+    ),
+    "expert_parallel": (
+        Left(_SAME, "not carried over: where the experts lie", """expert_parallel_size expert_parallel_backend
+            expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
+            expert_parallel_fallback_on_unsupported"""),
+        Left(_OTHER, "not carried over: tokens over it are dropped", "expert_parallel_token_capacity"),
+    ),
+    "densemixer": (Left(_OTHER, "not carried over", "dense_mixer"),),
+    "grokfast": (Left(_OTHER, "not carried over", "grokfast_alpha grokfast_lamb"),),
+    "spectrum": (Left(_OTHER, "not carried over: it freezes layers", """spectrum_top_fraction
+        spectrum_model_name"""),),
+    "mora": (Left(_OTHER, "not carried over: another kind of adapter", "mora"),),
+    "llm_compressor": (Left(_OTHER, "not carried over: it compresses the model", "llmcompressor"),),
+    "hatchery": (Left(_OTHER, "not carried over: it trains on a service", "hatchery"),),
+    "lm_eval": (Left(_SAME, "not carried over: it measures after the training", """lm_eval_tasks
+        lm_eval_batch_size lm_eval_post_train lm_eval_model"""),),
+    "kd": (Left(_OTHER, "not carried over", """kd_trainer kd_ce_alpha kd_alpha kd_temperature
+        kd_temperature_min kd_beta kd_normalize_topk kd_online_server_base_url kd_online_topk
+        kd_online_server kd_online_timeout"""),),
+    "diffusion": (Left(_OTHER, "not carried over", "diffusion"),),
+    "nemo_gym": (Left(_OTHER, "not carried over", """nemo_gym_enabled nemo_gym_dir nemo_gym_auto_clone
+        nemo_gym_config_paths nemo_gym_head_port nemo_gym_server_timeout nemo_gym_verify_timeout
+        nemo_gym_run_timeout nemo_gym_datasets nemo_gym_auto_start nemo_gym_model_name nemo_gym_multi_turn
+        nemo_gym_max_turns"""),),
+}  # fmt: skip
+"""Keys that a plugin of axolotl's reads, by the plugin's name; they are in no schema but its own."""
 
 DATASET_LEFT: tuple[Left, ...] = (
     Left(_SAME, "how the rows are read, not which", "ds_type preprocess_shards trust_remote_code"),

@@ -1,36 +1,29 @@
-"""The flags of a training script on a launch line: TrainingArguments, and names that everybody copies."""
+"""The flags of a launch line: words and values, and those of transformers' example scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.importing.adapter import (
-    PEFT_DEFAULTS,
-    dtype_name,
-    take_adapter,
-    take_bits,
-    take_default_targets,
-    take_quantization,
-)
+from launcher.importing.adapter import dtype_name
 from launcher.importing.arguments import (
     NEEDED_FIELDS,
     TRANSFORMERS_DEFAULTS,
     as_bool,
     as_number,
+    field_kind,
     fill_defaults,
     take_argument,
 )
 from launcher.importing.found import Effect, Reading, shown
+from launcher.importing.programs import Program
 from launcher.importing.shell import Word
 from launcher.importing.sources import source_at
-from launcher.recipe.suggestions import TRAINER_ALIASES
 
 OWN = "the script's own flag: what it does with it is not known here"
-_SURE = ("lr", "epochs", "num_epochs")
-"""Short names that mean one thing everywhere."""
-_ADAPTED = ("use_peft", "use_lora", "use_peft_lora")
+DECIDES = "it decides which part of the script is run: of that part only the calls that are read are taken"
+NO_VALUE = "has no value, and needs one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,50 +39,129 @@ class Flag:
     """Whether the value is only known when the line is run."""
 
 
-def read_flags(words: Sequence[Word]) -> tuple[list[Flag], list[Word]]:
-    """Flags, and the words that belong to none: `--x v`, `--x=v`, `--x`, `--x a b`."""
+def read_flags(
+    words: Sequence[Word], kind_of: Callable[[str], str | None] | None = None
+) -> tuple[list[Flag], list[Word]]:
+    """Flags, and the words that belong to none: `--x v`, `--x=v`, `--x`, `--x a b`.
+
+    kind_of: how many words a flag takes, by its name: `bare` none, `switch` true or false or none, `one`,
+    `many`; None where that is not known, which is as `many`.
+    """
     flags: list[Flag] = []
     loose: list[Word] = []
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
-        if not word.text.startswith("--") or len(word.text) < 3:
+        if not _is_flag(word, kind_of):
             loose.append(word)
             continue
-        name, equals, text = word.text[2:].partition("=")
+        name, equals, text = word.text.lstrip("-").partition("=")
         plain = name.replace("-", "_")
         if equals:
             flags.append(Flag(plain, text, word.line, word.open))
             continue
-        values = []
-        while at < len(words) and not words[at].text.startswith("--"):
-            values.append(words[at])
-            at += 1
+        values = _values(words, at, kind_of(plain) if kind_of is not None else None)
+        at += len(values)
         value: Any = [v.text for v in values] if len(values) > 1 else values[0].text if values else True
         flags.append(Flag(plain, value, word.line, any(v.open for v in values)))
     return flags, loose
 
 
-def take_flags(reading: Reading, flags: Sequence[Flag]) -> None:
-    """Take all flags of a script with TrainingArguments' parser."""
+def known_flags(
+    reading: Reading,
+    words: Sequence[Word],
+    kind_of: Callable[[str], str | None] | None,
+    full: Callable[[str], str] = str,
+) -> tuple[list[Flag], list[Word]]:
+    """The flags of a program, and the words left; arguments that a shell puts there later are refused.
+
+    full: the name of a flag that may be abbreviated.
+    """
+    flags, loose = read_flags(words, kind_of and (lambda name: kind_of(full(name))))
+    rest = []
+    for word in loose:
+        if word.text in ("$@", "$*", "${@}", "${*}"):
+            reading.drop(word.text, "", word.line, Effect.NONE, "what is given to the shell script itself")
+        elif word.open:
+            reading.refuse(word.text, word.line, "holds arguments that are known only when the line is run",
+                           "write what it stands for")  # fmt: skip
+        elif word.text.strip():  # a blank after `\\` at a line's end is a word to a shell
+            rest.append(word)
+    named = [replace(flag, name=full(flag.name)) for flag in flags]
+    return [flag for flag in named if flag.name != "local_rank"], rest
+
+
+def full_name(name: str, names: Iterable[str]) -> str:
+    """The flag that argparse takes an abbreviation for; the name itself where there is none, or several."""
+    known = set(names)
+    long = [other for other in known if other.startswith(name)] if name not in known else []
+    return long[0] if len(long) == 1 else name
+
+
+def _is_flag(word: Word, kind_of: Callable[[str], str | None] | None) -> bool:
+    """`--name`, and `-n` where the script declares it."""
+    if word.text.startswith("--"):
+        return len(word.text) > 2
+    short = word.text.startswith("-") and as_number(word.text) is None and len(word.text) > 1
+    return short and kind_of is not None and kind_of(word.text.lstrip("-").replace("-", "_")) is not None
+
+
+def _values(words: Sequence[Word], at: int, kind: str | None) -> list[Word]:
+    """The words after a flag that are its value."""
+    values: list[Word] = []
+    most = {"bare": 0, "switch": 1, "one": 1}.get(kind or "", len(words))
+    for word in words[at : at + most]:
+        if word.text.startswith("--") or (kind == "switch" and as_bool(word.text) is None):
+            break
+        if word.open and word.text.rstrip("]}").endswith(("@", "*")):  # "$@": any number of words
+            break
+        values.append(word)
+    return values
+
+
+def take_flags(reading: Reading, flags: Sequence[Flag], program: Program, line: int) -> None:
+    """Take all flags of one of transformers' examples, and its own defaults."""
     rows = _Rows()
-    seen: dict[str, tuple[Any, int | None]] = {}
+    if program.task != "causal-lm":
+        reading.take("task", program.task, line, f"{program.name}: {program.task}")
     for flag in flags:
-        seen[flag.name] = (flag.value, flag.line)
-    fields = _has(seen, *_ADAPTED, "lora_r", "lora_rank", "lora_alpha")
-    for flag in flags:
-        if flag.open:
-            _leave_open(reading, flag)
-        elif not _take(reading, flag, rows, fields):
-            reading.drop(f"--{flag.name}", flag.value, flag.line, Effect.TRAINING, OWN)
+        take_flag(reading, flag, lambda flag: _take(reading, flag, rows))
+    if not any(flag.name == "do_train" and as_bool(flag.value) is not False for flag in flags):
+        reading.refuse(program.name, line, "without --do_train does not train")
     _take_rows(reading, rows)
-    if fields and _is_on(seen, _ADAPTED):
-        fill_defaults(reading, PEFT_DEFAULTS)
-        take_default_targets(reading)
-    _take_bits(reading, seen)
-    tell_length(reading)
+    open_names = {flag.name for flag in flags if flag.open}
+    for key, value in program.defaults.items():
+        if key == "data.max_length" and open_names & set(_LENGTHS):
+            continue
+        said = f"{key.rpartition('.')[2]}: {shown(value)}"
+        reading.take(key, value, None, said, default=True)
+    if program.name == "run_clm.py":
+        reading.drop("block_size", reading.value("data.max_length"), line, Effect.TRAINING,
+                     "run_clm.py joins all texts and cuts them into blocks; here no document of a block sees "
+                     "another")  # fmt: skip
     fill_defaults(reading, TRANSFORMERS_DEFAULTS)
+
+
+def take_flag(reading: Reading, flag: Flag, take: Callable[[Flag], bool]) -> None:
+    """One flag of a known parser: taken, or listed where its value is not known or is not there."""
+    if flag.open:
+        _leave_open(reading, flag)
+    elif not take(flag):
+        reading.drop(f"--{flag.name}", flag.value, flag.line, Effect.TRAINING, OWN)
+
+
+def take_training_argument(reading: Reading, flag: Flag) -> bool:
+    """A field of TrainingArguments; one that needs a value and has none is refused, as its parser does."""
+    kind = field_kind(flag.name)
+    if kind is None:
+        return False
+    if flag.value is True and kind in ("one", "many") and flag.name != "fsdp":
+        reading.refuse(f"--{flag.name}", flag.line, NO_VALUE)
+        return True
+    if kind == "bare":
+        return take_argument(reading, flag.name.removeprefix("no_"), False, flag.line)
+    return take_argument(reading, flag.name, flag.value, flag.line)
 
 
 def tell_length(reading: Reading) -> None:
@@ -100,18 +172,9 @@ def tell_length(reading: Reading) -> None:
                      "cuts at 2,048 tokens", "write data.max_length")  # fmt: skip
 
 
-def _has(seen: dict[str, tuple[Any, int | None]], *names: str) -> bool:
-    return any(name in seen for name in names)
-
-
-def _is_on(seen: dict[str, tuple[Any, int | None]], names: Sequence[str]) -> bool:
-    """Whether no switch of these says no."""
-    return all(as_bool(seen[name][0]) is not False for name in names if name in seen)
-
-
 def _leave_open(reading: Reading, flag: Flag) -> None:
     if flag.name in _ADDRESSES:
-        key = "model.name_or_path" if flag.name in _ADDRESSES[:5] else "data.train"
+        key = "model.name_or_path" if flag.name == "model_name_or_path" else "data.train"
         reading.know(flag.name)
         reading.needs(key, flag.line, f"--{flag.name} {shown(flag.value)} is known only when the line is run")
         return
@@ -130,40 +193,20 @@ class _Rows:
     name: Flag | None = None
     split: Flag | None = None
     share: Flag | None = None
+    task: Flag | None = None
+    """Of run_glue.py: one of the sets of GLUE."""
 
 
-def _take(reading: Reading, flag: Flag, rows: _Rows, adapted: bool) -> bool:
+def _take(reading: Reading, flag: Flag, rows: _Rows) -> bool:
     """Whether the flag is taken, dropped or known."""
-    name, value = flag.name, flag.value
-    if name in _ALIASES:
-        _ALIASES[name](reading, flag)
+    if flag.name in _ALIASES:
+        _ALIASES[flag.name](reading, flag)
         return True
-    if name in _ROW_FLAGS:
-        setattr(rows, _ROW_FLAGS[name], flag)
-        reading.know(name)
+    if flag.name in _ROW_FLAGS:
+        setattr(rows, _ROW_FLAGS[flag.name], flag)
+        reading.know(flag.name)
         return True
-    lora = _LORA.get(name)
-    if lora is not None or (adapted and name in ("use_dora", "use_rslora", "modules_to_save")):
-        return take_adapter(
-            reading, lora or name, _listed(value) if "modules" in name else value, flag.line, name
-        )
-    if name in _QUANTIZATION or name in _ADAPTED:
-        reading.know(name)
-        return True
-    if name in _SURE:
-        return take_argument(reading, TRAINER_ALIASES[name], value, flag.line)
-    if name.startswith("no_") and take_argument(reading, name.removeprefix("no_"), False, flag.line):
-        return True
-    return take_argument(reading, name, value, flag.line)
-
-
-def _listed(value: Any) -> Any:
-    """Names of layers: several words, or one with commas."""
-    if isinstance(value, str) and value in ("all", "all-linear"):
-        return "all-linear"
-    if isinstance(value, str):
-        return value.split(",")
-    return ["all-linear"] if value == ["all"] else value
+    return take_training_argument(reading, flag)
 
 
 def _text(to: str) -> Callable[[Reading, Flag], None]:
@@ -190,60 +233,18 @@ def _dtype(reading: Reading, flag: Flag) -> None:
         reading.take("model.dtype", name, flag.line, flag.name)
 
 
-def _source_length(reading: Reading, flag: Flag) -> None:
-    """Of transformers' run_summarization.py and run_translation.py alone: rows are read, then written."""
-    reading.take("task", "seq2seq-lm", flag.line, f"{flag.name}: {shown(flag.value)}")
-    length = as_number(flag.value)
-    if length is not None and length > 0 and length == int(length):
-        reading.take("data.max_length", int(length), flag.line, flag.name)
-    else:
-        reading.drop(flag.name, flag.value, flag.line, Effect.TRAINING, "expected a whole number from 1")
-
-
-def _kernel(reading: Reading, flag: Flag) -> None:
-    if flag.value in ("eager", "sdpa", "flash_attention_2", "flex_attention"):
-        reading.take("model.attn_implementation", flag.value, flag.line, flag.name)
-    else:
-        reading.drop(flag.name, flag.value, flag.line, Effect.NONE, "speed only; the planner chooses")
-
-
-def _flash(reading: Reading, flag: Flag) -> None:
-    reading.know(flag.name)
-    if as_bool(flag.value):
-        reading.take("model.attn_implementation", "flash_attention_2", flag.line, f"{flag.name}: true")
-
-
 def _length(reading: Reading, flag: Flag) -> None:
     number = as_number(flag.value)
     if not isinstance(number, int) or number < 8:
         reading.drop(flag.name, flag.value, flag.line, Effect.NEEDED, "expected a number of tokens from 8")
         return
     reading.take("data.max_length", number, flag.line, flag.name)
-    if flag.name == "block_size":
-        reading.take("data.packing", True, flag.line, f"{flag.name}: {number}", default=True)
-        reading.drop(flag.name, flag.value, flag.line, Effect.TRAINING, "run_clm.py cuts all texts in a row "
-                     "into blocks; here no document of a block sees another")  # fmt: skip
 
 
 def _samples(reading: Reading, flag: Flag) -> None:
     reading.drop(
         flag.name, flag.value, flag.line, Effect.TRAINING, "all rows are used; there is no limit of rows"
     )
-
-
-def _checkpointing(reading: Reading, flag: Flag) -> None:
-    take_argument(reading, "gradient_checkpointing", flag.value, flag.line)
-    reading.know(flag.name)
-
-
-def _reentrant(reading: Reading, flag: Flag) -> None:
-    reading.know(flag.name)
-    given = {"use_reentrant": as_bool(flag.value) is not False}
-    take_argument(reading, "gradient_checkpointing_kwargs", given, flag.line)
-
-
-def _packing(reading: Reading, flag: Flag) -> None:
-    reading.take("data.packing", as_bool(flag.value) is True, flag.line, f"{flag.name}: {shown(flag.value)}")
 
 
 def _prepared(reading: Reading, flag: Flag) -> None:
@@ -261,80 +262,43 @@ def _silent(reading: Reading, flag: Flag) -> None:
     reading.know(flag.name)
 
 
-_ADDRESSES = ("model_name_or_path", "model_name", "base_model", "model_id", "pretrained_model_name_or_path",
-              "dataset_name", "train_file", "data_path")  # fmt: skip
-_LENGTHS = ("max_seq_length", "max_length", "model_max_length", "block_size", "cutoff_len", "max_seq_len")
+_LENGTHS = ("max_seq_length", "block_size", "max_source_length")
+_ADDRESSES = ("model_name_or_path", "dataset_name", "train_file", "train_dir", "task_name")
 _ALIASES: dict[str, Callable[[Reading, Flag], None]] = {
-    **dict.fromkeys(_ADDRESSES[:5], _text("model.name_or_path")),
-    **dict.fromkeys(("tokenizer_name", "tokenizer_name_or_path"), _text("model.tokenizer")),
+    "model_name_or_path": _text("model.name_or_path"),
+    "tokenizer_name": _text("model.tokenizer"),
     "model_revision": _text("model.revision"),
     "cache_dir": _text("model.cache_dir"),
     "trust_remote_code": _trust,
     "torch_dtype": _dtype,
     "dtype": _dtype,
-    "attn_implementation": _kernel,
-    **dict.fromkeys(("use_flash_attn", "use_flash_attn_2", "use_flash_attention_2"), _flash),
     **dict.fromkeys(_LENGTHS, _length),
-    **dict.fromkeys(("max_train_samples", "max_eval_samples", "num_samples"), _samples),
-    "use_gradient_checkpointing": _checkpointing,
-    "use_reentrant": _reentrant,
-    "packing": _packing,
+    **dict.fromkeys(("max_train_samples", "max_eval_samples"), _samples),
     "overwrite_cache": _prepared,
     "preprocessing_num_workers": _workers,
-    "dataset_num_proc": _workers,
-    "max_source_length": _source_length,
-    **dict.fromkeys(("use_fast_tokenizer", "low_cpu_mem_usage", "use_auth", "use_auth_token"), _silent),
+    **dict.fromkeys(("use_fast_tokenizer", "low_cpu_mem_usage", "use_auth_token", "test_file",
+                     "max_predict_samples", "pad_to_max_length", "ignore_mismatched_sizes"), _silent),
 }  # fmt: skip
 _ROW_FLAGS = {
-    "dataset_name": "train", "train_file": "train", "data_path": "train", "validation_file": "eval",
-    "dataset_config": "name", "dataset_config_name": "name", "dataset_split": "split",
-    "dataset_train_split": "split", "validation_split_percentage": "share",
+    "dataset_name": "train", "train_file": "train", "train_dir": "train", "task_name": "task",
+    "validation_file": "eval", "validation_dir": "eval", "dataset_config_name": "name",
+    "train_split_name": "split", "validation_split_percentage": "share",
 }  # fmt: skip
-_LORA = {
-    "lora_r": "r", "lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
-    "lora_target_modules": "target_modules", "target_modules": "target_modules",
-    "lora_modules": "target_modules", "lora_modules_to_save": "modules_to_save", "lora_bias": "bias",
-}  # fmt: skip
-_QUANTIZATION = (
-    "load_in_4bit", "load_in_8bit", "bits", "quant_type", "double_quant", "bnb_4bit_quant_type",
-    "use_bnb_nested_quant", "bnb_4bit_compute_dtype", "q_lora", "use_qlora",
-    "use_4bit_quantization", "use_8bit_quantization", "use_nested_quant", "bnb_4bit_quant_storage_dtype",
-)  # fmt: skip
 
 
-def _take_bits(reading: Reading, seen: dict[str, tuple[Any, int | None]]) -> None:
-    """Quantisation in transformers' names, and in those of artidoro/qlora and of peft's examples."""
-    renamed = {
-        "use_4bit_quantization": "load_in_4bit",
-        "use_8bit_quantization": "load_in_8bit",
-        "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
-        "use_nested_quant": "bnb_4bit_use_double_quant",
-        "bnb_4bit_quant_storage_dtype": "bnb_4bit_quant_storage",
-    }
-    names = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", *renamed, "bnb_4bit_compute_dtype")
-    fields = {renamed.get(name, name): seen[name] for name in names if name in seen}
-    if "use_4bit_quantization" in seen:  # peft's examples begin with other defaults than BitsAndBytesConfig
-        fields = {"bnb_4bit_quant_type": ("nf4", None), "bnb_4bit_compute_dtype": ("float16", None), **fields}
-    if fields:
-        take_bits(reading, fields)
-    bits, line = seen.get("bits", (None, None))
-    if as_number(bits) == 4:
-        kind = str(seen.get("quant_type", ("nf4", None))[0])
-        double = as_bool(seen.get("double_quant", (True, None))[0])
-        compute = {"bf16": "bfloat16", "fp16": "float16"}.get(str(reading.value("precision")), "float32")
-        take_quantization(reading, kind if kind in ("nf4", "fp4") else "nf4", line, "bits: 4",
-                          double_quant=double, compute_dtype=compute)  # fmt: skip
-    elif as_number(bits) == 8:
-        take_quantization(reading, "int8", line, "bits: 8")
-    elif bits is not None and as_number(bits) != 16:
-        reading.drop("bits", bits, line, Effect.NEEDED, "expected 4, 8 or 16")
-    for name in ("q_lora", "use_qlora"):
-        if name in seen and as_bool(seen[name][0]):
-            reading.drop(name, seen[name][0], seen[name][1], Effect.NEEDED, "in how many bits is not said",
-                         "write model.quantization: nf4 if it is QLoRA's")  # fmt: skip
+def _of_glue(reading: Reading, rows: _Rows) -> None:
+    """`--task_name mrpc` is a set of GLUE."""
+    task = rows.task
+    if task is None or task.open:
+        return
+    if str(task.value).lower() == "stsb":
+        reading.refuse("--task_name", task.line, "is stsb, a regression, which is no task here")
+    rows.train = Flag("task_name", "nyu-mll/glue", task.line)
+    rows.name = Flag("task_name", str(task.value).lower(), task.line)
 
 
 def _take_rows(reading: Reading, rows: _Rows) -> None:
+    _of_glue(reading, rows)
     if rows.train is not None and not rows.train.open:
         name = None if rows.name is None or rows.name.value == "None" else rows.name.value
         split = None if rows.split is None else rows.split.value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.facts.secrets import SECRET, TOKENS, is_written_secret, looks_secret, names_secret
+from launcher.facts.secrets import hide_tokens, is_written_secret, looks_secret, names_secret
+from launcher.importing.shell import Word
 
 LONGEST = 100
 """Characters of a value that are shown."""
@@ -17,9 +19,7 @@ KEEP_OUT = "a secret: set it in the environment; no file of a run may hold it"
 
 def without_tokens(text: str) -> str:
     """The text without what looks like a token, on one line."""
-    for pattern in TOKENS:
-        text = re.sub(pattern, SECRET, text)
-    text = re.sub(r"://[^\s/:@]+:[^\s/@]+@", f"://{SECRET}@", text)
+    text = hide_tokens(text)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -53,7 +53,7 @@ class Effect(Enum):
     """What is learnt stays the same: paths, caches, kernels that only save memory."""
     TRAINING = "changes the training"
     """The other tool would have learnt something else, and no recipe key says it."""
-    NEEDED = "needs your word"
+    NEEDED = "must be set in the recipe"
     """A recipe needs it, and the file does not say it."""
 
 
@@ -111,6 +111,18 @@ class Call:
     """What trl is to do: sft, dpo; empty for others."""
 
 
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A script or module that a launch line starts."""
+
+    name: Word
+    words: Sequence[Word]
+    """Its arguments."""
+    is_module: bool
+    spawned_by: str
+    """deepspeed, accelerate, torchrun or python."""
+
+
 @dataclass(slots=True)
 class Reading:
     """One file, read."""
@@ -127,8 +139,8 @@ class Reading:
     """Why no recipe may be made of it at all: another kind of training, or what contradicts itself."""
     seen: set[str] = field(default_factory=set)
     """Every key that was taken, dropped or known, in the other tool's spelling."""
-    scripts: dict[str, int] = field(default_factory=dict)
-    """Python scripts that a launch line starts -> line; they are read where they are there and tell more."""
+    started: Started | None = field(default=None, repr=False)  # it may hold a token
+    """The script that a launch line starts: `join` looks for it, and `started` reads its flags."""
     calls: list[Call] = field(default_factory=list)
     """Recipes that a launch line starts."""
     inline: list[tuple[dict[str, Any], int | None]] = field(default_factory=list)
@@ -138,6 +150,15 @@ class Reading:
     texts: dict[str, str] = field(default_factory=dict)
     """Files to write beside the recipe (hooks, a chat template): suffix of the name -> text. The recipe's
     value for such a key is the suffix; the name is put before it when the recipe is written."""
+
+    @contextmanager
+    def standing_in(self, file: str) -> Iterator[None]:
+        """What is taken and dropped meanwhile stands in another file."""
+        own, self.file = self.file, file
+        try:
+            yield
+        finally:
+            self.file = own
 
     def take(
         self, key: str, value: Any, line: int | None, said: str, *, default: bool = False, note: str = ""

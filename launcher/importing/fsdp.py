@@ -7,17 +7,33 @@ from typing import Any
 
 from launcher.importing.found import Effect, Reading, shown
 
-OFFLOAD = "fsdp with offload is not planned here"
-NEAREST = "DeepSpeed ZeRO-3 with offload_param: cpu is: sharding: {zero_stage: 3, offload_param: cpu}"
+OFFLOAD = "memory only: FSDP keeps its shards on the device here"
+NEAREST = "DeepSpeed offloads: sharding: {zero_stage: 3, offload_param: cpu, offload_optimizer: cpu}"
 _MEMORY = "memory only: each block is gathered and dropped again"
-# Each block of the model is wrapped by itself, and whole weights are saved: these need no word.
+# How each block is wrapped and gathered is the engine's own matter here, and needs no message.
 _WRAPPING = (
     "auto_wrap_policy", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap",
     "transformer_cls_to_wrap", "min_num_params", "backward_prefetch",
-    "backward_prefetch_policy", "forward_prefetch", "use_orig_params", "cpu_ram_efficient_loading",
-    "sync_module_states", "state_dict_type", "xla", "xla_fsdp_settings", "xla_fsdp_v2",
-    "xla_fsdp_grad_ckpt", "limit_all_gathers", "ignored_modules", "mixed_precision_policy", "version",
+    "backward_prefetch_policy", "forward_prefetch", "use_orig_params",
+    "xla", "xla_fsdp_settings", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "limit_all_gathers", "version",
+    "offload_pin_memory", "cpu_offload_pin_memory",
 )  # fmt: skip
+_LOADING = "host memory only: how the weights are loaded, not which"
+_LEFT = {
+    "offload_params": (Effect.NONE, OFFLOAD, NEAREST),
+    "cpu_offload": (Effect.NONE, OFFLOAD, NEAREST),
+    "cpu_ram_efficient_loading": (Effect.NONE, _LOADING, ""),
+    "sync_module_states": (Effect.NONE, _LOADING, ""),
+    "state_dict_type": (
+        Effect.NONE,
+        "the format of checkpoints alone",
+        "",
+    ),
+    "final_state_dict_type": (Effect.NONE, "the format of the result alone: it is whole", ""),
+    "ignored_modules": (Effect.TRAINING, "every module is sharded and synchronised here", ""),
+    "mixed_precision_policy": (Effect.TRAINING, "`precision` decides it here", ""),
+}
+"""Options that are listed where they are on: effect, reason, hint."""
 _STRATEGIES = {
     "FULL_SHARD": "full", "1": "full", "SHARD_GRAD_OP": "grad", "2": "grad", "NO_SHARD": "none",
     "3": "none", "HYBRID_SHARD": "hybrid", "4": "hybrid", "HYBRID_SHARD_ZERO2": "hybrid", "5": "hybrid",
@@ -34,7 +50,7 @@ def take_fsdp(reading: Reading, name: str, value: Any, line: int | None) -> None
     engine = "ddp" if "no_shard" in words else "fsdp"
     reading.take("sharding.engine", engine, line, f"{name}: {text}")
     if "offload" in words:
-        reading.refuse(name, line, f"asks for offload: {OFFLOAD}", NEAREST)
+        reading.drop(f"{name}: offload", "offload", line, Effect.NONE, OFFLOAD, NEAREST)
     for word in ("shard_grad_op", "hybrid_shard", "hybrid_shard_zero2"):
         if word in words:
             reading.drop(f"{name}: {word}", word, line, Effect.NONE, _MEMORY)
@@ -62,9 +78,9 @@ def take_fsdp_option(reading: Reading, said: str, key: str, value: Any, line: in
     reading.know(said)
     if value is None:
         return
-    if plain in ("offload_params", "cpu_offload"):
-        if switch:
-            reading.refuse(said, line, f"is true: {OFFLOAD}", NEAREST)
+    if plain in _LEFT:
+        if str(value).strip().lower() not in ("false", "no", "0", "off", "none", ""):
+            reading.drop(said, value, line, *_LEFT[plain])
     elif plain == "activation_checkpointing":
         if switch:
             reading.take("trainer.activation_checkpointing", True, line, f"{said}: true")

@@ -11,6 +11,7 @@ from launcher.importing import accelerate, deepspeed, launch_line, lora_file
 from launcher.importing.found import Call, Dropped, Effect, Place, Reading, Taken, shown, without_tokens
 from launcher.importing.recognise import NO_CALL, Info, info_of, read_call, read_file, read_text, text_of
 from launcher.importing.settle import settle
+from launcher.importing.started import read_started
 
 MOST = 20
 """Files of one import."""
@@ -113,14 +114,15 @@ def _read_all(files: Sequence[str]) -> list[Reading]:
     for reading in readings[:]:
         for call in reading.calls:
             readings = _called(readings, reading, call, given, info)
+    for reading in readings[:]:
+        if reading.started is not None:
+            readings = _started(readings, reading, texts)
     known = {_resolved(Path(reading.file)) for reading in readings}
     for reading in readings:  # grows while it is gone through
         for config, line in reading.inline:
             deepspeed.take_config(reading, config, lambda path, line=line: line)  # type: ignore[misc]
         for name, place in reading.names.items():
             _take_named(readings, reading, name, place, known, given)
-        for name, at in reading.scripts.items():
-            _take_script(readings, reading, name, at, known)
     return readings
 
 
@@ -203,19 +205,22 @@ def _called(
     return [*(other for other in readings if _resolved(Path(other.file)) != there), made]
 
 
-def _take_script(readings: list[Reading], reading: Reading, name: str, line: int, known: set[Path]) -> None:
-    """The script of a launch line, where it is there and writes its arguments out."""
-    found = _beside(name, reading.file)
-    if found is not None and _resolved(found) not in known:
-        known.add(_resolved(found))
-        try:
-            readings.append(read_file(str(found)))
-        except RecipeError as error:
-            if any(problem.code != NO_CALL for problem in error.problems):
-                raise
-    elif found is None and not any(key.startswith("trainer.") for key in reading.taken):
-        reading.drop(name, "", line, Effect.NEEDED, "this script is named, and is not there",
-                     "give it as a FILE too")  # fmt: skip
+def _started(readings: list[Reading], reading: Reading, texts: Mapping[str, str]) -> list[Reading]:
+    """Read the script that a launch line starts, with the line's flags."""
+    started = reading.started
+    if started is None:
+        return readings
+    name = started.name.text
+    if started.is_module:
+        name = f"{name.replace('.', '/')}.py"
+    found = None if started.name.open else _find(name, reading.file, list(texts))
+    there = None if found is None else _resolved(found)
+    text = next((text for file, text in texts.items() if _resolved(Path(file)) == there), None)
+    if found is not None and text is None:
+        text = text_of(str(found))
+    made = read_started(reading, started, None if text is None else (text, str(found)))
+    others = [other for other in readings if _resolved(Path(other.file)) != there]
+    return others if made is None else [*others, made]
 
 
 def _find(name: str, file: str, given: Sequence[str]) -> Path | None:

@@ -6,7 +6,8 @@ import ast
 from typing import Any
 
 from launcher.importing.found import Effect, Reading
-from launcher.importing.values import Dotted, Function, Source, Unresolved, Value, text_of
+from launcher.importing.syntax import Function, text_of
+from launcher.importing.values import Dotted, Source, Unresolved, Value
 
 
 def keywords_of(

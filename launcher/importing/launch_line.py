@@ -10,15 +10,19 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.importing.environment import take_env
-from launcher.importing.flags import Flag, read_flags, take_flags
-from launcher.importing.found import Call, Effect, Reading, without_tokens
+from launcher.importing.flags import Flag, known_flags, read_flags
+from launcher.importing.foreign import COMMANDS, MANUALLY, tool_of
+from launcher.importing.found import Call, Effect, Reading, Started, without_tokens
 from launcher.importing.launchers import split_options, take_launcher
 from launcher.importing.sbatch import take_sbatch
 from launcher.importing.shell import Script, Word, read_script
+from launcher.importing.trl import option_kind
 
 TOOL = "launch line"
 _STARTS = re.compile(
     r"(?m)\b(?:deepspeed\s|accelerate\s+launch\b|torchrun\b|torch\.distributed\.(?:run|launch)\b|"
+    r"(?:swift|megatron)\s+(?:sft|pt|rlhf)\b|tune\s+run\b|oumi\s+train\b|xtuner\s+train\b|"
+    r"litgpt\s+(?:finetune|pretrain)|nemo\s+llm\b|colossalai\s+run\b|fairseq-train\b|mlx_lm\.lora\b|"
     r"trl\s+[a-z]+\b|axolotl\s+[a-z]|llamafactory-cli\s|lmf\s+train|axolotl\.cli\.train|"
     r"python[\d.]*\s(?:[^\n]|\\\n)*?--(?:learning_rate|per_device_train_batch_size|output_dir|"
     r"model_name_or_path|num_train_epochs)\b|python[\d.]*\s+(?:-\w\s+)*\S+\.py\b)"
@@ -26,26 +30,14 @@ _STARTS = re.compile(
 _PREFIXES = ("nohup", "time", "sudo", "exec", "env", "srun", "numactl", "then", "do", "else", "{", "!",
              "setsid", "stdbuf", "nice", "mpirun", "eval")  # fmt: skip
 _RUNNERS = {("uv", "run"), ("poetry", "run"), ("pipenv", "run"), ("conda", "run"), ("mamba", "run")}
+_VALUED = ("--with", "--extra", "--group", "--python", "--package", "--project", "--env-file", "--name")
+"""Options of runners whose value may be a program's name: `uv run --with trl`."""
 _PROGRAMS = ("deepspeed", "accelerate", "torchrun", "trl", "axolotl", "llamafactory-cli", "lmf")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _TRL_MODULES = re.compile(r"(?:trl[./]scripts[./]|examples/scripts/)(\w+?)(?:\.py)?$")
 _TRAINED = ("sft", "dpo")
-_OTHER_SCRIPTS = re.compile(
-    r"grpo|ppo|rloo|kto|orpo|reward|dreambooth|text_to_image|controlnet|unconditional|flux|sdxl|llava|"
-    r"run_mlm|run_ner|run_qa|run_squad|speech|asr"
-)
-"""Names of scripts that train something else."""
-_TASKS = {
-    "run_summarization": "seq2seq-lm", "run_translation": "seq2seq-lm", "run_glue": "sequence-classification",
-    "run_classification": "sequence-classification", "run_image_classification": "image-classification",
-}  # fmt: skip
-"""transformers' own examples, by the file's name."""
-_OTHER_FLAGS = (
-    "vision_tower", "mm_projector_type", "image_folder", "instance_prompt", "instance_data_dir", "resolution",
-    "pretrained_vae_model_name_or_path", "validation_prompt", "reward_model", "reward_funcs", "mlm",
-    "mlm_probability", "guidance_scale",
-)  # fmt: skip
-"""Flags that models of pictures, rewards and masked words are trained with."""
+_HANDBOOK = re.compile(r"(?:(?:^|/)scripts/run_(sft|dpo)|open_r1/(sft))\.py$")
+"""Scripts of alignment-handbook and open-r1, which are trl's with another parser."""
 
 
 @dataclass(slots=True)
@@ -77,6 +69,7 @@ def read(text: str, file: str) -> Reading:
         raise RecipeError(Problem("import-refused", message, file, commands[1].line,
                                   hint="give each line in a file of its own"))  # fmt: skip
     command = commands[0]
+    _refuse_cut_off(reading, script, command)
     take_sbatch(reading, script.sbatch)
     for name, word in (*script.exported, *command.env):
         _take_variable(reading, name, word)
@@ -84,6 +77,15 @@ def read(text: str, file: str) -> Reading:
     if "hardware.devices_per_node" not in reading.taken and "hardware.total" not in reading.taken:
         _count_visible(reading, [*script.exported, *command.env])
     return reading
+
+
+def _refuse_cut_off(reading: Reading, script: Script, command: Command) -> None:
+    """Flags that a shell takes for a command: a comment, or a blank after `\\`, ends the line before them."""
+    cut = [words[0] for words in script.commands if words[0].text.startswith("--")]
+    for word in cut[:1]:
+        if word.line >= command.line:
+            message = "starts a command of its own: a comment or a blank after `\\` ends the one before it"
+            reading.refuse(word.text, word.line, message, "take the comment or the blank out")
 
 
 def _none(text: str, script: Script, file: str) -> Problem:
@@ -139,7 +141,9 @@ def _command(words: list[Word]) -> Command | None:
 def _after_options(words: Sequence[Word], at: int) -> int:
     """Behind a prefix's own options, some of which have a value."""
     while at < len(words) and words[at].text.startswith("-"):
-        with_value = "=" not in words[at].text and at + 1 < len(words) and not _is_program(words[at + 1].text)
+        with_value = "=" not in words[at].text and at + 1 < len(words)
+        if with_value and words[at].text not in _VALUED:
+            with_value = not _is_program(words[at + 1].text)
         at += 2 if with_value and not words[at + 1].text.startswith("-") else 1
     return at
 
@@ -167,6 +171,8 @@ def _trains(words: list[Word], env: list[tuple[str, Word]]) -> Command | None:
         return Command(env, program, rest, line) if trains else None
     if name.startswith("python"):
         return _python(rest, env, line)
+    if name in COMMANDS and (not COMMANDS[name] or second in COMMANDS[name]):
+        return Command(env, "other", words, line)
     return None
 
 
@@ -174,7 +180,7 @@ def _python(words: list[Word], env: list[tuple[str, Word]], line: int) -> Comman
     """`python -m torch.distributed.run …`, `python train.py --flags`."""
     at = 0
     while at < len(words) and words[at].text.startswith("-") and words[at].text != "-m":
-        at += 1
+        at += 2 if words[at].text in ("-W", "-X") else 1
     rest = words[at:]
     if not rest:
         return None
@@ -186,7 +192,7 @@ def _python(words: list[Word], env: list[tuple[str, Word]], line: int) -> Comman
             return Command(env, "accelerate", rest[2:], line)
         if module == "deepspeed.launcher.runner":
             return Command(env, "deepspeed", rest[2:], line)
-        known = module.startswith(("trl.", "axolotl.", "llamafactory."))
+        known = module.startswith(("trl.", "axolotl.", "llamafactory.")) or tool_of(module) is not None
         return Command(env, "python", rest, line) if known or _has_flags(rest[2:]) else None
     return (
         Command(env, "python", rest, line) if rest[0].text.endswith(".py") and _looks_trained(rest) else None
@@ -243,41 +249,16 @@ def _script(reading: Reading, command: Command, words: Sequence[Word]) -> None:
 def _own_script(
     reading: Reading, command: Command, name: Word, rest: Sequence[Word], *, is_module: bool
 ) -> None:
-    flags, loose = read_flags(rest)
-    _refuse_others(reading, name, flags)
-    config = _config_of(flags, loose)
-    if config is not None:  # TrlParser's and alignment-handbook's: a YAML, and flags over it
-        kept = [flag for flag in flags if flag is not config and flag.name != "config"]
-        kind = next((kind for kind in _TRAINED if kind in PurePath(name.text).name), "")
-        _trl_call(reading, str(config.value), kept, command.line, kind)
-        return
-    engine = next((flag for flag in flags if flag.name in ("deepspeed", "fsdp")), None)
-    if engine is None and command.program != "accelerate":
-        reading.take("sharding.engine", "ddp", command.line, f"{command.program}: ddp", default=True)
-    if name.text.endswith(".py") and not is_module and not name.open:
-        reading.scripts[name.text] = name.line
-        if (task := _TASKS.get(PurePath(name.text).stem)) is not None:
-            reading.take("task", task, name.line, f"{PurePath(name.text).name}: {task}")
-    if flags and any(flag.name != "local_rank" for flag in flags):
-        take_flags(reading, flags)
-    for word in loose:
-        if word.text.endswith((".yaml", ".yml", ".json")) and not word.open:
-            reading.name_file(word.text, word.line)
-        else:
-            reading.drop(word.text, "", word.line, Effect.TRAINING, "an argument of the script's own")
-
-
-def _refuse_others(reading: Reading, name: Word, flags: Sequence[Flag]) -> None:
-    """Scripts that train what no recipe does."""
-    path = PurePath(name.text)
-    found = _OTHER_SCRIPTS.search(path.name)
-    what = found[0] if found is not None else "llava" if "llava" in path.parts else ""
-    if what:
-        message = f"trains another thing ({what})"
-        reading.refuse(name.text, name.line, message, "scripts that train on text are read")
-    for flag in flags:
-        if flag.name in _OTHER_FLAGS:
-            reading.refuse(f"--{flag.name}", flag.line, "is of models of pictures, rewards or masked words")
+    """A script that is no tool's own: `started` reads its flags once the script was looked for."""
+    kind = _HANDBOOK.search(name.text)
+    if kind is not None:  # TrlParser's and alignment-handbook's: a YAML, and flags over it
+        flags, loose = read_flags(rest, option_kind)
+        config = _config_of(flags, loose)
+        if config is not None:
+            kept = [flag for flag in flags if flag is not config and flag.name != "config"]
+            _trl_call(reading, str(config.value), kept, command.line, kind[1] or kind[2])
+            return
+    reading.started = Started(name, rest, is_module, command.program)
 
 
 def _config_of(flags: Sequence[Flag], loose: Sequence[Word]) -> Flag | None:
@@ -297,7 +278,9 @@ def _trl(reading: Reading, command: Command) -> None:
     if word.text not in _TRAINED:
         reading.refuse(f"trl {word.text}", word.line, "trains in a way that is not here", "sft and dpo are")
         return
-    flags, _ = read_flags(rest)
+    flags, loose = known_flags(reading, rest, option_kind)
+    for left in loose:
+        reading.refuse(left.text, left.line, f"is no argument of trl {word.text}")
     config = next((flag for flag in flags if flag.name == "config"), None)
     others = [flag for flag in flags if flag is not config]
     _trl_call(reading, None if config is None else str(config.value), others, command.line, word.text)
@@ -306,8 +289,18 @@ def _trl(reading: Reading, command: Command) -> None:
 def _trl_call(reading: Reading, file: str | None, flags: Sequence[Flag], line: int, word: str) -> None:
     overrides: dict[str, Any] = {}
     for flag in flags:
-        _override(reading, overrides, flag)
+        off = option_kind(flag.name) == "bare"
+        _override(reading, overrides,
+                  Flag(flag.name.removeprefix("no_"), False, flag.line) if off else flag)  # fmt: skip
     reading.calls.append(Call("TRL recipe", file, overrides, line, word))
+
+
+def _other(reading: Reading, command: Command) -> None:
+    """A command of a tool that is not read."""
+    word = command.words[0]
+    said = " ".join(part.text for part in command.words[:2])
+    reading.refuse(said, word.line, f"is of {tool_of(PurePath(word.text).name)}, which import does not read",
+                   MANUALLY)  # fmt: skip
 
 
 def _axolotl(reading: Reading, command: Command) -> None:
@@ -321,7 +314,7 @@ def _llamafactory(reading: Reading, command: Command) -> None:
 def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None:
     """A YAML with `--key value` (axolotl, before its `--`) or `key=value` (LLaMA-Factory) over it."""
     end = next((at for at, word in enumerate(words) if word.text == "--"), len(words))
-    flags, loose = read_flags(words[:end])
+    flags, loose = known_flags(reading, words[:end], None)
     overrides: dict[str, Any] = {}
     file = None
     for word in loose:
@@ -330,6 +323,8 @@ def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None
             _override(reading, overrides, Flag(assigned[1], assigned[2], word.line, word.open))
         elif file is None:
             file = word.text
+        else:
+            reading.refuse(word.text, word.line, "is a second file, or no argument")
     for flag in flags:
         if flag.name != "launcher":
             _override(reading, overrides, flag)
@@ -355,4 +350,5 @@ _READERS: Mapping[str, Any] = {
     "trl": _trl,
     "axolotl": _axolotl,
     "llamafactory": _llamafactory,
+    "other": _other,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from launcher.importing.accelerate import finish_deepspeed, finish_fsdp, take_count, take_option
+from launcher.importing.accelerate import finish_deepspeed, take_count, take_option
 from launcher.importing.arguments import as_number
 from launcher.importing.found import Effect, Reading
 from launcher.importing.shell import Word
@@ -115,8 +115,6 @@ def _accelerate(reading: Reading, options: Options) -> None:
     named = "config_file" in options or "deepspeed_config_file" in options
     if reading.value("sharding.engine") == "deepspeed" and not named:
         finish_deepspeed(reading, line)
-    if reading.value("sharding.engine") == "fsdp":
-        finish_fsdp(reading, line)
     if "config_file" not in options and "num_processes" not in options and "cpu" not in options:
         reading.drop("accelerate launch", "", line, Effect.NONE, "accelerate's own default config may have "
                      "applied (~/.cache/huggingface/accelerate/default_config.yaml)",

@@ -7,6 +7,7 @@ import json
 
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, script, trl
 from launcher.importing.found import Reading, shown
+from launcher.importing.script_arguments import ARGUMENTS
 from launcher.plan.profile import flatten
 
 Row = tuple[str, str, str]
@@ -55,6 +56,8 @@ _ACCELERATE = (
     "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}",
     "distributed_type: FSDP\nfsdp_config: {fsdp_activation_checkpointing: true}",
     "distributed_type: FSDP\nfsdp_config: {fsdp_offload_params: true}",
+    "distributed_type: FSDP\nfsdp_config: {fsdp_state_dict_type: SHARDED_STATE_DICT}",
+    "distributed_type: FSDP\nfsdp_config: {fsdp_cpu_ram_efficient_loading: true}",
     "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_tp_size: 2}",
     "distributed_type: MULTI_GPU\ndynamo_config: {dynamo_backend: INDUCTOR}",
 )
@@ -165,7 +168,7 @@ def _script_rows() -> list[Row]:
     for text in _SCRIPT:
         call = ast.parse(text, mode="eval").body
         name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-        more = "" if name in script.ARGUMENTS else "\nTrainingArguments()"
+        more = "" if name in ARGUMENTS else "\nTrainingArguments()"
         model = "\nTrainer(train_dataset=rows)" if text.startswith("load_dataset") else ""
         given = f"rows = {text}" if model else text
         reading = script.read(f"{head}{given}{model}{more}\n", "train.py")

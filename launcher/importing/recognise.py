@@ -19,9 +19,10 @@ from launcher.importing import (
     script,
     trl,
 )
+from launcher.importing.foreign import OURS, config_tool_of, page_of
 from launcher.importing.found import Call, Place, Reading, without_tokens
 from launcher.importing.llamafactory_rows import tells_info
-from launcher.importing.values import parsed
+from launcher.importing.syntax import parsed
 from launcher.lint.positions import read_json
 from launcher.recipe.yaml_marks import parse_yaml
 
@@ -34,15 +35,6 @@ KINDS = (
     "a DeepSpeed config, an accelerate config, a recipe of axolotl, LLaMA-Factory or TRL, peft's "
     "adapter_config.json, a Python script with TrainingArguments(…), a shell line that starts one"
 )
-# What others' files begin with, for a word of what it looks like.
-_STRANGERS = {
-    "_component_": "torchtune",
-    "exp_manager": "NeMo",
-    "optim_wrapper": "MMEngine",
-    "pytorch_lightning": "Lightning",
-    "trainer.accelerator": "Lightning",
-    "nbformat": "a notebook (`jupyter nbconvert --to script` makes a script of it)",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +79,10 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
     """
     data = _mapping(text, file)
     if data is not None:
+        if (tool := config_tool_of(data)) is not None:
+            raise _unknown(file, data, tool)
         for reader in MAPPINGS:
-            if reader.tells(data):
+            if reader.tells(data) and (reader.read is not deepspeed.read or text.lstrip().startswith("{")):
                 more = {"info": info} if reader.name == LLAMAFACTORY else {}
                 return reader.read(text, file, **more)
         raise _unknown(file, data)
@@ -201,11 +195,13 @@ def _of_script(text: str) -> str:
     return f"what is read: {KINDS}"
 
 
-def _unknown(file: str, data: dict[str, Any] | None) -> RecipeError:
-    stranger = next((name for key, name in _STRANGERS.items() if key in str(data or "")), None)
-    looks = f"looks like {stranger}, which is not read" if stranger else "is of no kind that is known here"
-    if data is not None and stranger is None and {"model", "data"} <= data.keys():
-        looks = "looks like a recipe of effilaunch itself; `effilaunch plan` reads it"
+def _unknown(file: str, data: dict[str, Any] | None, tool: str | None = None) -> RecipeError:
+    hint = f"what is read: {KINDS}"
+    looks = "is of no kind that is known here"
+    if tool == OURS:
+        looks, hint = "is a recipe of effilaunch itself", "`effilaunch plan` reads it"
+    elif tool is not None:
+        looks, hint = f"is a config of {tool}, which import does not read", f"{page_of(tool)}; {hint}"
     keys = without_tokens(", ".join(map(str, list(data or ())[:6])))
     said = f" (its keys: {keys})" if keys else ""
-    return RecipeError(Problem("import-unknown", f"{looks}{said}", file, hint=f"what is read: {KINDS}"))
+    return RecipeError(Problem("import-unknown", f"{looks}{said}", file, hint=hint))

@@ -5,25 +5,30 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.importing.adapter import PEFT_DEFAULTS
-from launcher.importing.arguments import NEEDED_FIELDS, TRANSFORMERS_DEFAULTS, fill_defaults, take_argument
+from launcher.importing.arguments import (
+    NEEDED_FIELDS,
+    TRANSFORMERS_DEFAULTS,
+    field_values,
+    fill_defaults,
+    take_argument,
+)
 from launcher.importing.environment import take_env
-from launcher.importing.flags import tell_length
+from launcher.importing.flags import DECIDES, OWN, Flag, take_flag, take_training_argument, tell_length
 from launcher.importing.found import Effect, Reading
 from launcher.importing.keywords import keywords_of, plain
+from launcher.importing.script_arguments import ARGUMENTS, OTHERS, Declared
 from launcher.importing.script_lengths import take_lengths
 from launcher.importing.script_model import take_adapters, take_models
-from launcher.importing.script_rows import TRAINERS, take_rows
+from launcher.importing.script_rows import TRAINERS, take_rows, trainers_of
 from launcher.importing.sft import DPO_DEFAULTS, SFT_DEFAULTS, fill_sft, take_sft
-from launcher.importing.values import Function, Source, Unresolved, last_name, parsed, text_of
+from launcher.importing.syntax import Function, last_name, parsed, text_of
+from launcher.importing.values import Source, Unresolved
 
 TOOL = "training script"
-ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig",
-             "UnslothTrainingArguments")  # fmt: skip
-OTHERS = ("ORPOConfig", "KTOConfig", "PPOConfig", "GRPOConfig", "RewardConfig", "RLOOConfig", "CPOConfig",
-          "OnlineDPOConfig", "PRMConfig", "BCOConfig", "GKDConfig", "NashMDConfig", "XPOConfig")  # fmt: skip
 _OF_TRAINER = {
     "compute_metrics": (
         Effect.NONE,
@@ -40,31 +45,74 @@ _SILENT = ("model", "args", "train_dataset", "eval_dataset", "tokenizer", "proce
            "data_collator", "formatting_func", "ref_model")  # fmt: skip
 
 
+@dataclass(slots=True)
+class CommandLine:
+    """The arguments that a launch line gives to the script."""
+
+    declared: Declared
+    file: str
+    """Where the line stands."""
+    fields: list[Flag]
+    """Flags of TrainingArguments."""
+    own: dict[str, Any]
+    """Attribute -> value of the script's own arguments; None: known only when the line is run."""
+    flags: dict[str, Flag]
+    """Attribute -> the flag that gives it."""
+
+    def values(self) -> dict[str, Any]:
+        """Attribute -> value, of the script's own arguments and of TrainingArguments."""
+        fields: dict[str, Any] = {}
+        if self.declared.arguments:
+            told = {flag.name: flag.value for flag in self.fields if not flag.open}
+            changed = self.declared.changed.keys() - told.keys()
+            fields = {k: v for k, v in field_values(told).items() if k not in changed}
+            fields |= {flag.name: None for flag in self.fields if flag.open}
+        return {**fields, **self.own}
+
+
 def tells(tree: ast.Module) -> bool:
     """Whether a parsed Python file makes arguments of a Trainer, or of another trainer of trl."""
     source = Source(tree)
     return any(True for _ in source.calls_of(*ARGUMENTS, *OTHERS))
 
 
-def read(text: str, file: str) -> Reading:
-    """Read a script that `tells`."""
-    source = Source(parsed(text))
+def trains(tree: ast.Module, declared: Declared) -> bool:
+    """Whether a script that a launch line starts trains with a Trainer that can be read."""
+    source = Source(tree)
+    return tells(tree) or (bool(declared.arguments) and any(source.calls_of(*trainers_of(source))))
+
+
+def read(text: str, file: str, line: CommandLine | None = None) -> Reading:
+    """Read a script that `tells`, or one that `trains` with the arguments of its launch line."""
+    tree = parsed(text)
+    source = Source(tree) if line is None else Source(tree, line.values(), line.declared.entry)
     reading = Reading(TOOL, file)
     _refuse_others(reading, source)
     calls = list(source.calls_of(*ARGUMENTS))
-    if len(calls) > 1:
+    from_line = line is not None and bool(line.declared.arguments)
+    if len(calls) + from_line > 1:
         lines = ", ".join(str(call.lineno) for call, _ in calls)
-        message = f"is made {len(calls)} times (lines {lines}): one recipe is of one training"
-        reading.refuse("TrainingArguments", calls[1][0].lineno, message, "give a script with one of them")
+        message = f"is made {len(calls) + from_line} times (lines {lines}): one recipe is of one training"
+        reading.refuse("TrainingArguments", calls[-1][0].lineno, message, "give a script with one of them")
         return reading
-    if not calls:
+    if not calls and not from_line:
         return reading
-    call, scope = calls[0]
-    kind = source.name_of(call.func)
+    kind = source.name_of(calls[0][0].func) if calls else line.declared.arguments if line else ""
     if kind == "DPOConfig":
-        reading.take("task", "dpo", call.lineno, kind)
+        reading.take("task", "dpo", calls[0][0].lineno if calls else None, kind)
     take_models(reading, source)
-    _take_arguments(reading, source, call, scope, kind)
+    for call, scope in calls:
+        _take_arguments(reading, source, call, scope, kind)
+    if line is not None:
+        _take_fields(reading, source, line, kind)
+    _take_rest_of(reading, source, kind)
+    if line is not None:
+        _leave_own(reading, source, line)
+    return reading
+
+
+def _take_rest_of(reading: Reading, source: Source, kind: str) -> None:
+    """Everything beside the model and the arguments, and the defaults of both."""
     _take_trainer(reading, source)
     if take_adapters(reading, source):
         fill_defaults(reading, PEFT_DEFAULTS)
@@ -80,7 +128,48 @@ def read(text: str, file: str) -> Reading:
         tell_length(reading)
         if any(source.calls_of("SFTTrainer")):
             fill_sft(reading, "SFTConfig")
-    return reading
+
+
+def _take_fields(reading: Reading, source: Source, line: CommandLine, kind: str) -> None:
+    """Flags of TrainingArguments, and the defaults of them that the script's own class has."""
+    with reading.standing_in(line.file):
+        for flag in line.fields:
+            take_flag(reading, flag, lambda flag: _take_field(reading, flag, kind))
+    told = {flag.name for flag in line.fields}
+    for name, (owner, node) in line.declared.changed.items():
+        if name in told:
+            continue
+        try:
+            value = plain(source.value(node, None).value)
+        except Unresolved:
+            _leave_open(reading, name, node)
+            continue
+        _take_one(reading, name, value, node.lineno, kind)
+        _note(reading, name, f"default of {owner}", node.lineno)
+
+
+def _take_field(reading: Reading, flag: Flag, kind: str) -> bool:
+    trl = kind in ("SFTConfig", "DPOConfig")
+    return (trl and take_sft(reading, flag.name, flag.value, flag.line)) or take_training_argument(
+        reading, flag
+    )
+
+
+def _take_one(reading: Reading, name: str, value: Any, line: int, kind: str) -> None:
+    """One keyword of TrainingArguments(…)."""
+    if kind in ("SFTConfig", "DPOConfig") and take_sft(reading, name, value, line):
+        return
+    if not take_argument(reading, name, value, line):
+        reading.drop(name, value, line, Effect.TRAINING, f"no field of {kind} that is known here")
+
+
+def _leave_own(reading: Reading, source: Source, line: CommandLine) -> None:
+    """List the arguments of the line that nothing of what was read uses."""
+    with reading.standing_in(line.file):
+        for name, flag in line.flags.items():
+            if name not in source.used:
+                reason = DECIDES if name in source.deciding else OWN
+                reading.drop(f"--{flag.name}", flag.value, flag.line, Effect.TRAINING, reason)
 
 
 def _refuse_others(reading: Reading, source: Source) -> None:
@@ -105,11 +194,7 @@ def _take_arguments(
         if value is None:
             _leave_open(reading, name, node)
             continue
-        held = plain(value.value)
-        if kind in ("SFTConfig", "DPOConfig") and take_sft(reading, name, held, line):
-            pass
-        elif not take_argument(reading, name, held, line):
-            reading.drop(name, held, line, Effect.TRAINING, f"no field of {kind} that is known here")
+        _take_one(reading, name, plain(value.value), line, kind)
         _note(reading, name, value.note, line)
 
 
@@ -142,8 +227,8 @@ def _hint(name: str) -> str:
 
 def _take_trainer(reading: Reading, source: Source) -> None:
     """Keywords of the Trainer itself."""
-    for call, scope in source.calls_of(*TRAINERS):
-        kind = source.name_of(call.func)
+    for call, scope in source.calls_of(*trainers_of(source)):
+        kind = trainers_of(source)[source.name_of(call.func)]
         for name, (value, node) in keywords_of(reading, source, call, scope).items():
             held = None if value is None else plain(value.value)
             if name in _OF_TRAINER:

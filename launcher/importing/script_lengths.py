@@ -6,7 +6,8 @@ import ast
 from functools import lru_cache
 
 from launcher.importing.found import Effect, Reading
-from launcher.importing.values import Source, Unresolved, last_name, text_of
+from launcher.importing.syntax import last_name, text_of
+from launcher.importing.values import Source, Unresolved
 
 _NAME = "data.max_length"
 

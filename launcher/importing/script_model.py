@@ -15,7 +15,8 @@ from launcher.importing.adapter import (
 )
 from launcher.importing.found import Effect, Reading, shown
 from launcher.importing.keywords import keywords_of, plain, positional
-from launcher.importing.values import Function, Source, Unresolved, Value, last_name, text_of
+from launcher.importing.syntax import Function, last_name, text_of
+from launcher.importing.values import Source, Unresolved, Value
 
 TASKS = {
     "ForCausalLM": "causal-lm",
@@ -41,7 +42,9 @@ _KERNELS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 
 def take_models(reading: Reading, source: Source) -> None:
     """Take `AutoModelForX.from_pretrained(…)`, its tokenizer, and quantisation configs."""
-    for call, _ in source.calls_of(*_OTHER_QUANTIZERS):
+    for call, scope in source.calls_of(*_OTHER_QUANTIZERS):
+        if _is_passed_by(source, call, scope):
+            continue
         reading.refuse(last_name(call.func), call.lineno, "quantises in a way that is not here",
                        "BitsAndBytesConfig is read")  # fmt: skip
     seen = False
@@ -62,6 +65,19 @@ def take_models(reading: Reading, source: Source) -> None:
                            f"known: {', '.join(sorted(set(TASKS.values())))}")  # fmt: skip
     if not seen:
         _take_named_model(reading, source)
+
+
+def _is_passed_by(source: Source, call: ast.Call, scope: Function | None) -> bool:
+    """Whether the call is in the branch of `A if test else B` that is not gone."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.IfExp) or call not in ast.walk(node):
+            continue
+        try:
+            test = source.value(node.test, scope).value
+        except Unresolved:
+            continue
+        return call not in ast.walk(node.body if test else node.orelse)
+    return False
 
 
 def take_adapters(reading: Reading, source: Source) -> bool:
@@ -136,7 +152,7 @@ def _take_model(reading: Reading, source: Source, call: ast.Call, scope: Functio
     found = _first(reading, source, call, scope, "pretrained_model_name_or_path")
     if task != "causal-lm":
         reading.take("task", task, call.lineno, _class_of(source, call), default=True)
-    if found is not None and found[0] is not None:
+    if found is not None and found[0] is not None and found[0].value != "":
         value, line = found
         note = value.note if value is not None else ""
         reading.take("model.name_or_path", value.value if value else None, line, "from_pretrained",
@@ -148,7 +164,7 @@ def _take_model(reading: Reading, source: Source, call: ast.Call, scope: Functio
             bits[name] = (value.value, node.lineno)
         else:
             _take_model_keyword(reading, source, name, value, node)
-    if bits:
+    if bits and not any(keyword.arg == "quantization_config" for keyword in call.keywords):
         take_bits(reading, bits)
 
 
@@ -237,7 +253,9 @@ def _take_quantization(reading: Reading, source: Source, node: ast.expr) -> None
     fields = keywords_of(reading, source, call, scope)
     for name, (value, inner) in fields.items():
         if value is None:
-            reading.drop(name, text_of(inner), inner.lineno, Effect.TRAINING, "computed at run time")
+            effect = Effect.NEEDED if name.startswith(("bnb_4bit_", "load_in_")) else Effect.TRAINING
+            reading.drop(name, text_of(inner), inner.lineno, effect, "computed at run time",
+                         "write model.quantization")  # fmt: skip
     take_bits(reading, {n: (v.value, i.lineno) for n, (v, i) in fields.items() if v is not None})
 
 
@@ -247,7 +265,7 @@ def _take_tokenizer(reading: Reading, source: Source, call: ast.Call, scope: Fun
         name = None if node is None else source.value(node, scope).value
     except Unresolved:
         return
-    if isinstance(name, str) and name != reading.value("model.name_or_path"):
+    if isinstance(name, str) and name and name != reading.value("model.name_or_path"):
         reading.take("model.tokenizer", name, call.lineno, "tokenizer")
     for keyword, (value, inner) in keywords_of(reading, source, call, scope).items():
         trl = any(source.calls_of("SFTConfig", "SFTTrainer"))  # trl cuts at its own max_length
@@ -263,6 +281,10 @@ def _take_peft_model(reading: Reading, source: Source, call: ast.Call, scope: Fu
     trainable = fields.get("is_trainable", (None, None))[0]
     reading.know(*fields)
     if node is None or trainable is None or plain(trainable.value) is not True:
+        if not any(source.calls_of("LoraConfig")):  # else it is the result, loaded for a try
+            reading.needs("adapter.path", call.lineno, "an adapter is loaded without is_trainable=True: "
+                          "whether it is trained on is not written out",
+                          "write adapter: {path: …} to continue it")  # fmt: skip
         return
     try:
         reading.take(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,8 @@ from launcher.importing.found import Effect, Reading
 from launcher.importing.keywords import positional
 from launcher.importing.script_lengths import is_tokenizer
 from launcher.importing.sources import BUILDERS, source_at
-from launcher.importing.values import Function, Source, Unresolved, last_name, text_of
+from launcher.importing.syntax import Function, last_name, text_of
+from launcher.importing.values import Source, Unresolved
 
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer", "UnslothTrainer")
 _BUILDERS = (*BUILDERS, "pandas")
@@ -19,7 +21,19 @@ _READERS = ("from_json", "from_csv", "from_parquet", "from_text")
 _MEMORY = ("from_dict", "from_list", "from_generator", "from_pandas", "from_polars")
 _SAME = ("shuffle", "remove_columns", "with_format", "set_format", "cast_column", "flatten_indices", "cast",
          "to_iterable_dataset", "flatten", "select_columns")  # fmt: skip
+_CHANGING = ("map", "filter", "select", "rename_column", "rename_columns", "with_transform")
 _DEEPEST = 40
+
+
+def trainers_of(source: Source) -> dict[str, str]:
+    """Names of Trainers: upstream's, and classes of the script that are made from one -> which."""
+    found = dict(zip(TRAINERS, TRAINERS, strict=True))
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef):
+            base = next((found[name] for name in map(source.name_of, node.bases) if name in found), None)
+            if base is not None:
+                found[node.name] = base
+    return found
 
 
 @dataclass(slots=True)
@@ -32,6 +46,8 @@ class _Rows:
     split: str | None = None
     share: float | None = None
     """Share of a train_test_split, whose part `split` names."""
+    is_part: bool = False
+    """Whether a train_test_split made it, also one whose share is not known."""
     done: list[tuple[str, ast.Call]] = field(default_factory=list)
     """Methods that were called on it."""
 
@@ -40,7 +56,7 @@ def take_rows(reading: Reading, source: Source) -> None:
     """Take the rows that reach the Trainer, or the only ones that are loaded."""
     train, evaluated = _Rows(), _Rows()
     found_train = found_eval = False
-    for call, scope in source.calls_of(*TRAINERS):
+    for call, scope in source.calls_of(*trainers_of(source)):
         for keyword in call.keywords:
             if keyword.arg == "train_dataset":
                 train, found_train = _follow(reading, source, keyword.value, scope), True
@@ -54,7 +70,8 @@ def take_rows(reading: Reading, source: Source) -> None:
     train.done += [("set_transform", call) for call, _ in source.calls_of("set_transform")]
     loads = [] if train.source is not None else list(source.calls_of("load_dataset"))
     if len(loads) == 1:
-        train = replace(_load(reading, source, *loads[0]), done=train.done)
+        # how it gets to the Trainer is not known: whatever is done with rows may be done with these
+        train = replace(_load(reading, source, *loads[0]), done=[*train.done, *_changes(source, train.done)])
     if train.source is not None:
         reading.take("data.train", [_finished(train)], train.line, "load_dataset")
         _take_done(reading, source, train)
@@ -67,10 +84,21 @@ def take_rows(reading: Reading, source: Source) -> None:
         _take_eval(reading, train, evaluated)
 
 
+def _changes(source: Source, known: Sequence[tuple[str, ast.Call]]) -> list[tuple[str, ast.Call]]:
+    """Calls anywhere in the script that change rows, but for those that are known."""
+    seen = {call for _, call in known}
+    return [
+        (name, call)
+        for name in _CHANGING
+        for call, _ in source.calls_of(name)
+        if call not in seen and isinstance(call.func, ast.Attribute)
+    ]
+
+
 def _take_eval(reading: Reading, train: _Rows, evaluated: _Rows) -> None:
     if evaluated.share is not None:
         reading.take("data.eval", {"split": evaluated.share}, evaluated.line, "train_test_split")
-    elif evaluated.source is not None:
+    elif evaluated.source is not None and not evaluated.is_part:
         reading.take("data.eval", [_finished(evaluated)], evaluated.line, "eval_dataset")
     elif not any(entry.key == "data.eval" for entry in reading.dropped):
         reading.drop("eval_dataset", "", train.line, Effect.NONE, "made when the script runs",
@@ -80,7 +108,7 @@ def _take_eval(reading: Reading, train: _Rows, evaluated: _Rows) -> None:
 def _finished(rows: _Rows) -> dict[str, Any]:
     """The source with its split, where that is not the one of training rows."""
     made = dict(rows.source or {})
-    if rows.share is None and rows.split is not None and rows.split != "train":
+    if not rows.is_part and rows.split is not None and rows.split != "train":
         made["split"] = rows.split
     return made
 
@@ -134,7 +162,7 @@ def _called(
 
 def _split(reading: Reading, source: Source, node: ast.Call, scope: Function | None, rows: _Rows) -> None:
     size = next((k.value for k in node.keywords if k.arg == "test_size"), positional(node))
-    rows.share = 0.25
+    rows.share, rows.is_part = 0.25, True
     if size is None:
         return
     try:
@@ -206,6 +234,8 @@ def _take_done(reading: Reading, source: Source, rows: _Rows) -> None:
     for name, call in rows.done:
         if name == "map":
             node = positional(call) or next((k.value for k in call.keywords if k.arg == "function"), None)
+            if isinstance(node, ast.Call) and last_name(node.func) == "partial":
+                node = positional(node) or node
             if node is not None and not _tokenizes(reading, source, node):
                 _need_prompt(reading, source, node)
         elif name in ("select", "filter", "take", "skip", "shard"):

@@ -154,6 +154,7 @@ def _settle_task(made: Imported) -> None:
 
 
 def _settle_sharding(made: Imported, profile: Mapping[str, Any]) -> None:
+    _settle_fsdp(made)
     engine = made.taken.get("sharding.engine")
     if engine is not None and engine.value != "deepspeed":
         for key in ("zero_stage", "offload_optimizer", "offload_param", "nvme_path", "config"):
@@ -165,6 +166,22 @@ def _settle_sharding(made: Imported, profile: Mapping[str, Any]) -> None:
     offload = made.taken.get("sharding.offload_param")
     if stage is not None and offload is not None and stage.value != 3:
         _leave(made, "sharding.offload_param", Effect.NONE, "DeepSpeed reads it at stage 3 alone")
+
+
+def _settle_fsdp(made: Imported) -> None:
+    """What FSDP does not train here; how a model is sharded does not change what it learns."""
+    engine = made.taken.get("sharding.engine")
+    if engine is None or engine.value != "fsdp":
+        return
+    precision, task = made.taken.get("precision"), made.taken.get("task")
+    why = "a quantised model" if "model.quantization" in made.taken else ""
+    why = why or ("fp16" if precision is not None and precision.value == "fp16" else "")
+    why = why or ("an encoder-decoder" if task is not None and task.value == "seq2seq-lm" else "")
+    if why:
+        reason = f"memory only: fsdp does not shard {why} here; the planner chooses the engine"
+        if why == "fp16":
+            reason = "memory only: fsdp is not planned with fp16 here; the planner chooses the engine"
+        _leave(made, "sharding.engine", Effect.NONE, reason)
 
 
 def _settle_hardware(made: Imported) -> None:

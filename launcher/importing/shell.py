@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./-]*>")
+_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_WHOLE_ARRAY = re.compile(r"\{([A-Za-z_]\w*)\[[@*]\]\}")
+_OPENS, _CLOSES = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
 _VARIABLE = re.compile(r"\{([A-Za-z_]\w*)(?::?-([^{}$`]*))?\}|([A-Za-z_]\w*)|[@*#?!0-9]")
+_SPLITS = re.compile(r"^(?=.*\s)(?:[^$`<]|\$\{?\w+\}?)*$", re.DOTALL)
+"""Several words, of which the unknown ones are plain variables: which flags these are is known."""
+_LONGEST = 10_000
+"""Letters of a variable, words of an array: one that holds others several times grows without end."""
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _REDIRECTION = re.compile(r"\d*(?:>>|>&|&>>|&>|>|<)\s*&?\d?")
 
@@ -30,7 +37,9 @@ class Script:
 
     commands: list[list[Word]] = field(default_factory=list)
     variables: dict[str, Word] = field(default_factory=dict)
-    """Assigned once, with a value that is known."""
+    """Assigned once; what is not known of the value stands in it as `$NAME`, within one word."""
+    arrays: dict[str, list[Word]] = field(default_factory=dict)
+    """Of NAME=(…), with what NAME+=(…) adds."""
     exported: list[tuple[str, Word]] = field(default_factory=list)
     sbatch: list[tuple[str, int]] = field(default_factory=list)
     """Text behind `#SBATCH`, and its line."""
@@ -40,8 +49,9 @@ def read_script(text: str) -> Script:
     """Read all commands of a text; variables that are assigned once are put in."""
     script = Script()
     often = _assigned_often(text)
-    for words in _Tokens(text, script).commands():
-        _take(script, words, often)
+    tokens = _Tokens(text, script)
+    for words in tokens.commands():
+        _take(script, words, often, certain=not (tokens.blocks or tokens.depends))
     return script
 
 
@@ -52,8 +62,8 @@ def _assigned_often(text: str) -> set[str]:
     return {name for name in names if names.count(name) > 1} | set(loops)
 
 
-def _take(script: Script, words: list[Word], often: set[str]) -> None:
-    """Keep a command; one that only assigns is kept as variables."""
+def _take(script: Script, words: list[Word], often: set[str], *, certain: bool) -> None:
+    """Keep a command; one that only assigns is kept as variables, and certain ones have a value."""
     start = 1 if words and words[0].text in ("export", "declare", "local", "readonly") else 0
     matches = [_ASSIGNMENT.fullmatch(word.text) for word in words[start:]]
     if not all(matches) or (not start and not words):
@@ -63,7 +73,12 @@ def _take(script: Script, words: list[Word], often: set[str]) -> None:
         if match is None:
             continue
         value = Word(match[2], word.line, word.open)
-        if match[1] not in often and not word.open:
+        if (
+            len(match[2]) <= _LONGEST
+            and certain
+            and match[1] not in often
+            and (not word.open or _SPLITS.search(match[2]))
+        ):
             script.variables[match[1]] = value
         if start:
             script.exported.append((match[1], value))
@@ -79,6 +94,10 @@ class _Tokens:
         self.letters: list[str] | None = None
         self.started, self.open = 1, False
         self.heredocs: list[str] = []
+        self.depends = False
+        """Whether what stands here is run only if the command before it succeeds, or fails."""
+        self.blocks = 0
+        """How many `if` and loops are around: what is assigned there may not be run."""
 
     def commands(self) -> Iterator[list[Word]]:
         """The commands in their order."""
@@ -86,17 +105,53 @@ class _Tokens:
             letter = self.text[self.at]
             if letter == "\n":
                 yield from self._finish()
+                self.depends = False
                 self._step()
                 self._skip_heredocs()
+            elif letter == "(" and self._begins_array():
+                self._array()
             elif letter in ";()" or (letter in "&|" and not self.text.startswith("&>", self.at)):
                 yield from self._finish()
-                self._step()
+                self.depends = self.text[self.at : self.at + 2] in ("&&", "||")
+                self._step(2 if self.depends else 1)
             elif letter in " \t\r":
                 self._end_word()
                 self._step()
             else:
                 self._letter(letter)
         yield from self._finish()
+
+    def _begins_array(self) -> bool:
+        text = "".join(self.letters or ())
+        return _ARRAY.fullmatch(text) is not None and all(
+            word.text in ("local", "declare", "readonly", "export", "then", "else", "do", "-a")
+            for word in self.words
+        )
+
+    def _array(self) -> None:
+        """`NAME=(a b)`, `NAME+=(c)`: its words, which are no command."""
+        match = _ARRAY.fullmatch("".join(self.letters or ()))
+        self.letters, self.words = None, []
+        self._step()
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            if self.text[self.at] in " \t\r\n":
+                self._end_word()
+                self._step()
+            else:
+                self._letter(self.text[self.at])
+        self._end_word()
+        self._step()
+        if match is not None:
+            self._keep_array(match[1], self.words, added=bool(match[2]))
+        self.words = []
+
+    def _keep_array(self, name: str, words: list[Word], *, added: bool) -> None:
+        before = self.script.arrays.get(name, [])
+        if self.blocks or self.depends or len(words) > _LONGEST:
+            words = [*before, Word(f"${{{name}[@]}}", self.line, open=True)]
+        elif added:
+            words = [*before, *words]
+        self.script.arrays[name] = words
 
     def _step(self, count: int = 1) -> str:
         taken = self.text[self.at : self.at + count]
@@ -153,6 +208,11 @@ class _Tokens:
         if self.text[self.at] == "`" or self.text.startswith("$(", self.at):
             self._unknown(self._substitution())
             return
+        whole = _WHOLE_ARRAY.match(self.text, self.at + 1)
+        if whole is not None and whole[1] in self.script.arrays:
+            self._step(whole.end() - self.at)
+            self._expand_array(self.script.arrays[whole[1]])
+            return
         match = _VARIABLE.match(self.text, self.at + 1)
         if match is None:
             closing = self.text.find("}", self.at) if self.text.startswith("${", self.at) else -1
@@ -165,15 +225,27 @@ class _Tokens:
             self._unknown(written)
             return
         text = value.text if value is not None else default
+        is_open = value is not None and value.open
         if not split or not re.search(r"\s", text):
             self._add(text)
+            self.open = self.open or is_open
             return
         parts = text.split()
-        for part in parts[:-1]:
+        for part in parts:
             self._add(part)
-            self._end_word()
-        if parts:
-            self._add(parts[-1])
+            self.open = self.open or (is_open and "$" in part)
+            if part is not parts[-1]:
+                self._end_word()
+
+    def _expand_array(self, words: list[Word]) -> None:
+        """Each word of it as a word; none leaves nothing."""
+        for word in words:
+            self._add(word.text)
+            self.open = self.open or word.open
+            if word is not words[-1]:
+                self._end_word()
+        if not words and not any(self.letters or ()):
+            self.letters = None
 
     def _substitution(self) -> str:
         if self.text[self.at] == "`":
@@ -224,5 +296,7 @@ class _Tokens:
     def _finish(self) -> Iterator[list[Word]]:
         self._end_word()
         if self.words:
+            first = self.words[0].text
+            self.blocks = max(0, self.blocks + (first in _OPENS) - (first in _CLOSES))
             yield self.words
         self.words = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.importing.adapter import dtype_name, take_default_targets, take_quantization
-from launcher.importing.arguments import as_bool, as_number, fill_defaults, take_argument
+from launcher.importing.arguments import as_bool, as_number, field_kind, fill_defaults, take_argument
 from launcher.importing.environment import take_env
 from launcher.importing.found import Effect, Place, Reading, shown
 from launcher.importing.peer import (
@@ -33,13 +33,24 @@ _MARKS = (
 )  # fmt: skip
 _KERNELS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 _OF_DPO = (
-    "beta",
     "f_divergence_type",
     "precompute_ref_log_probs",
     "loss_weights",
     "ld_alpha",
     "discopop_tau",
+    "beta",
 )
+_OF_OTHERS = {
+    "GRPO": ("num_generations", "reward_funcs", "reward_weights", "num_iterations", "use_vllm"),
+    "KTO": ("desirable_weight", "undesirable_weight"),
+    "CPO": ("cpo_alpha", "simpo_gamma"),
+    "PPO": ("reward_model_path", "num_ppo_epochs", "kl_coef", "missing_eos_penalty"),
+    "reward models": ("center_rewards_coefficient",),
+    "GKD": ("lmbda", "seq_kd"),
+}
+"""Trainings of TRL that are not here -> keys of theirs alone."""
+_NAMING = ("output_dir", "hub_model_id", "run_name")
+"""Keys whose value is a name that the user gave the training."""
 
 
 def tells(data: Mapping[str, Any]) -> bool:
@@ -53,6 +64,18 @@ def tells(data: Mapping[str, Any]) -> bool:
 def mapping_rows() -> list[Row]:
     """(key of TRL, key of a recipe, note), for a page."""
     return rows_of((*KEYS, *LORA_KEYS), HANDLED, LEFT)
+
+
+def option_kind(name: str) -> str | None:
+    """How many words an option of TRL's commands takes; None for one that they do not have."""
+    if name.removeprefix("no_") != name and option_kind(name.removeprefix("no_")) == "switch":
+        return "bare"
+    if name in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
+        return "many"
+    keys = _tool().keys
+    if name in keys:
+        return "switch" if isinstance(keys[name], bool) else "one"
+    return field_kind(name)
 
 
 def read(
@@ -94,13 +117,26 @@ def _tool() -> Tool:
 
 
 def _take_task(peer: Peer, word: str) -> bool:
-    """Whether it is preference tuning; a file alone says so by a key of DPO's."""
+    """Whether it is preference tuning; a file alone says so by a key of DPO's.
+
+    `beta` is of DPO, ORPO, KTO, CPO and GRPO: where the file has nothing else, and no name says
+    dpo, the user must.
+    """
+    for kind, names in () if word else _OF_OTHERS.items():
+        for other in [name for name in names if name in peer.values][:1]:
+            peer.refuse(other, f"is a key of {kind}: TRL's sft and dpo are here")
     key = next((key for key in _OF_DPO if key in peer.values), None)
     dpo = word == "dpo" or (not word and key is not None)
     if dpo:
         line = None if key is None else peer.line(key)
         peer.reading.take("task", "dpo", line, "trl dpo" if word else str(key))
         peer.reading.seen.discard(str(key))
+    names = (peer.reading.file, *(str(peer.values.get(name)) for name in _NAMING))
+    if not word and key == "beta" and not any("dpo" in name.lower() for name in names):
+        reason = "beta is a key of DPO, and of trainings that are not here (ORPO, KTO, CPO)"
+        peer.reading.needs(
+            "kind of training", peer.line("beta"), reason, "take this line out where it is DPO"
+        )
     kind = peer.get("lora_task_type")
     if kind not in (None, "CAUSAL_LM"):
         peer.refuse("lora_task_type", f"is {shown(kind)}: TRL trains language models", "CAUSAL_LM is")

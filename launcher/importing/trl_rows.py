@@ -90,9 +90,7 @@ def _one(peer: Peer, at: str, entry: Mapping[str, Any]) -> dict[str, Any] | None
             reason = "a share of the mixture, of first rows; `weight` of a source is how often it is seen"
             peer.reading.drop(f"{at}.fraction", value, place, Effect.TRAINING, reason)
         elif key == "columns":
-            peer.reading.drop(
-                f"{at}.columns", value, place, Effect.NONE, "columns that are not needed are not read"
-            )
+            _list_columns(peer, at, value)
         elif key not in ("path", "name", "split", "data_files"):
             peer.reading.drop(f"{at}.{key}", value, place, Effect.NEEDED, "no key of a source says it")
     if files is not None:
@@ -104,6 +102,20 @@ def _one(peer: Peer, at: str, entry: Mapping[str, Any]) -> dict[str, Any] | None
     return source_at(
         peer.reading, f"{at}.path", line, path, {"name": entry.get("name"), "split": entry.get("split")}
     )
+
+
+def _list_columns(peer: Peer, at: str, columns: Any) -> None:
+    """Columns that are kept: only those of a chat template's variables would change a row."""
+    if columns is None:
+        return
+    varied = isinstance(columns, list) and "chat_template_kwargs" in columns
+    effect = Effect.TRAINING if varied else Effect.NONE
+    reason = (
+        "a chat template's variables are not read from rows"
+        if varied
+        else "columns that are not needed are not read"
+    )
+    peer.reading.drop(f"{at}.columns", columns, peer.line(f"{at}.columns") or peer.line(at), effect, reason)
 
 
 def _mixed(peer: Peer) -> list[dict[str, Any]]:
@@ -121,6 +133,7 @@ def _mixed(peer: Peer) -> list[dict[str, Any]]:
         source = source_at(peer.reading, f"{at}.id", line, entry.get("id"), given)
         if source is not None:
             sources.append(source | _weight(entry.get("weight")))
+        _list_columns(peer, at, entry.get("columns"))
         for key in entry.keys() - {"id", "config", "split", "columns", "weight"}:
             peer.reading.drop(f"{at}.{key}", entry[key], line, Effect.NEEDED, "no key of a source says it")
     if mixture is not None and not isinstance(inner, list):
@@ -131,6 +144,10 @@ def _mixed(peer: Peer) -> list[dict[str, Any]]:
             _share(
                 peer, "dataset_mixture.test_split_size", size, peer.line("dataset_mixture.test_split_size")
             )
+        if "seed" in mixture:
+            reason = "rows are shuffled and split by the recipe's seed"
+            peer.reading.drop("dataset_mixture.seed", mixture["seed"], peer.line("dataset_mixture.seed"),
+                              Effect.NONE, reason)  # fmt: skip
         for key in mixture.keys() - {"datasets", "test_split_size", "seed"}:
             line = peer.line(f"dataset_mixture.{key}")
             peer.reading.drop(

@@ -62,7 +62,7 @@ HANDLED: tuple[Row, ...] = (
     ("env", "launch.env", "what a run does not set itself"),
     ("wandb_project", "launch.env.WANDB_PROJECT", ""),
     ("wandb_entity", "launch.env.WANDB_ENTITY", ""),
-    ("beta", "trainer.beta", "also says that the task is dpo"),
+    ("beta", "trainer.beta", "the task is dpo; asked for where no other key and no name says dpo"),
     ("bf16", "precision", "true where neither bf16 nor fp16 is there"),
     ("dataset_name", "data.train", "the full id of a data set, or a path"),
     ("dataset_config", "data.train", "name"),

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import ast
-import operator
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.importing.syntax import (
+    COMPARISONS,
+    Function,
+    computed,
+    expressions,
+    field_default,
+    is_branch,
+    last_name,
+    text_of,
+)
+
 _DEEPEST = 40
-_LARGEST = 10**18
 _LONGEST = 10_000
-_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Dotted(str):
@@ -60,16 +48,31 @@ class _Scope:
 
 
 class Source:
-    """A parsed script."""
+    """A parsed script.
 
-    def __init__(self, tree: ast.Module) -> None:
+    given: the arguments of the command line that starts it, None for one that is known only when the line is
+    run. With them the defaults of all other arguments hold, too. Absent: callers may pass anything.
+    entry: the function whose parameters they are, where it is none of a parser's (`fire`).
+    """
+
+    def __init__(
+        self, tree: ast.Module, given: Mapping[str, Any] | None = None, entry: str | None = None
+    ) -> None:
         self.tree = tree
+        self.given = given
+        self._entry = entry
+        self.used: set[str] = set()
+        """Arguments of the command line whose values were asked for."""
+        self.deciding: set[str] = set()
+        """Those that choose a side of an `if`."""
         self.imported: dict[str, str] = {}
         self.functions: dict[str, Function] = {}
         self.defaults: dict[str, list[tuple[ast.expr, str]]] = {}
         self.calls: list[tuple[ast.Call, Function | None]] = []
         self._scopes: dict[Function | None, _Scope] = {None: _Scope()}
         self._around: dict[Function, Function | None] = {}
+        # with the line known, a parameter is what the only call of its function gives it
+        self._sites = [] if given is None else Source(tree).calls
         self._walk(tree.body, None, branch=False)
 
     def calls_of(self, *names: str) -> Iterator[tuple[ast.Call, Function | None]]:
@@ -133,7 +136,7 @@ class Source:
     def _class(self, definition: ast.ClassDef) -> None:
         for statement in definition.body:
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                default = _field_default(statement.value)
+                default = field_default(statement.value)
                 if default is not None:
                     said = f"default of {definition.name}.{statement.target.id}"
                     self.defaults.setdefault(statement.target.id, []).append((default, said))
@@ -142,20 +145,35 @@ class Source:
 
     def _statement(self, statement: ast.stmt, scope: Function | None, *, branch: bool) -> None:
         self._assign(statement, scope, branch=branch)
-        for node in _expressions(statement):
+        for node in expressions(statement):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Call):
                     self.calls.append((inner, scope))
                     self._argument(inner)
+        taken = self._side(statement, scope)
         for name, inner_body in ast.iter_fields(statement):
-            if not isinstance(inner_body, list):
+            if not isinstance(inner_body, list) or (taken and name != taken):
                 continue
             statements = [part for part in inner_body if isinstance(part, ast.stmt)]
             handlers = [part for part in inner_body if isinstance(part, ast.ExceptHandler | ast.match_case)]
-            chosen = _is_branch(statement) or name in ("orelse", "handlers") or branch
-            self._walk(statements, scope, branch=chosen)
+            chosen = not taken and (is_branch(statement) or name in ("orelse", "handlers"))
+            self._walk(statements, scope, branch=chosen or branch)
             for handler in handlers:
                 self._walk(handler.body, scope, branch=True)
+
+    def _side(self, statement: ast.stmt, scope: Function | None) -> str:
+        """Which side of an `if` the command line chooses: `body`, `orelse`; empty where that is not known."""
+        if self.given is None or not isinstance(statement, ast.If):
+            return ""
+        before, self.used = self.used, set()
+        try:
+            test = self.value(statement.test, scope)
+            return "" if test.note else "body" if test.value else "orelse"
+        except Unresolved:
+            return ""
+        finally:
+            self.deciding |= self.used
+            self.used = before
 
     def _assign(self, statement: ast.stmt, scope: Function | None, *, branch: bool) -> None:
         assigned = self._scopes[scope].assigned
@@ -181,10 +199,16 @@ class Source:
             arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
         ]
         long = next((name for name in names if name.startswith("--")), names[0] if names else "")
-        for keyword in call.keywords:
-            if keyword.arg == "default":
-                plain = long.lstrip("-").replace("-", "_")
-                self.defaults.setdefault(plain, []).append((keyword.value, f"default of {long}"))
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        default = keywords.get("default")
+        action = text_of(keywords["action"]).strip("'\"") if "action" in keywords else ""
+        if default is None and action in ("store_true", "store_false"):
+            default = ast.Constant(action == "store_false")
+        if default is None and self.given is not None:
+            default = ast.Constant(None)
+        if default is not None:
+            plain = long.lstrip("-").replace("-", "_")
+            self.defaults.setdefault(plain, []).append((default, f"default of {long}"))
 
     def _literal(self, node: ast.expr, scope: Function | None, depth: int) -> Value:
         if isinstance(node, ast.Constant):
@@ -202,7 +226,7 @@ class Source:
             return Value("".join(str(part.value) for part in parts), _first(parts))
         if isinstance(node, ast.FormattedValue) and node.format_spec is None and node.conversion == -1:
             return self.value(node.value, scope, depth)
-        if isinstance(node, ast.UnaryOp | ast.BinOp | ast.IfExp | ast.Compare):
+        if isinstance(node, ast.UnaryOp | ast.BinOp | ast.BoolOp | ast.IfExp | ast.Compare):
             return self._operation(node, scope, depth)
         return self._call_or_item(node, scope, depth)
 
@@ -223,7 +247,7 @@ class Source:
 
     def _name(self, node: ast.Name, scope: Function | None, depth: int) -> Value:
         for place in self._places(scope):
-            names = self._scopes[place]
+            names = self._scopes.get(place, _Scope())
             found = names.assigned.get(node.id)
             if found is not None:
                 value = found[0][1]
@@ -231,12 +255,35 @@ class Source:
                     raise Unresolved(node.id)
                 return self.value(value, place, depth)
             if node.id in names.parameters:
+                if place is not None and place.name == self._entry and node.id in (self.given or ()):
+                    return self._of_line(node.id)
+                if self.given is not None and place is not None and place.name != self._entry:
+                    return self._passed(node.id, place, depth)
                 default = names.parameters[node.id]
                 if default is None:
                     raise Unresolved(node.id)
+                if place is not None and place.name == self._entry:
+                    return Value(self.value(default, None, depth).value)
                 return Value(self.value(default, None, depth).value,
                              f"default of the parameter {node.id}; callers may pass others")  # fmt: skip
         raise Unresolved(node.id)
+
+    def _passed(self, name: str, function: Function, depth: int) -> Value:
+        """What the only call of a function gives a parameter, or its default."""
+        calls = [(call, scope) for call, scope in self._sites if last_name(call.func) == function.name]
+        if len(calls) != 1 or any(isinstance(arg, ast.Starred) for arg in calls[0][0].args):
+            raise Unresolved(name)
+        call, scope = calls[0]
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        places = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        named |= dict(zip(places, call.args, strict=False))
+        given = named.get(name)
+        if given is not None:
+            return self.value(given, scope, depth)
+        default = self._scopes[function].parameters[name]
+        if default is None or None in named:
+            raise Unresolved(name)
+        return Value(self.value(default, None, depth).value)
 
     def _attribute(self, node: ast.Attribute, depth: int) -> Value:
         base = node.value
@@ -245,12 +292,24 @@ class Source:
         if isinstance(base, ast.Name) and base.id in self.imported:
             return Value(Dotted(text_of(node)))
         defaults = self.defaults.get(node.attr, [])
+        if isinstance(node.value, ast.Name) and self.given is not None and node.attr in self.given:
+            return self._of_line(node.attr)
         if isinstance(node.value, ast.Name) and len(defaults) == 1:
             expression, said = defaults[0]
+            if self.given is not None:
+                return Value(self.value(expression, None, depth).value)
             return Value(
                 self.value(expression, None, depth).value, f"{said}; the command line may say another"
             )
         raise Unresolved(text_of(node))
+
+    def _of_line(self, name: str) -> Value:
+        """An argument of the command line."""
+        value = (self.given or {})[name]
+        self.used.add(name)
+        if value is None:
+            raise Unresolved(f"--{name}")
+        return Value(value)
 
     def _dict(self, node: ast.Dict, scope: Function | None, depth: int) -> Value:
         made: dict[Any, Any] = {}
@@ -269,11 +328,12 @@ class Source:
                 made[name] = value.value
         return Value(made, _first(notes))
 
-    def _operation(
-        self, node: ast.UnaryOp | ast.BinOp | ast.IfExp | ast.Compare, scope: Function | None, depth: int
-    ) -> Value:
+    def _operation(self, node: ast.expr, scope: Function | None, depth: int) -> Value:
         if isinstance(node, ast.Compare):
             return self._compared(node, scope, depth)
+        if isinstance(node, ast.BoolOp):
+            parts = [self.value(part, scope, depth) for part in node.values]
+            return next((v for v in parts if bool(v.value) is isinstance(node.op, ast.Or)), parts[-1])
         if isinstance(node, ast.UnaryOp):
             inner = self.value(node.operand, scope, depth)
             if isinstance(node.op, ast.Not):
@@ -286,14 +346,14 @@ class Source:
             return Value(chosen.value, chosen.note or test.note)
         elif isinstance(node, ast.BinOp):
             left, right = self.value(node.left, scope, depth), self.value(node.right, scope, depth)
-            result = _computed(node.op, left.value, right.value)
+            result = computed(node.op, left.value, right.value)
             if result is not None:
                 return Value(result, left.note or right.note)
         raise Unresolved(text_of(node))
 
     def _compared(self, node: ast.Compare, scope: Function | None, depth: int) -> Value:
         left, right = self.value(node.left, scope, depth), self.value(node.comparators[0], scope, depth)
-        compare = _COMPARISONS.get(type(node.ops[0]))
+        compare = COMPARISONS.get(type(node.ops[0]))
         if compare is None or len(node.ops) > 1:
             raise Unresolved(text_of(node))
         try:
@@ -331,67 +391,5 @@ class Source:
         raise Unresolved(text_of(node) if name else "an expression")
 
 
-def parsed(text: str) -> ast.Module:
-    """The text as Python, without the warnings that its author would get. SyntaxError and the like else."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
-
-
-def last_name(node: ast.expr) -> str:
-    """`TrainingArguments` of `transformers.TrainingArguments`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def text_of(node: ast.AST) -> str:
-    """An expression as it is written, shortened."""
-    try:
-        text = ast.unparse(node)
-    except (RecursionError, ValueError):
-        return "an expression"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _first(values: list[Value]) -> str:
     return next((value.note for value in values if value.note), "")
-
-
-def _computed(kind: ast.operator, left: Any, right: Any) -> Any:
-    """A small sum; None for what a config does not compute."""
-    numbers = all(isinstance(side, int | float) and not isinstance(side, bool) for side in (left, right))
-    texts = isinstance(kind, ast.Add) and isinstance(left, str) and isinstance(right, str)
-    if type(kind) not in _OPERATIONS or not (numbers or texts):
-        return None
-    if isinstance(kind, ast.Pow) and (abs(right) > 64 or abs(left) > 10**6):
-        return None
-    try:
-        result = _OPERATIONS[type(kind)](left, right)
-    except (ArithmeticError, TypeError, ValueError):
-        return None
-    return None if isinstance(result, int | float) and abs(result) > _LARGEST else result
-
-
-def _field_default(node: ast.expr | None) -> ast.expr | None:
-    """The default of a dataclass field, also of `field(default=…)`."""
-    if isinstance(node, ast.Call) and last_name(node.func) == "field":
-        return next((keyword.value for keyword in node.keywords if keyword.arg == "default"), None)
-    return node
-
-
-def _is_branch(statement: ast.stmt) -> bool:
-    """Whether what stands below may not be run, or more than once; `if __name__ == …` is the script."""
-    if isinstance(statement, ast.If):
-        return "__name__" not in text_of(statement.test)
-    return isinstance(statement, ast.For | ast.AsyncFor | ast.While | ast.Match)
-
-
-def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """The expressions of a statement itself, not those of the statements below it."""
-    for _, value in ast.iter_fields(statement):
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, ast.expr):
-                yield part
-            elif isinstance(part, ast.withitem):
-                yield part.context_expr

@@ -34,11 +34,12 @@ def recipe_text(made: Imported, name: str, folder: Path) -> str:
     """
     taken = _placed(made, name, folder)
     head = [f"From {', '.join(map(_plain, dict.fromkeys(made.files)))} by `effilaunch import`.", *made.notes]
-    head += [f"needs your word: {_needed(entry)}" for entry in made.dropped if entry.effect is Effect.NEEDED]
     of_adapter = [value for key, value in taken.items() if key.startswith("adapter.")]
     if of_adapter:
         taken.setdefault("adapter.type", Taken("lora", of_adapter[0].place, "adapter"))
     data: dict[str, Any] = {}
+    if todo := [_needed(entry) for entry in made.dropped if entry.effect is Effect.NEEDED]:
+        data["todo"] = todo
     for key in sorted(taken, key=_rank):
         *path, last = key.split(".", 2)  # launch.env.NAME is the deepest
         section = data

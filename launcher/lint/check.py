@@ -9,16 +9,18 @@ from typing import Any
 from launcher.lint.blocks import check_blocks
 from launcher.lint.conflicts import check_conflicts
 from launcher.lint.finding import Finding
+from launcher.lint.other_files import another_kind
 from launcher.lint.positions import Document, read_json
 from launcher.lint.types import check_autos, check_types
 from launcher.lint.unknown import check_keys
+from launcher.lint.without_effect import check_effects
 
 LARGEST = 100_000
 """Bytes; the largest ds_config that anybody has is a tenth of it."""
 MOST = 500
 """Findings that one rule may have; nobody reads more."""
 Rule = Callable[[Document], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (check_keys, check_types, check_autos, check_blocks, check_conflicts)
+RULES: tuple[Rule, ...] = (check_keys, check_types, check_autos, check_blocks, check_conflicts, check_effects)
 
 
 def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
@@ -31,6 +33,9 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
     if root.members is None:
         message = f"holds {'a list' if root.items is not None else 'one value'}; a ds_config is an object"
         return [*found, document.found(root.start, "", "ds-not-an-object", message, 'write {"…": …}')]
+    other = another_kind(document)
+    if other is not None:
+        return [other]
     for rule in (*RULES, *more):
         found += islice(rule(document), MOST)
     return sorted(found, key=lambda finding: (finding.line, finding.column, finding.code))

@@ -1,4 +1,4 @@
-"""Settings that contradict each other, and settings that do nothing beside others."""
+"""Settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from launcher.lint.finding import Finding
-from launcher.lint.positions import Document, Member
+from launcher.lint.positions import Document
 from launcher.lint.types import for_trainer
-from launcher.plan.profile import STAGE3_ONLY
 
 ZERO = "zero_optimization"
 # Two buckets of 16-bit numbers each, 4.5 times (transformers' guide to DeepSpeed).
@@ -103,11 +102,6 @@ def _zero(document: Document) -> Iterator[Finding]:
                 'write "zero_optimization": {"stage": 0}',
             )
         return
-    level = stage(document)
-    for member in section.node.members or ():
-        yield from _without_effect(document, member, level)
-    for name in ("offload_optimizer", "offload_param"):
-        yield from _nvme(document, name, level)
     old, new = document.member(f"{ZERO}.cpu_offload"), document.member(f"{ZERO}.offload_optimizer")
     if old is not None and new is not None and old.node.value is not None:
         yield document.found(
@@ -117,68 +111,6 @@ def _zero(document: Document) -> Iterator[Finding]:
             "cpu_offload and offload_optimizer are one setting; DeepSpeed refuses both together",
             "remove cpu_offload",
             edits=document.removal(f"{ZERO}.cpu_offload"),
-        )
-
-
-def _without_effect(document: Document, member: Member, level: int | None) -> Iterator[Finding]:
-    where = f"{ZERO}.{member.key}"
-    given = member.node.plain()
-    if member.key == "offload_param":
-        device = given.get("device", "none") if isinstance(given, dict) else "none"
-        if level in (0, 1, 2) and device in ("cpu", "nvme"):
-            yield document.found(
-                member.start,
-                where,
-                "ds-stage2-offload-param",
-                f"offload_param does nothing at stage {level}: only stage 3 splits the weights",
-                "write stage 3, or remove it",
-                edits=document.removal(where),
-            )
-    elif (
-        level in (1, 2)
-        and member.key.removeprefix("stage3_") in STAGE3_ONLY
-        and given is not False
-        and given is not None
-        and not _gathers_parts(document, member.key)
-    ):
-        yield document.found(
-            member.start,
-            where,
-            "ds-no-effect",
-            f"`{member.key}` does nothing at stage {level}: it is read at stage 3 alone",
-            "write stage 3, or remove it",
-            severity="warning",
-            edits=document.removal(where),
-        )
-
-
-def _gathers_parts(document: Document, key: str) -> bool:
-    """Whether a key counts at other stages, too: accelerate asks for it to put AutoTP's parts together."""
-    size = value(document, "tensor_parallel.autotp_size")
-    return "weights_on_model_save" in key and isinstance(size, int) and size > 1
-
-
-def _nvme(document: Document, name: str, level: int | None) -> Iterator[Finding]:
-    device = document.member(f"{ZERO}.{name}.device")
-    if device is None or device.node.value != "nvme":
-        return
-    where = f"{ZERO}.{name}.device"
-    if level in (1, 2) and name == "offload_optimizer":
-        yield document.found(
-            device.node.start,
-            where,
-            "ds-no-effect",
-            f"nvme at stage {level} is offload to the CPU's memory: only stage 3 writes to a disk",
-            'write stage 3, or "cpu"',
-            severity="warning",
-        )
-    elif level in (3, None) and not value(document, f"{ZERO}.{name}.nvme_path"):
-        yield document.found(
-            device.node.start,
-            where,
-            "ds-nvme-path-missing",
-            "offload to nvme without nvme_path: the file is read, and building the engine fails",
-            'write "nvme_path": "/a/local/disk"',
         )
 
 

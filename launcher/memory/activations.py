@@ -49,6 +49,8 @@ def lora_rank(spec: ModelSpec, job: MemoryJob) -> int:
     """Mean rank over the adapted products that gives this number of trainable parameters."""
     if not job.adapter:
         return 0
+    if job.adapter_rank:
+        return job.adapter_rank
     widths = spec.lora_width(job.adapted)
     adapter = job.trainable_params - (spec.head.own_params if spec.head.saved else 0)
     return max(1, adapter // max(widths, 1))
@@ -59,8 +61,9 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
     rows, length = job.rows
     rank = lora_rank(spec, job)
     # Checkpointing asks the embedding's output for a gradient, or the recomputed layers would have none.
-    asks = not job.adapter or job.checkpointing
-    stacks = []
+    embedding = {*(job.adapted or ()), *job.whole} & set(spec.layout.embed_paths)
+    asks = not job.adapter or job.checkpointing or bool(embedding)
+    reached, stacks = asks, []
     for layout in spec.layout.stacks:
         block = replace(
             make_block(spec, d, layout, rows, length, job.attention),
@@ -68,6 +71,7 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             padded=job.padded,
             rank=rank,
             adapted=job.adapted,
+            whole=job.whole,
             adapter_dropout=job.adapter_dropout > 0,
             quantization=job.quantization,
             liger=job.liger and spec.model_type in LIGER_FAMILIES,
@@ -75,7 +79,11 @@ def make_stacks(spec: ModelSpec, job: MemoryJob, d: Dtypes) -> list[Stack]:
             one_by_one=job.one_by_one,
             cast_inputs=job.cast_inputs,
         )
-        stacks.append(Stack(block, layout.layers, block if asks else replace(block, grad=False)))
+        first = block if asks else replace(block, grad=False)
+        # Below the first adapter no gradient flows: an adapter of the head alone leaves all layers without.
+        trained = {*(job.adapted or ()), *job.whole}
+        reached = reached or job.adapted is None or any(x.path in trained for x in layout.linears)
+        stacks.append(Stack(block if reached else first, layout.layers, first))
     return stacks
 
 
@@ -132,4 +140,4 @@ def layer_bytes(
 def eval_bytes(spec: ModelSpec, d: Dtypes, *, batch: int, sequence: int, attention: str) -> int:
     """Bytes of an evaluation step of `batch` rows."""
     block = make_block(spec, d, spec.layout.stacks[-1], batch, sequence, attention)
-    return evaluation_bytes(block, spec.head)
+    return evaluation_bytes(block, spec.head, spec.task)

@@ -141,7 +141,9 @@ def calibrated_ratios(
     """(low, expected, high) as shares of an estimate, from (measured/predicted, weight) of similar runs.
 
     In logarithms: the mean of the runs is shrunk towards the estimate as if PRIOR_RUNS runs had met it. The
-    range holds this mean and every run, and beyond them the part of the prior range that is left.
+    range holds this mean and every run, and beyond them the part of the prior range that is left. An error
+    that was seen once may come again on either side of the mean, by the same part: one run that missed the
+    estimate by 10 % leaves more doubt than none, until others agree with it.
     """
     weight = sum(w for _, w in found)
     low, high = prior
@@ -150,8 +152,9 @@ def calibrated_ratios(
     share = weight / (weight + PRIOR_RUNS)
     logs = [math.log(ratio) for ratio, _ in found]
     centre = share * sum(w * x for (_, w), x in zip(found, logs, strict=True)) / weight
-    below = min(centre, *logs) + (1 - share) * math.log(low)
-    above = max(centre, *logs) + (1 - share) * math.log(high)
+    again = (1 - share) * max(abs(x) for x in logs)
+    below = min(centre - again, *logs) + (1 - share) * math.log(low)
+    above = max(centre + again, *logs) + (1 - share) * math.log(high)
     return math.exp(below), math.exp(centre), math.exp(above)
 
 

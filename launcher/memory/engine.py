@@ -238,8 +238,11 @@ def save_peak(spec: ModelSpec, job: MemoryJob, resident: int) -> int:
 def load_peak(spec: ModelSpec, job: MemoryJob, weights: int) -> int:
     """Bytes on one device while the weights, of which it will hold `weights`, come in; no context."""
     if job.quantization != "none":
+        # transformers shards no quantised base while it loads it (from_pretrained:
+        # is_deepspeed_zero3_enabled() and not is_quantized): each rank has all of it until ZeRO-3 shards it.
+        whole = sum(_frozen_bytes(spec, job))
         # A matrix is read in 16 bits, then quantised on the device.
-        return weights + 2 * max(linear.weights for linear in spec.linears)
+        return max(weights, whole) + 2 * max(linear.weights for linear in spec.linears)
     if job.engine == "deepspeed" and job.zero_stage == 3:
         return weights + engine_width(job.precision) * _gathered_module(spec)
     if job.engine == "fsdp":

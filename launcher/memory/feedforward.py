@@ -95,14 +95,13 @@ def _grouped(tape: Tape, block: Block, x: Value, elements: int, entries: int, ad
     peft adds an adapter's product to a copy of all experts' weights, through which gradients pass.
     """
     width = block.dtypes.weight
-    if block.full:
+    stored = block.dtypes.adapter
+    if stored is None:
         fresh = width * entries
         return tape.step([x], elements, width, saves=[x.storage], params=entries, fresh=fresh)
     if block.adapted is not None:
         return tape.step([x], elements, width)
     copy = Storage(width * entries, weight=True)
-    stored = block.dtypes.adapter
-    assert stored is not None
     # Each of the adapter's matrices is kept for the other's gradient, in the dtype of the experts.
     factors = [Storage(width * adapter, weight=True)] if width != stored else []
     folded = tape.step([], entries, width, view=copy, saves=factors, params=adapter, fresh=stored * adapter)

@@ -53,6 +53,8 @@ class Block:
     """Of the LoRA adapters."""
     adapted: tuple[str, ...] | None = None
     """Paths of the linears that have an adapter; None: all of them."""
+    whole: tuple[str, ...] = ()
+    """Paths of modules that are trained whole beside the adapters."""
     adapter_dropout: bool = False
     quantization: str = "none"
     liger: bool = False

@@ -70,6 +70,12 @@ class MemoryJob:
     """Devices that share each sample's tokens (Ulysses, context parallelism); see `tensor_parallel`."""
     adapted: tuple[str, ...] | None = None
     """Paths of the modules that have an adapter (`ModelSpec.adapted_paths`); None: all linears."""
+    adapter_rank: int = 0
+    """Mean rank over these modules; 0: the one that gives `trainable_params`."""
+    uneven: bool = False
+    """Layers have different adapters: in closed form all count as if they had the mean of them."""
+    whole: tuple[str, ...] = ()
+    """Paths of modules that are trained whole beside an adapter."""
     extra_frozen: int = 0
     """Bytes of embedding copies that adapters over added tokens hold; ZeRO-3 trains them (`whole_copies`)."""
     reduces_each: bool = False

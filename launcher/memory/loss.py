@@ -8,13 +8,14 @@ As read in transformers 5.23 (loss/loss_utils.py, trainer.py, distributed/tensor
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from launcher.facts.architectures import Linear
 from launcher.facts.head_loss import chunk_rows
 from launcher.facts.heads import Head
 from launcher.memory.flow import Block
 from launcher.memory.norms import norm
-from launcher.memory.products import cast, dropout, matrix, product
+from launcher.memory.products import adapted, cast, dropout, matrix, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
 
 TILE_TOKENS, TILE_WORDS = 4096, 32768
@@ -113,12 +114,19 @@ def _apart(rows: int, length: int, words: int, width: int) -> int:
 
 def _logits(tape: Tape, x: Value, block: Block, head: Head) -> Value:
     entries = head.in_features * head.out_features
-    trained = block.full or head.saved
+    trained = block.full or head.saved or head.name in block.whole
     around = (one for one in block.layout.linears if one.name == "project_out")
     for one in around:  # OPT's embedding may be narrower than its layers
         x = product(tape, block, x, one)
     bias = head.out_features if head.bias else 0
-    logits = matrix(tape, block, x, head.out_features, entries, params=entries + bias if trained else 0)
+    if not trained and block.dtypes.adapter is not None and head.name in (block.adapted or ()):
+        one = Linear(head.name, head.in_features, head.out_features, 1, head.name, head.bias)
+        # The head is never quantised.
+        plain = replace(block, quantization="none")
+        logits = adapted(tape, plain, x, one, block.dtypes.adapter)
+    else:
+        params = entries + bias if trained else 0
+        logits = matrix(tape, block, x, head.out_features, entries, params=params)
     if head.gathered:
         rows = logits.elements // head.out_features
         logits = tape.step([logits], rows * head.gathered, logits.width)
@@ -135,13 +143,18 @@ def _tiled(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
     One tile of logits, the float32 copies that the formula without Triton makes of it, and float32 gradients
     of what it read and of the head.
     """
-    d, (saved, weights) = block.dtypes, tape.saved()
-    tile = min(block.tokens, TILE_TOKENS)
-    copies = 4 * CPU_TILE_COPIES * min(head.out_features, TILE_WORDS) if d.on_cpu else 0
+    saved, weights = tape.saved()
     trained = head.in_features * head.out_features if block.full else 0
-    logits = tile * (d.compute * TILE_WORDS + copies) + 4 * block.tokens * block.hidden + 4 * trained
+    logits = _tile(block, head) + 4 * block.tokens * block.hidden + 4 * trained
     peak = Peak(saved + logits, saved)
     return HeadCost(logits, logits, saved, weights, trained, peak)
+
+
+def _tile(block: Block, head: Head) -> int:
+    """Bytes of a tile of logits, and of the copies that the formula without Triton makes of it."""
+    d = block.dtypes
+    copies = 4 * CPU_TILE_COPIES * min(head.out_features, TILE_WORDS) if d.on_cpu else 0
+    return min(block.tokens, TILE_TOKENS) * (d.compute * TILE_WORDS + copies)
 
 
 def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
@@ -191,14 +204,17 @@ def _by_chunks(
     return HeadCost(forward, 0, saved, weights, trained, peak)
 
 
-def evaluation_bytes(block: Block, head: Head) -> int:
+def evaluation_bytes(block: Block, head: Head, task: str) -> int:
     """Bytes of an evaluation step: nothing is kept, so the widest layer step or the loss rules.
 
-    Where metrics read predictions, a token's best word is all that outlives the step.
+    Where metrics read predictions, a token's best word is all that outlives the step. trl evaluates
+    preference pairs through the head that it trains with (add_fused_lm_head), so by tiles, too.
     """
     d, layout, tokens = block.dtypes, block.layout, block.tokens
     rows = tokens if head.per_token else block.rows
-    if head.apart:
+    if task == "dpo":
+        logits = _tile(block, head)
+    elif head.apart:
         logits = _apart(block.rows, block.length, head.out_features, d.compute)
     else:
         # The logits, their float32 copy, and the logarithms of their shares.

@@ -34,8 +34,8 @@ def add(tape: Tape, first: Value, second: Value) -> Value:
 
 def product(tape: Tape, block: Block, x: Value, linear: Linear) -> Value:
     """What `linear` makes of `x`."""
-    if not block.full:
-        return _adapted(tape, block, x, linear)
+    if block.dtypes.adapter is not None and linear.path not in block.whole:
+        return adapted(tape, block, x, linear, block.dtypes.adapter)
     bias = linear.out_features if linear.bias else 0
     return matrix(tape, block, x, linear.out_features, linear.weights, params=linear.weights + bias)
 
@@ -58,36 +58,37 @@ def _inputs(weights: int, out: int) -> int:
     return max(1, weights // max(out, 1))
 
 
-def _adapted(tape: Tape, block: Block, x: Value, linear: Linear) -> Value:
-    """A frozen product, and beside it the two small ones of an adapter that is trained."""
+def adapted(tape: Tape, block: Block, x: Value, linear: Linear, width: int) -> Value:
+    """A frozen product, and beside it the two small ones of an adapter that is trained.
+
+    `width`: bytes of an adapter's value.
+    """
     out = linear.out_features
     base = frozen(tape, block, x, out, linear.weights)
     if block.adapted is not None and linear.path not in block.adapted:
         return base
     d = block.dtypes
-    assert d.adapter is not None
     # peft's layers over quantised weights leave casts to autocast, but ask only whether CUDA's is on.
     conversion = block.quantization == "none" or not d.autocast or d.on_cpu
-    source = cast(tape, x, d.adapter) if conversion and block.cast_inputs else x
+    source = cast(tape, x, width) if conversion and block.cast_inputs else x
     source = dropout(tape, source, block.adapter_dropout, d.on_cpu)
-    inner = _small(tape, block, source, linear.in_features, block.rank)
-    update = _small(tape, block, inner, block.rank, out)
+    inner = _small(tape, block, source, linear.in_features, block.rank, width)
+    update = _small(tape, block, inner, block.rank, out, width)
     scaled = tape.step([update], update.elements, update.width)
     if block.quantization != "none":
         return add(tape, base, cast(tape, scaled, base.width) if conversion else scaled)
     return cast(tape, add(tape, base, scaled), base.width)
 
 
-def _small(tape: Tape, block: Block, x: Value, inputs: int, out: int) -> Value:
-    """A product with one of an adapter's matrices."""
+def _small(tape: Tape, block: Block, x: Value, inputs: int, out: int, stored: int) -> Value:
+    """A product with one of an adapter's matrices, whose values are `stored` as so many bytes."""
     d = block.dtypes
-    assert d.adapter is not None
-    width = d.compute if d.autocast else d.adapter
+    width = d.compute if d.autocast else stored
     x = cast(tape, x, width)
     rows = x.elements // inputs
     params = inputs * out
     saves = [x.storage]
-    if width != d.adapter and x.node is not None:
+    if width != stored and x.node is not None:
         saves.append(Storage(width * params, weight=True))
     return tape.step([x], rows * out, width, saves=saves, params=params, fresh=width * params)
 

@@ -104,14 +104,13 @@ class Tape:
         `params`: trainable parameters that it reads, whose gradients come as `fresh` bytes each.
         """
         storage = view if view is not None else Storage(elements * width)
-        asking = [value for value in inputs if value.node is not None]
+        asking = [(value, value.node) for value in inputs if value.node is not None]
         if not asking and not params:
             return Value(elements, width, storage, None)
         node = Node()
-        for value in asking:
-            assert value.node is not None
+        for value, source in asking:
             alias = passes and value.width == width
-            node.routes.append((value.node, 0 if alias else value.size))
+            node.routes.append((source, 0 if alias else value.size))
             if not passes and value.width < width:
                 # Computed in the wider dtype, then cast to that of the input.
                 temporary += value.elements * width
@@ -138,10 +137,12 @@ class Tape:
         """The worst moment of running all nodes in reverse; storages of the tape are used up.
 
         `gradient_width`: bytes that each trained parameter's gradient keeps. `accumulated`: all of them
-        exist already, so a fresh one lives only until it is added.
+        exist already, so a fresh one lives only until it is added. An output without a node, as of a frozen
+        layer below all that is trained, has no backward pass.
         """
-        assert output.node is not None
-        return _Replay(self, gradient_width, accumulated).run(output)
+        if output.node is None:
+            return Peak()
+        return _Replay(self, gradient_width, accumulated).run(output.node, output.size)
 
 
 class _Replay:
@@ -154,10 +155,9 @@ class _Replay:
         self.flow = 0
         self.peak = Peak()
 
-    def run(self, output: Value) -> Peak:
-        assert output.node is not None
-        output.node.pending.append([output.size, 1])
-        self.flow = output.size
+    def run(self, output: Node, size: int) -> Peak:
+        output.pending.append([size, 1])
+        self.flow = size
         self._note(0)
         for node in reversed(self.tape.nodes):
             if node.pending:

@@ -22,8 +22,8 @@ from launcher.memory.steps import step_bytes
 # What of a job changes its activations, besides the micro-batch.
 _CHOICES = (
     "sequence_length", "precision", "dtype", "quantization", "trainable_params", "adapter",
-    "adapted", "adapter_dropout", "checkpointing", "attention", "optim", "document_mask", "one_row", "padded",
-    "one_by_one", "cast_inputs", "chunked",
+    "adapted", "uneven", "whole", "adapter_dropout", "checkpointing", "attention", "optim", "document_mask",
+    "one_row", "padded", "one_by_one", "cast_inputs", "chunked",
 )  # fmt: skip
 _FLASH = (8, 0)
 """Compute capability from which torch has a flash kernel."""

@@ -55,6 +55,12 @@ class Draft:
         setting = self.settings.get(dotted)
         return default if setting is None else setting.value
 
+    def section(self, prefix: str) -> dict[str, Any]:
+        """Values of the settings below `prefix.`, by the rest of their names."""
+        start = prefix + "."
+        found = self.settings.items()
+        return {key.removeprefix(start): one.value for key, one in found if key.startswith(start)}
+
     def explicit(self, dotted: str) -> bool:
         """True when the user wrote this value (recipe, parent or --set)."""
         setting = self.settings.get(dotted)

@@ -7,6 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
+from launcher.facts.lora import Adapted, adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.decide import AMPERE
@@ -23,7 +24,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
     quantization = draft.get("model.quantization")
     has_adapter = draft.get("adapter.type") is not None
-    rank, targets = draft.get("adapter.r", 16), draft.get("adapter.target_modules", "all-linear")
+    adapter = adapted_by(spec, draft.section("adapter")) if has_adapter else None
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     bucket = 50_000_000 if small else 200_000_000
     dpo, one_row = draft.get("task") == "dpo", bool(draft.get("data.padding_free"))
@@ -45,9 +46,9 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         dtype=_loaded_dtype(draft, spec),
         quantization=quantization["type"] if isinstance(quantization, dict) else "none",
         double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
-        trainable_params=spec.lora_params(rank, targets) if has_adapter else spec.loaded_params,
+        trainable_params=spec.loaded_params if adapter is None else adapter.params,
         adapter=has_adapter,
-        adapted=spec.adapted_paths(targets) if has_adapter else None,
+        **_adapter(adapter, spec),
         adapter_dropout=draft.get("adapter.lora_dropout", 0.0),
         engine=draft.get("sharding.engine"),
         zero_stage=0,
@@ -66,6 +67,17 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+
+
+def _adapter(adapter: Adapted | None, spec: ModelSpec) -> dict[str, Any]:
+    """The fields of a job that say what of the model an adapter changes."""
+    if adapter is None:
+        return {}
+    # A sketch of a family has other products than the model; their number of parameters is right.
+    paths = None if spec.foreign else adapter.paths
+    return {
+        "adapted": paths, "adapter_rank": adapter.rank, "uneven": adapter.uneven, "whole": adapter.whole,
+    }  # fmt: skip
 
 
 def _kernels(draft: Draft, spec: ModelSpec, hardware: Hardware) -> dict[str, Any]:

@@ -72,10 +72,12 @@ def _record_data(draft: Draft, data: DataSection) -> None:
     reasons = {
         "max_length": "schema default",
         "max_truncated": "schema default",
+        "max_dropped": "schema default",
         "metrics": "the evaluation loss is always reported",
         "overlong": "text is split, other rows are truncated",
         "loss_on": "by row format, decided when the rows are read",
-        "packing": "rows are padded, not packed",
+        "loss_on_inserted": "the rows do not hold what the template inserts",
+        "packing": "each row is a sample of its own, not joined with others into packs",
         "streaming": "rows are tokenised once, before the run",
         "num_proc": "one per core, at most 8",
     }

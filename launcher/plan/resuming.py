@@ -85,6 +85,7 @@ RULES: tuple[Rule, ...] = (
             "trainer.disable_tqdm", "trainer.include_num_input_tokens_seen", "trainer.log_*", "trainer.hub_*",
             "trainer.push_to_hub", "trainer.per_device_eval_batch_size", "trainer.prediction_loss_only",
             "trainer.predict_with_generate", "trainer.generation_*", "data.max_truncated",
+            "data.max_dropped",
         ),
         "free",
         _REPORTS,
@@ -182,6 +183,8 @@ BEFORE: Mapping[str, Any] = {
     "model.vocab_multiple": None,
     "adapter.cast_input_dtype_enabled": True,
     "adapter.autocast_adapter_dtype": True,
+    "data.loss_on_inserted": True,
+    "data.max_dropped": 1.0,
 }
 """What plans did that were written before there was such a setting; the worker reads them so, too."""
 _CONSTANT = ("constant", "constant_with_warmup")
@@ -207,10 +210,11 @@ def compare_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Dif
         rule = rule_of(setting)
         if before == after or rule.verdict in ("free", "states"):
             continue
-        if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
-            continue
         by = str(new["settings"].get(setting, {}).get("by", ""))
-        found.append(Difference(setting, before, after, rule.verdict == "equal", rule.reason, by))
+        reason = rule.reason
+        if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
+            reason = "the run ends at another step than it was started for"
+        found.append(Difference(setting, before, after, rule.verdict == "equal", reason, by))
     return sorted(found, key=lambda difference: not difference.refused)
 
 

@@ -51,7 +51,7 @@ class Rows:
     """As the recipe shall say it."""
     format: str
     """A format, or `auto` where nobody looked."""
-    columns: Mapping[str, str]
+    columns: Mapping[str, str | None]
     """Field -> column, where they differ."""
     count: int | None
     """None where nobody looked."""

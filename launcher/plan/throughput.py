@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.facts.head_loss import PLAIN_HEADS, chunk_rows
+from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import LIGER_FAMILIES
 from launcher.plan.batches import decide_batches, is_foreign, tensor_multiple
@@ -125,7 +126,7 @@ def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
         return "the rows of added tokens are trained beside the frozen head"
     if draft.get("adapter.modules_to_save") or draft.get("adapter.target_parameters"):
         return "the adapter may train the head or the embedding tied to it"
-    paths = spec.adapted_paths(draft.get("adapter.target_modules", "all-linear"))
+    paths = adapted_by(spec, draft.section("adapter")).paths
     tied = spec.layout.embed_paths[:1] if spec.head.tied else ()
     if paths is not None and {spec.head.name, *tied} & set(paths):
         return "the adapter changes the head, or the embedding tied to it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.plan.decide import shares
 from launcher.recipe.loading import LoadedRecipe, Origin
-from launcher.recipe.schema import Recipe
+from launcher.recipe.schema import AdapterSection, Recipe
 
 STEPS = 4
 _SIZES = ("tp_size", "sp_size", "cp_size")
@@ -27,6 +28,9 @@ NARROW: Mapping[str, Any] = {
     "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
+LAYERS = int(NARROW["num_hidden_layers"])
+_LAYER = re.compile(r"(?<!\w)\d")
+"""A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
 """What `--tiny` shortens, unless the command line itself says it: `--tiny --set trainer.max_steps=12`."""
@@ -80,9 +84,11 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
         update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,
                 "tokenizer": None, "revision": None, "device_map": None}
     )  # fmt: skip
+    adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=_shallow(recipe.adapter))
     data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, MAX_LENGTH)})
     update = {
         "model": model,
+        "adapter": adapter,
         "data": data,
         "trainer": trainer | changed,
         "global_batch_size": None,
@@ -94,6 +100,22 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
     origins |= {f"trainer.{k}": origin for k in changed}
     origins |= {"model.config": origin, "data.max_length": origin}
     return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
+
+
+def _shallow(adapter: AdapterSection) -> dict[str, Any]:
+    """The fields of LoraConfig that name layers, for a model of two: other layers, and no ranks of one."""
+    given = adapter.model_extra or {}
+    changed: dict[str, Any] = {
+        name: {key: value for key, value in given[name].items() if not _LAYER.search(key)}
+        for name in ("rank_pattern", "alpha_pattern")
+        if isinstance(given.get(name), Mapping)
+    }
+    layers = given.get("layers_to_transform")
+    if isinstance(layers, int):
+        changed["layers_to_transform"] = layers % LAYERS
+    elif isinstance(layers, list) and all(isinstance(layer, int) for layer in layers):
+        changed["layers_to_transform"] = sorted({layer % LAYERS for layer in layers})
+    return changed
 
 
 def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:

@@ -14,13 +14,14 @@ from launcher.recipe.vocabulary import FORMAT_FIELDS, LOSS_OF_FORMAT, METRICS, T
 _HUB_ONLY = ("name", "split", "revision")
 # keys that mean nothing where no text becomes tokens
 _TOKEN_KEYS = (
-    "data.max_length", "data.overlong", "data.max_truncated",
+    "data.max_length", "data.overlong", "data.max_truncated", "data.max_dropped",
     "model.tokenizer", "model.chat_template", "model.add_tokens", "model.vocab_multiple",
     "data.pad_to_multiple_of",
 )  # fmt: skip
 _OWN_METRIC = "`python:` names a file with a compute_metrics of yours"
 _CAUSAL_KEYS = {
     "loss_on": "the loss is where the task puts it",
+    "loss_on_inserted": "only chats of task causal-lm are rendered for it",
     "packing": "its samples are padded",
     "padding_free": "its samples are padded",
     "fim": "only a causal language model learns to fill in",
@@ -148,8 +149,8 @@ def _check_columns(data: Mapping[str, Any]) -> list[Problem]:
         columns = source.get("columns") if isinstance(source, Mapping) else None
         forms = [explicit[place]] if place in explicit else TASK_FORMATS[task_of(data)]
         fields = list(dict.fromkeys(f for form in forms for group in FORMAT_FIELDS[form] for f in group))
-        for key in columns if isinstance(columns, Mapping) else ():
-            if key in fields:
+        for key, column in columns.items() if isinstance(columns, Mapping) else ():
+            if key in fields or column is None:  # which leaves the file's column of that name out
                 continue
             near = close_key(str(key), fields)
             hint = f"did you mean `{near}`?" if near else "write `field of the format: column of the file`"
@@ -240,6 +241,9 @@ def _check_metrics(data: Mapping[str, Any]) -> list[Problem]:
     if rows.get("eval") is None:
         hint = "add e.g. `eval: {split: 0.02}` under `data:`"
         problems.append(_conflict("data.metrics", "needs `data.eval`, the rows to measure on", hint))
+    if _section(data, "trainer").get("prediction_loss_only") is True and metrics != ["perplexity"]:
+        message = "is true, so that nothing of data.metrics but perplexity would be measured"
+        problems.append(_conflict("trainer.prediction_loss_only", message, "drop it"))
     for index, name in enumerate(metrics):
         if not isinstance(name, str) or name in known:
             continue

@@ -8,7 +8,9 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 
-_REFERENCE = re.compile(r"\$\{ENV:([A-Za-z_][A-Za-z0-9_]*)(?::([^}]*))?\}")
+_BEGIN = "${ENV:"
+# A default ends where another reference begins: a search is linear in the text, and none is nested.
+_REFERENCE = re.compile(r"\$\{ENV:([A-Za-z_][A-Za-z0-9_]*)(?::((?:[^}$]|\$(?!\{))*))?\}")
 
 
 def has_reference(value: Any) -> bool:
@@ -18,6 +20,11 @@ def has_reference(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(has_reference(item) for item in value.values())
     return isinstance(value, list) and any(has_reference(item) for item in value)
+
+
+def has_incomplete_reference(text: str) -> bool:
+    """Whether a reference begins in the text that is not one: no end, no name, or another one inside it."""
+    return text.count(_BEGIN) > len(reference_names(text))
 
 
 def reference_names(text: str) -> list[str]:
@@ -53,6 +60,13 @@ def resolve_env(text: str, environ: Mapping[str, str]) -> str:
     if missing:
         raise RecipeError([missing_problem(name) for name in missing])
     return _REFERENCE.sub(lambda match: environ.get(match[1], match[2] or ""), text)
+
+
+def incomplete_problem(path: str) -> Problem:
+    """The problem of a text in which a reference begins that cannot be read."""
+    message = f"a `{_BEGIN}` here is not followed by a name and a closing brace"
+    hint = f"write {_BEGIN}NAME}} or {_BEGIN}NAME:default}}; a default cannot hold another reference"
+    return Problem("env-reference", message, path=path, hint=hint)
 
 
 def missing_problem(name: str, path: str | None = None) -> Problem:

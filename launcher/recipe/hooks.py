@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import LARGEST_TEXT, read_text
 from launcher.recipe.suggestions import close_key
 
 # name -> how it is called
@@ -85,7 +86,7 @@ def _problem(code: str, message: str, file: str, line: int | None, hint: str | N
 
 def _read(path: Path, file: str) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_text(path, LARGEST_TEXT)
     except UnicodeDecodeError:
         raise RecipeError(_problem("hooks-unreadable", "is not UTF-8 text", file, None)) from None
     except (OSError, ValueError) as error:

@@ -31,6 +31,13 @@ _TYPES: dict[str, dict[str, Any]] = {
 _REFERENCE = {"type": "string", "pattern": r"\$\{ENV:"}
 
 
+TODO = (
+    "What must be set before the recipe is planned, one line each. `import` writes it; `plan` and `run` "
+    "refuse a recipe that has a line of it."
+)
+"""Like `extends`, it is read before the recipe is a Recipe."""
+
+
 def recipe_json_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a recipe file, as one JSON-ready dict."""
     schema = Recipe.model_json_schema()
@@ -41,11 +48,16 @@ def recipe_json_schema() -> dict[str, Any]:
         "type": "string",
         "description": "A recipe file, or the name of a shipped recipe, that this one changes.",
     }
+    todo = {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": TODO,
+    }
     models = {model.__name__: model for model in known_sections().values()}
     for name, definition in {"Recipe": schema, **schema["$defs"]}.items():
         for field, text in field_descriptions(models[name]).items():
             definition["properties"][field] = {"description": text, **definition["properties"][field]}
-    schema["properties"] = {"extends": extends, **schema["properties"]}
+    schema["properties"] = {"extends": extends, "todo": todo, **schema["properties"]}
     required = schema.pop("required", [])
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     trainer = {

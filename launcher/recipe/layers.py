@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem
+from launcher.facts.user_files import LARGEST_TEXT, is_file, read_text
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.yaml_marks import join, parse_yaml
 
 _TOKEN = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
 _MOST_TOKENS = 32
+_LONGEST_CHAIN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,9 @@ class Layered:
 def find_recipe(name: str | Path) -> Path | None:
     """The file of a recipe: the path itself, else the shipped recipe of that name (with or without .yaml)."""
     path = Path(name)
-    if _is_file(path):
+    if is_file(path):
         return path
     return _find_shipped(str(name))
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # e.g. a name that no file system would take
-        return False
 
 
 def shipped_names() -> list[str]:
@@ -96,7 +91,7 @@ def load_layers(path: Path, overrides: Sequence[str], swept: Sequence[str] = ())
 def _read(path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ...]) -> Layered:
     file = str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, LARGEST_TEXT)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         return Layered({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])
@@ -128,7 +123,7 @@ def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
     if not isinstance(name, str):
         return refuse("wrong-type", f"is {describe(name)}, expected one file or recipe name")
     beside = Path(os.path.normpath(path.parent / os.path.expanduser(name)))  # noqa: PTH111 - never raises
-    parent = beside if _is_file(beside) else _find_shipped(name)
+    parent = beside if is_file(beside) else _find_shipped(name)
     if parent is None:
         near = close_key(name.removesuffix(".yaml"), shipped_names())
         hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
@@ -136,6 +131,8 @@ def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
     if parent.resolve() in chain:
         names = " -> ".join(file.name for file in (*chain, parent))
         return refuse("extends-cycle", f"a recipe cannot extend itself: {names}")
+    if len(chain) > _LONGEST_CHAIN:
+        return refuse("extends-depth", f"more than {_LONGEST_CHAIN} recipes extend one another")
     below = _read(parent, "parent", chain)
     below.problems = below.problems + layered.problems
     below.text = layered.text
@@ -153,10 +150,10 @@ def _merge(below: Layered, above: Layered) -> None:
                 below.places[child] = above.places.get(child, below.places.get(child, _nowhere()))
                 visit(low[key], value, child)
                 continue
-            _forget(below, child)
+            _forget(below, child, low.get(key))
             low[key] = value
-            for inner in above.places:
-                if _inside(inner, child):
+            for inner in (child, *_paths(value, child)):
+                if inner in above.places:
                     below.places[inner] = above.places[inner]
 
     visit(below.data, above.data, "")
@@ -166,13 +163,10 @@ def _nowhere() -> Place:
     return Place("parent", "", None, Path())
 
 
-def _inside(path: str, outer: str) -> bool:
-    return path == outer or (path.startswith(outer) and path[len(outer)] in ".[")
-
-
-def _forget(layered: Layered, path: str) -> None:
-    for inner in [inner for inner in layered.places if _inside(inner, path)]:
-        del layered.places[inner]
+def _forget(layered: Layered, path: str, value: Any) -> None:
+    """Remove the places of `path`, which holds `value`, and of everything inside it."""
+    for inner in (path, *_paths(value, path)):
+        layered.places.pop(inner, None)
 
 
 def key_tokens(dotted: str) -> list[str | int] | None:
@@ -215,7 +209,7 @@ def _apply(layered: Layered, override: str, option: str) -> None:
             return refuse(problem)
         path = join(path, token)
         if following is None:
-            _forget(layered, path)
+            _forget(layered, path, target[token] if isinstance(token, int) else target.get(token))
             target[token] = document.data
             layered.places[path] = place
             for inner in _paths(document.data, path):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import exists
 from launcher.recipe import env
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.data_rules import check_data, data_sources, task_of
@@ -19,7 +20,7 @@ from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_
 from launcher.recipe.fields import check_adapter, check_trainer, resolve_trainer
 from launcher.recipe.layers import Layered, find_recipe, load_layers, shipped_names
 from launcher.recipe.problems import validation_problems
-from launcher.recipe.rules import check_rules, take_unsupported
+from launcher.recipe.rules import check_rules, take_todo, take_unsupported
 from launcher.recipe.schema import Recipe
 from launcher.recipe.secret_rules import SECRET_CODE, check_environment, take_secrets
 from launcher.recipe.suggestions import close_key
@@ -55,7 +56,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
     """
     file = find_recipe(path)
     if file is None:
-        near = close_key(Path(path).name.removesuffix(".yaml"), shipped_names())
+        near = _similar_recipe(Path(path))
         hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
         raise RecipeError(
             Problem(
@@ -76,6 +77,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
     return LoadedRecipe(recipe, layered.text, file, origins)
 
 
+def _similar_recipe(path: Path) -> str | None:
+    """A recipe of the same folder, or else a shipped one, that is called much like this."""
+    beside = {file.stem: str(file) for suffix in ("*.yaml", "*.yml") for file in path.parent.glob(suffix)}
+    near = close_key(path.stem, beside)
+    return beside[near] if near else close_key(path.name.removesuffix(".yaml"), shipped_names())
+
+
 def _placed(problem: Problem, layered: Layered, main: str) -> Problem:
     """The problem with file and line; what is missing altogether is missing in `main`."""
     place = layered.place(problem.path or "")
@@ -93,7 +101,7 @@ def _sorted(problems: list[Problem], main: str) -> list[Problem]:
 def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, if its types allow one, and all problems (without file and line)."""
     data = copy.deepcopy(layered.data)
-    problems = [*take_unsupported(data), *take_secrets(data), *check_environment(data)]
+    problems = [*take_todo(data), *take_unsupported(data), *take_secrets(data), *check_environment(data)]
     references = _resolve_references(data, environ, problems)
     task = task_of(data)
     _drop_nulls(data, task)
@@ -185,6 +193,8 @@ def _resolve_references(
             child, item = join(path, key), value[key]
             if isinstance(item, (dict, list)):
                 visit(item, child, keep or child in ("trainer", "launch.env"))
+            elif isinstance(item, str) and env.has_incomplete_reference(item):
+                problems.append(env.incomplete_problem(child))
             elif isinstance(item, str) and env.has_reference(item):
                 missing = env.missing_variables(item, environ)
                 problems.extend(env.missing_problem(name, child) for name in missing)
@@ -211,7 +221,7 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
             return
         plain = os.path.expanduser(text)  # noqa: PTH111 - a Path would lose the leading ./
         full = Path(os.path.normpath(folder(path) / plain))
-        if always or plain.startswith(("./", "../", "/")) or plain in (".", "..") or _exists(full):
+        if always or plain.startswith(("./", "../", "/")) or plain in (".", "..") or exists(full):
             holder[key] = str(full)
 
     model = data.get("model")
@@ -226,10 +236,3 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     fix(data.get("trainer"), "generation_config", "trainer.generation_config", always=False)
     for path, source in data_sources(data):
         fix(source, "path", f"{path}.path", always=True, rows=True)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # e.g. a name that no file system would take
-        return False

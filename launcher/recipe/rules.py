@@ -40,6 +40,22 @@ _REFUSED_TASKS = {
 }  # fmt: skip
 
 
+def take_todo(data: dict[str, Any]) -> list[Problem]:
+    """A problem for each line of `todo`, which `import` writes and which is taken out of `data`."""
+    lines = data.pop("todo", None)
+    if lines is None:
+        return []
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        return [
+            Problem("wrong-type", "expected a list of texts: what must be set before it runs", path="todo")
+        ]
+    hint = "set it, and delete this line of `todo`"
+    return [
+        Problem("recipe-todo", f"must be set in the recipe: {line}", path=f"todo[{at}]", hint=hint)
+        for at, line in enumerate(lines)
+    ]
+
+
 def take_unsupported(data: dict[str, Any]) -> list[Problem]:
     """Problems of what no recipe can have here; takes it out of `data`."""
     problems = []

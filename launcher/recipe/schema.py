@@ -118,9 +118,9 @@ class DataSource(Section):
     .jsonl .json .csv .tsv .parquet .arrow .txt, each also as .gz."""
     format: Format = "auto"
     """What the rows are; `auto` reads it from the column names."""
-    columns: dict[str, str] = {}
+    columns: dict[str, str | None] = {}
     """Renames columns: field of the format to column of the file, e.g. `{completion:
-    canonical_solution}`."""
+    canonical_solution}`; with `null` a column of the file is left out, e.g. `{history: null}`."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """How often an epoch sees the rows of this source: 2.5 is twice all of them, and half of them once more.
     With data.streaming: how often this source is drawn, beside the others. For training rows only."""
@@ -175,12 +175,18 @@ class DataSection(Section):
     loss_on: Literal["completion", "assistant", "all"] | None = None
     """Tokens that are learnt; absent: `completion` for prompt/completion and instruction rows, `assistant`
     for chat rows, `all` for text."""
+    loss_on_inserted: bool = False
+    """Learn what the chat template writes into an answer that the row does not hold, such as an empty
+    `<think></think>` block; else it is masked, and counted. With `loss_on: all` it is learned."""
     fim: FimSection | None = None
     """Fill-in-the-middle of text rows."""
     streaming: bool = False
     """Read the rows while training instead of before it; needs `trainer.max_steps`."""
     max_truncated: Share = 0.2
     """Share of the tokens that may be lost to `max_length` before a run is stopped at its start."""
+    max_dropped: Share = 0.05
+    """Share of a source's rows that may be dropped before a run is stopped at its start: empty rows and rows
+    without target tokens. Rows that `overlong: drop` or a `format_row` leaves out do not count."""
     num_proc: Annotated[int, Field(ge=1)] | None = None
     """Processes that tokenise; absent: one per core, at most 8."""
 

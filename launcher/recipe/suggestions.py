@@ -278,6 +278,14 @@ def key_hint(path: str, level: Iterable[str], sections: dict[str, Iterable[str]]
     return f"did you mean `{near}`?" if near else None
 
 
+def listed(names: Iterable[object], most: int = 16) -> str:
+    """Names as a message lists them: the first ones, none longer than a line, and how many more there are."""
+    every = [str(name) for name in names]
+    shown = [name if len(name) <= 60 else f"{name[:57]}..." for name in every[:most]]
+    more = [f"and {len(every) - most:,} more"] if len(every) > most else []
+    return ", ".join([*shown, *more]) or "none"
+
+
 def describe(value: Any) -> str:
     """A value as a message shows it: as in YAML, shortened, and its type where the look misleads."""
     if value is None:

@@ -55,6 +55,9 @@ def _entry(key: str, value: Any, path: str, notes: Mapping[str, str], indent: in
     line = f"{start} {flow(value)}"
     if len(line) > WIDTH and isinstance(value, Mapping) and value:
         long = True
+    if len(line) > WIDTH and isinstance(value, list) and all(isinstance(item, str) for item in value):
+        yield from (start, *(f"{' ' * indent}  - {flow(item)}" for item in value))
+        return
     if not (listed or long):
         yield from _noted(line, notes.get(path), indent)
         return

@@ -139,7 +139,9 @@ class _Builder:
         self.count += 1
         if id(node) in self.open_nodes or self.count > _LARGEST:
             if not any(problem.code == "yaml-alias" for problem in self.problems):
-                self._problem("yaml-alias", "the anchors and aliases here have no end", node, path)
+                self._problem(
+                    "yaml-alias", f"more than {_LARGEST:,} values, or aliases without an end", node, path
+                )
             return None
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -187,12 +189,14 @@ class _Builder:
     def _merge_into(self, values: dict[str, Any], own: dict[str, int], node: Any, path: str) -> None:
         """`<<: *anchor`: fills in the keys that the mapping does not give itself."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            before = dict(self.lines)
+            outside, self.lines = self.lines, {}
             merged = self.build(source, path)
+            inside, self.lines = self.lines, outside
             if not isinstance(merged, dict):
                 self._problem("yaml-merge", "`<<` needs a mapping", node, path)
                 continue
-            self.lines.update({p: n for p, n in before.items() if p in self.lines})
+            for place, line in inside.items():
+                self.lines.setdefault(place, line)
             for key, value in merged.items():
                 if key not in own:
                     values.setdefault(key, value)

@@ -28,11 +28,20 @@ PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}", "{master_addr}", "{
 """Values that are bound when the bundle is executed."""
 _FROM_THE_SHELL = {
     "{master_port}": 'master_port="${MASTER_PORT:-29500}"',
-    "{devices}": 'devices="${CUDA_VISIBLE_DEVICES:-%s}"',
+    "{devices}": 'devices="${CUDA_VISIBLE_DEVICES-%s}"',
     "{master_addr}": 'master_addr="${MASTER_ADDR:?the address of the machine with NODE_RANK=0}"',
     "{node_rank}": 'node_rank="${NODE_RANK:?0 on the first machine, 1 on the second, and so on}"',
 }
 """Late value -> the line of command.sh that binds it."""
+_COUNT_DEVICES = (
+    'IFS=, read -ra ids <<< "$devices"',
+    'if [ "${#ids[@]}" -lt %d ]; then',
+    '  echo "this run is planned for %d GPUs a machine; CUDA_VISIBLE_DEVICES=$devices" >&2',
+    "  exit 4",
+    "fi",
+    'devices="$(IFS=,; echo "${ids[*]:0:%d}")"',
+)
+"""As `run` does: the first of the devices that are named. All of them may be more ranks than are planned."""
 _LATE = re.compile("(" + "|".join(map(re.escape, PLAN_KEYS_LATE)) + ")")
 
 
@@ -155,10 +164,12 @@ def _script(prepare: list[str], command: list[str], env: Mapping[str, str], hard
         'run_dir="$(CDPATH=\'\' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
     ]
     words = [*env.values(), *command]
-    ids = ",".join(map(str, range(hardware.devices_per_node))) if several else "0"
+    count = 0 if hardware.is_cpu else hardware.devices_per_node
     for late, line in _FROM_THE_SHELL.items():
         if any(late in word for word in words):
-            lines.append(line % ids if late == "{devices}" else line)
+            lines.append(line % ",".join(map(str, range(count))) if late == "{devices}" else line)
+            if late == "{devices}" and count:
+                lines += [line.replace("%d", str(count)) for line in _COUNT_DEVICES]
     parts = [part for word in words for part in split_references(word)]
     given = [part[1] for part in parts if isinstance(part, tuple) and part[1] is not None]
     defaults = {text: f"default_{number}" for number, text in enumerate(dict.fromkeys(given), start=1)}

@@ -12,6 +12,8 @@ from launcher.recipe.env import has_reference
 
 WORKER = "launcher.train.worker"
 PREPARE = "launcher.train.prepare"
+LOCAL_LAUNCH = "launcher.train.loopback"
+"""accelerate's launcher where all ranks are on one machine: its store listens on loopback alone."""
 HOSTFILE = "hostfile"
 """In the run directory: what DeepSpeed's launcher reads, see `render_hostfile`."""
 
@@ -35,10 +37,12 @@ def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
     if launcher == "accelerate":
         machine = ["--machine_rank", "{node_rank}", "--main_process_ip", "{master_addr}"] if several else []
         return [
-            plan.python, "-m", "accelerate.commands.launch",
+            plan.python, "-m", "accelerate.commands.launch" if several else LOCAL_LAUNCH,
             # Without it accelerate reads a personal default from the home directory.
             "--config_file", "{run_dir}/accelerate.yaml", *machine,
             "--main_process_port", "{master_port}",
+            # Its folders for output that nobody redirects would stay in TMPDIR, one for each start.
+            "--log_dir", "/dev/null",
             "-m", worker, "{run_dir}",
         ]  # fmt: skip
     # Every machine starts its own ranks: no shell command and no environment travels through pdsh.

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError, MachineError, Problem
@@ -99,12 +99,21 @@ def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
 
 def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
     """Print a user's error and return its exit code, whether or not somebody takes what is printed."""
+    problems = [_without_secrets(problem) for problem in error.problems]
     if as_json:
-        _put(json.dumps(envelope(command, {}, error.problems), indent=2), sys.stdout)
+        _put(json.dumps(envelope(command, {}, problems), indent=2), sys.stdout)
     else:
-        _print_problems(error.problems)
+        _print_problems(problems)
     _end_output()
     return error.exit_code
+
+
+def _without_secrets(problem: Problem) -> Problem:
+    from launcher.facts.secrets import hider, secret_values  # no command without an error needs it
+
+    hide = hider(secret_values(os.environ))
+    file, hint = (text and hide(text) for text in (problem.file, problem.hint))
+    return replace(problem, message=hide(problem.message), file=file, hint=hint)
 
 
 def _print_problems(problems: Sequence[Problem]) -> None:

@@ -12,6 +12,7 @@ from launcher.lint.finding import printable
 from launcher.plan.adapting import ways_out
 from launcher.plan.parallel import NAMES
 from launcher.plan.plan import Plan, Setting
+from launcher.recipe.suggestions import listed
 from launcher.render.bundle import Bundle
 from launcher.report.colour import YELLOW
 from launcher.report.measured_text import measured_lines
@@ -197,6 +198,7 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         *measured_lines(memory),
         f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "
         f"{rows['split']:,} split, {rows['dropped']:,} dropped{_reasons(rows)}",
+        *_turns(rows.get("notes") or {}, width=10),
         f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
         f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
     ]
@@ -232,18 +234,35 @@ def _is_score(name: str) -> bool:
     return name.startswith("eval_") and not name.endswith(("_runtime", "_per_second", "_time"))
 
 
+_NOTES = {
+    "turn-masked": "masked by the rows",
+    "inserted-text-masked": "with text of the template that is masked",
+    "reasoning-left-out": "whose reasoning the template leaves out",
+}
+"""Notes of a split's counts, in words."""
+
+
+def _turns(notes: Mapping[str, int], width: int) -> list[str]:
+    """What was masked or left out of the turns of conversations, as a line where there is something."""
+    shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in notes.items())
+    return [f"  {'turns':{width}s}{shown}"] if shown else []
+
+
 def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], *, colour: bool) -> str:
     """What became of the rows, how long the samples are, and some of them with their loss mask."""
     lines = []
     for name, split in record["splits"].items():
         counts, lengths = split["counts"], split["lengths"]
         lost = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
-        dropped = ", ".join(f"{rows:,} {reason}" for reason, rows in counts["dropped"].items())
+        dropped = ", ".join(
+            f"{rows:,} {reason} ({rows / counts['read']:.1%})" for reason, rows in counts["dropped"].items()
+        )
         lines += [
             f"{name}: {counts['read']:,} rows read, {counts['kept']:,} kept, {split['samples']:,} samples",
             f"  dropped    {dropped or 'none'}",
             f"  truncated  {counts['truncated']:,} rows, {lost:.1%} of the tokens; split {counts['split']:,}",
         ]
+        lines += _turns(counts.get("notes") or {}, width=11)
         if lengths:
             lines.append(
                 f"  tokens     {counts['tokens'] - counts['tokens_lost']:,}; a sample has "
@@ -252,7 +271,7 @@ def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
             )
         for source in split["sources"]:
             if source["unused"]:
-                lines.append(f"  not read   {', '.join(source['unused'])} of {source['path']}")
+                lines.append(f"  not read   {listed(source['unused'])} of {source['path']}")
     lines.append(f"cache: {record['folder']}")
     for number, sample in enumerate(samples, start=1):
         place = f"{sample['file']}:{sample['line']}" if "file" in sample else "from the stream"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.lora import is_all_linear
 from launcher.train.heads import CLASSIFICATION, head_modules
 from launcher.train.job import Job
 from launcher.train.processing import local_or_hub
@@ -56,7 +57,7 @@ def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
     if continued:
         model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
     elif job.has_adapter:
-        model = _new_adapter(job, model, ids)
+        model = new_adapter(asked, job.value("task"), model, ids, sharded=job.zero_stage == 3)
     if ids:
         keep_rows_alone(model)
     if not asked.get("cast_input_dtype_enabled", True):
@@ -86,15 +87,20 @@ def require_input_grads(model: Any) -> None:
     model.register_forward_pre_hook(pixels_require_grad, with_kwargs=True)
 
 
-def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
+def new_adapter(
+    asked: Mapping[str, Any], task: str, model: Any, ids: Sequence[int] = (), *, sharded: bool = False
+) -> Any:
+    """The model with a new LoRA adapter of the fields `asked`; RecipeError where peft refuses them."""
     from peft import LoraConfig, get_peft_model
 
-    settings = job.section("adapter")
-    del settings["type"]
+    settings = {key: value for key, value in asked.items() if key != "type"}
     settings.pop("cast_input_dtype_enabled", None)
     autocast = settings.pop("autocast_adapter_dtype", True)
-    check_names(model, settings)
-    task = job.value("task")
+    try:
+        check_names(model, settings)
+    except re.error as error:
+        message = f"{error.pattern!r} is no regular expression: {error}"
+        raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
     if task in CLASSIFICATION:
         settings["modules_to_save"] = _with_heads(settings.get("modules_to_save"), head_modules(model))
     if settings.get("modules_to_save") and model.main_input_name == "input_ids":
@@ -103,11 +109,11 @@ def _new_adapter(job: Job, model: Any, ids: Sequence[int]) -> Any:
         settings.setdefault("fan_in_fan_out", True)  # peft would correct it, with a warning
     if ids:
         found = find_embeddings(model)
-        settings = train_added_rows(settings, found, ids, sharded=job.zero_stage == 3)
+        settings = train_added_rows(settings, found, ids, sharded=sharded)
     try:
         config = LoraConfig(**{"task_type": _TASK_TYPES[task], **settings})
         return get_peft_model(model, config, autocast_adapter_dtype=autocast)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RecipeError(Problem("bad-adapter", str(error), path="adapter")) from error
 
 
@@ -212,6 +218,17 @@ def check_names(model: Any, settings: dict[str, Any]) -> None:
         for field in ("target_modules", "modules_to_save")
         for wanted in unmatched(settings.get(field), names)
     ]
+    problems += [
+        Problem(
+            "target-modules-missing",
+            f"{key!r} matches no module, and peft would ignore it",
+            path=f"adapter.{field}",
+        )
+        for field in ("rank_pattern", "alpha_pattern")
+        for key in settings.get(field) or ()
+        if not settings.get("target_parameters")
+        and not any(re.match(rf"(.*\.)?({key})$", name) for name in names)
+    ]
     if problems:
         raise RecipeError(problems)
 
@@ -221,7 +238,7 @@ def unmatched(wanted: str | Sequence[str] | None, names: Iterable[str]) -> list[
 
     A list holds whole names or their ends; a single text is a pattern for whole names.
     """
-    if not wanted or wanted == "all-linear":
+    if not wanted or is_all_linear(wanted):
         return []
     names = list(names)
     if isinstance(wanted, str):

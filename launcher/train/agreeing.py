@@ -113,17 +113,18 @@ class Stopping(TrainerCallback):
         why = f"{cause(stop.number)}: all ranks stopped at the end of step {step}"
         if saved is None:
             why += f", without a checkpoint of it: {error or 'it is not there'}"
-        write_json(
-            self._run_dir / STOPPED,
-            {
-                "signal": None if stop.number == SUPERVISOR_GONE else cause(stop.number),
-                "step": step,
-                "checkpoint": last,
-                "seconds": round(stop.seconds, 3),
-                "save_seconds": None if saved is None else saved.seconds,
-                "reason": why,
-            },
-        )
+        said = {
+            "signal": None if stop.number == SUPERVISOR_GONE else cause(stop.number),
+            "step": step,
+            "checkpoint": last,
+            "seconds": round(stop.seconds, 3),
+            "save_seconds": None if saved is None else saved.seconds,
+            "reason": why,
+        }
+        try:
+            write_json(self._run_dir / STOPPED, said)
+        except OSError as failed:  # the checkpoint is what counts; and `error` is told anyway
+            print(f"WARNING: {self._run_dir / STOPPED} cannot be written: {failed}", flush=True)
 
 
 class Stoppable(Trainer):

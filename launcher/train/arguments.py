@@ -8,6 +8,7 @@ from typing import Any
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
 from launcher.train.job import Job
+from launcher.train.loopback import keep_stores_local
 from launcher.train.sharing import parallelism_config
 
 
@@ -34,6 +35,7 @@ def make_arguments(job: Job) -> TrainingArguments:
 
         kind = DPOConfig
         fields["max_length"] = job.value("data.max_length")
+    keep_stores_local()
     args = kind(**fields)
     _ = args.device  # settles device and process group now
     if job.engine == "fsdp" and job.value("fsdp.cpu_ram_efficient_loading"):

@@ -14,6 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
+from launcher.facts.user_files import read_jsonl
 from launcher.train import faults
 from launcher.train.status import Bar, status
 
@@ -47,7 +48,7 @@ class Metrics(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._write:
-            kept = [row for row in read_metrics(self._path) if row["step"] <= state.global_step]
+            kept = [row for row in read_jsonl(self._path) if row.get("step", 0) <= state.global_step]
             aside = self._path.with_name(f".{self._path.name}.part")
             with self._tolerant():  # renamed: a run that is killed here keeps the rows that it had
                 aside.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
@@ -144,19 +145,6 @@ def _batches_of(loader: Any) -> int | None:
         return len(loader)
     except TypeError:  # of rows that nobody has counted
         return None
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl; a last line that a killed run left half-written is ignored."""
-    rows: list[dict[str, Any]] = []
-    if not path.is_file():
-        return rows
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
 
 
 def numbers(logs: Mapping[str, Any], without: Collection[str]) -> dict[str, float | None]:

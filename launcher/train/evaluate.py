@@ -5,7 +5,6 @@ The run's directory is read and not written: what an evaluation leaves lies asid
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.checkpoint import complete_checkpoints, defect
 from launcher.recipe.vocabulary import METRICS
 from launcher.train.data.build import build_evaluation
 from launcher.train.data.prepare import prepare, prepare_rows
@@ -39,7 +37,6 @@ from launcher.train.trained import (
     trained_folder,
     trained_processing,
 )
-from launcher.train.weight_names import weight_files
 
 _ALONE: dict[str, Any] = {
     "sharding.engine": "ddp",
@@ -59,7 +56,6 @@ _ALONE: dict[str, Any] = {
     "trainer.activation_checkpointing": False,
 }
 """Settings of one process that evaluates, and trains, saves and tells nothing."""
-_PROCESSING = ("tokenizer_config.json", "preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +80,13 @@ def evaluate(
     data: rows in the place of those held out. RecipeError where there are neither, or no such weights.
     """
     job = read_job(run_dir)
-    folder = trained_folder(job) if checkpoint is None else checkpoint_folder(job, checkpoint)
+    folder = trained_folder(job, checkpoint)
     check_readable(folder)
     aside = Path(tempfile.mkdtemp(prefix="effilaunch-eval-"))
     try:
         own = evaluating(job, aside)
         check_metrics(own)
-        saved = any((folder / name).is_file() for name in _PROCESSING)
-        processing = trained_processing(own, folder) if saved else load_processing(own)
+        processing = trained_processing(own, folder)
         if data is None:
             record = _held_out(job, own, say)
         else:
@@ -105,37 +100,17 @@ def evaluate(
 
 def evaluating(job: Job, aside: Path) -> Job:
     """The job as one process evaluates it, writing what it writes into `aside`."""
-    metrics = [*job.value("data.metrics"), "perplexity", "accuracy"]
-    known = METRICS[job.value("task")]
-    changes = {**_ALONE, "data.metrics": [name for name in dict.fromkeys(metrics) if name in known]}
+    wanted = dict.fromkeys([*job.value("data.metrics"), "perplexity", "accuracy"])
+    metrics = [name for name in wanted if name in METRICS[job.value("task")]]
+    changes = {**_ALONE, "data.metrics": metrics}
+    if set(metrics) - {"perplexity"}:  # a run whose metrics read no predictions keeps none
+        changes["trainer.prediction_loss_only"] = False
     changes["trainer.disable_tqdm"] = not sys.stderr.isatty()  # a bar for who waits
     if job.section("trainer").get("precompute_ref_log_probs"):
         changes["trainer.precompute_ref_log_probs"] = False
     if not torch.cuda.is_available():
         changes |= {"trainer.use_cpu": True, "trainer.fp16": False, "trainer.tf32": None}
     return replaced(portable(job), changes, aside)
-
-
-def checkpoint_folder(job: Job, name: str) -> Path:
-    """RUN_DIR/checkpoints/NAME. RecipeError where that is no whole checkpoint with weights of its own."""
-    folder = job.checkpoints / name
-    if name in ("", "..") or Path(name).name != name or not os.path.isdir(folder):  # noqa: PTH112
-        names = [path.name for _, path in sorted(complete_checkpoints(job.checkpoints).items())]
-        message = f"the run has no checkpoint {name}; it has {', '.join(names) or 'none'}"
-        raise RecipeError(Problem("no-checkpoint", message, file=str(job.run_dir)))
-    wrong = defect(folder, hashes=False)
-    if wrong is not None:
-        raise RecipeError(Problem("no-checkpoint", f"no whole checkpoint: {wrong}", file=str(folder)))
-    if is_trained(folder) == ADAPTER or (is_trained(folder) and weight_files(folder)):
-        return folder
-    raise RecipeError(
-        Problem(
-            "checkpoint-without-weights",
-            "holds the shards of its engine and no weights that can be read without it",
-            file=str(folder),
-            hint="evaluate the run's result, without --checkpoint",
-        )
-    )
 
 
 def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
@@ -151,9 +126,9 @@ def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
             )
         )
     try:
-        return read_record(job)
-    except RecipeError:
-        say("the prepared rows are no longer in the cache: preparing them again")
+        return read_record(job, rehash=True)
+    except RecipeError as error:
+        say(f"{error.problems[0].message}: preparing the rows again")
     record = prepare(own, load_processing(own), load_hooks(own))
     if prepared_record(job).get("key", record["key"]) != record["key"]:
         raise RecipeError(

@@ -46,13 +46,14 @@ class Trained:
         return not str(self.job.value("task")).endswith("-classification")
 
 
-def load_trained(run_dir: Path, say: Callable[[str], None]) -> Trained:
+def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | None = None) -> Trained:
     """The result of a run on the device that holds it, or over all devices; `say` gets a word about speed.
 
-    RecipeError when the run directory holds neither an adapter nor a model.
+    checkpoint: the name of one of its checkpoints in the place of the result. RecipeError when the run
+    directory holds neither an adapter nor a model, or no such checkpoint.
     """
     job = read_job(run_dir)
-    folder = trained_folder(job)
+    folder = trained_folder(job, checkpoint)
     check_readable(folder)
     processing = trained_processing(job, folder)
     place = place_of(job, folder)

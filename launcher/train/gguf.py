@@ -6,37 +6,30 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.probe import cache_root
+from launcher.train.cached import cached
 from launcher.train.progress import LEAST_S, Progress
 
 
 def converted(root: str, gguf_file: str, hub_options: dict[str, Any]) -> Path:
     """Folder with the dequantised model and its tokenizer, converting on first use.
 
-    root: folder that holds `gguf_file`, or a hub id. Safe when several processes ask at once: each
-    writes aside and the first rename wins. RecipeError when the file is absent or cannot be read.
+    root: folder that holds `gguf_file`, or a hub id. RecipeError when the file is absent or cannot be
+    converted; safe in several processes and MachineError as `cached`.
     """
     source = _locate(root, gguf_file, hub_options)
     target = cache_root() / "gguf" / _key(source)
-    if (target / "config.json").is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+
+    def build(folder: Path) -> None:
         with Progress(f"Converting {source.name}", least_s=LEAST_S):
-            _convert(source, aside)
-        aside.rename(target)
-    except OSError:
-        if not (target / "config.json").is_file():
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            _convert(source, folder)
+
+    # Every rank asks, and the weights may have 100 GB: they are read again only after somebody touched them.
+    cached(target, "converted GGUF model", build, rehash=False)
     return target
 
 

@@ -30,6 +30,7 @@ from launcher.train.trained import (
     on_base,
     prepared_record,
     replaced,
+    trained_folder,
     trained_processing,
     trust,
 )
@@ -76,15 +77,18 @@ class Merged:
         }
 
 
-def merge(run_dir: Path, target: Path, dtype: str, card: Callable[[Merged], str]) -> Merged:
+def merge(
+    run_dir: Path, target: Path, dtype: str, card: Callable[[Merged], str], checkpoint: str | None = None
+) -> Merged:
     """Write the run's adapter, added to its base, as a model of its own to `target`, with its model card.
 
-    dtype: of DTYPES, or `auto` for the base checkpoint's own. RecipeError when there is no adapter or the
+    dtype: of DTYPES, or `auto` for the base checkpoint's own. checkpoint: the name of one whose adapter is
+    taken in the place of the result's. RecipeError when there is no adapter or the
     target exists; MachineError without the memory or the room; RunFailed, and nothing is written, when the
     merged model says something else than the adapter did.
     """
     job = on_cpu(read_job(run_dir))
-    folder = job.run_dir / ADAPTER
+    folder = job.run_dir / ADAPTER if checkpoint is None else trained_folder(job, checkpoint)
     if is_trained(folder) != ADAPTER:
         raise RecipeError(nothing_to_merge(run_dir))
     check_readable(folder)

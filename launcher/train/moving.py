@@ -6,7 +6,12 @@ import contextlib
 import ctypes
 import os
 import shutil
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from launcher.facts.checkpoint import FileFacts, sha256_of
+from launcher.train.progress import LEAST_S, Progress
 
 REMOVED = ".removed"
 """Beside the folders that go: what is being removed lies here, and no reader looks."""
@@ -88,6 +93,23 @@ def sync_tree(folder: Path) -> None:
     for path in places:
         if path.is_dir():
             sync_folder(path)
+
+
+def hash_and_sync(folder: Path, names: Collection[str]) -> dict[str, FileFacts]:
+    """Files below a folder, hashed and put on the disk at the same time. Raises OSError where one fails."""
+    size = sum((folder / name).stat().st_size for name in names)
+    progress = Progress("Hashing what was saved", size, "B", least_s=LEAST_S)
+    with progress, ThreadPoolExecutor(4) as pool:
+        synced = [pool.submit(sync_file, folder / name) for name in names]
+        hashes = sha256_of(folder, names, progress.add)
+        for done in synced:
+            done.result()
+    found = {}
+    for name, value in hashes.items():
+        if isinstance(value, OSError):
+            raise value
+        found[name] = FileFacts((folder / name).stat().st_size, value)
+    return found
 
 
 def sync_file(path: Path) -> None:

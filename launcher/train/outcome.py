@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError
-from launcher.facts.secrets import hider, secret_values
+from launcher.facts.secrets import hider, line_hider, secret_values
+from launcher.facts.status import REPORT
 from launcher.train.disk_full import SaveFailed
 from launcher.train.job import Job, rank
 from launcher.train.moving import sync_file, sync_folder
 
 COMPLETED = "COMPLETED"
+_LONGEST = 1500
+"""Characters of each text of a report that goes through the pipe: up to 4 KiB arrive in one piece."""
+_pipe = 2
+"""Descriptor of the standard error that this process was started with: whoever follows the run reads it."""
 
 
 class _Tee:
@@ -64,30 +69,35 @@ def redirect_output(run_dir: Path, number: int) -> None:
 
     No value of a secret variable is written, whoever prints it, unless C code does so in another rank.
     """
+    global _pipe
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = rank_log(run_dir, number).open("a", encoding="utf-8", buffering=1)
-    hide = hider(secret_values(os.environ))
+    values = secret_values(os.environ)
     if number > 0:
+        _pipe = os.dup(2)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     second = log if number == 0 else None
-    tees: list[Any] = [_Tee(sys.stdout, second, hide), _Tee(sys.stderr, second, hide)]
+    tees: list[Any] = [_Tee(output, second, line_hider(values)) for output in (sys.stdout, sys.stderr)]
     sys.stdout, sys.stderr = tees
 
 
 @contextlib.contextmanager
 def also_written_to(log: Path) -> Iterator[None]:
     """Within this, what Python prints goes to a log as well, without any secret."""
-    hide = hider(secret_values(os.environ))
+    values = secret_values(os.environ)
     with log.open("a", encoding="utf-8", buffering=1) as stream:
-        tees: list[Any] = [_Tee(output, stream, hide) for output in (sys.stdout, sys.stderr)]
+        tees: list[Any] = [_Tee(output, stream, line_hider(values)) for output in (sys.stdout, sys.stderr)]
         with contextlib.redirect_stdout(tees[0]), contextlib.redirect_stderr(tees[1]):
             yield
 
 
 def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
-    """Write logs/error-rank-N.json (logs/error-STAGE.json), which says why this rank (stage) ended."""
+    """Write logs/error-rank-N.json (logs/error-STAGE.json), which says why this rank (stage) ended.
+
+    Where the disk takes no file, or the run directory is gone, the pipe to the supervisor takes it.
+    """
     problems = error.problems if isinstance(error, EffilaunchError) else []
     hide = hider(secret_values(os.environ))
     found = {
@@ -106,7 +116,25 @@ def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
         ],
     }
     name = f"error-rank-{who}.json" if isinstance(who, int) else f"error-{who}.json"
-    write_json(run_dir / "logs" / name, found)
+    try:
+        write_json(run_dir / "logs" / name, found)
+    except OSError:
+        _say_error(found)
+
+
+def _say_error(found: dict[str, Any]) -> None:
+    """The error in one line of output, without its traceback, which is in the output already."""
+    short = _shortened({name: value for name, value in found.items() if name != "traceback"})
+    with contextlib.suppress(OSError):
+        os.write(_pipe, f"\n{REPORT}{json.dumps(short)}\n".encode())
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return value[:_LONGEST]
+    if isinstance(value, dict):
+        return {name: _shortened(item) for name, item in value.items()}
+    return [_shortened(item) for item in value[:1]] if isinstance(value, list) else value
 
 
 def save_outcome(
@@ -137,11 +165,13 @@ def save_outcome(
     if rank() != 0:
         return
     result = _result(job, trainer, data, measured, evaluated, kind, started)
-    write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
-    sync_file(job.run_dir / "result.json")  # before the marker says that it is there
+    with trainer.saver.told("result.json", job.run_dir):
+        write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
+        sync_file(job.run_dir / "result.json")  # before the marker says that it is there
     if trainer.args.push_to_hub:
         trainer.pusher.result(trainer, folder)
-    (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
+    with trainer.saver.told(COMPLETED, job.run_dir):
+        (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
     sync_folder(job.run_dir)
     end_trackers(trainer, memory)
 
@@ -158,9 +188,10 @@ def _rows(job: Job, data: Any) -> dict[str, Any]:
 def _result(
     job: Job, trainer: Any, data: Any, measured: Any, evaluated: Any, kind: str, started: float
 ) -> dict[str, Any]:
-    from launcher.train.callbacks import read_metrics
+    from launcher.facts.user_files import read_jsonl
 
-    rows = read_metrics(job.run_dir / "metrics.jsonl")
+    seconds, total = time.monotonic() - started, trainer.saver.elapsed
+    rows = read_jsonl(job.run_dir / "metrics.jsonl")
     losses = [row["loss"] for row in rows if "loss" in row]
     tokens = trainer.state.num_input_tokens_seen
     speed = (tokens - measured.tokens_before) / measured.seconds if measured.seconds else None
@@ -169,7 +200,7 @@ def _result(
         "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
         "eval": evaluated,
         "steps": trainer.state.global_step,
-        "resumed_at": trainer.state.global_step - measured.steps,  # all times are of the steps behind it
+        "resumed_at": trainer.state.global_step - measured.steps,  # times but the total are of what follows
         "train_seconds": round(measured.seconds, 3),
         "tokens": tokens,
         "tokens_per_second": speed,
@@ -183,7 +214,8 @@ def _result(
         "adaptations": job.adaptations,
         "output": kind,
         "checkpoints": trainer.saver.record.to_json(),
-        "seconds": round(time.monotonic() - started, 3),
+        "seconds": round(seconds, 3),
+        "total_seconds": None if total is None else round(total, 3),
     }
 
 
@@ -198,5 +230,10 @@ def _optimizer_name(trainer: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write aside and rename, so that a reader never meets half a file."""
     aside = path.with_name(f".{path.name}.part")
-    aside.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    aside.replace(path)
+    try:
+        aside.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise

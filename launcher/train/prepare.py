@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import signal
 import sys
@@ -22,6 +21,8 @@ from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.facts.status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
+from launcher.facts.user_files import read_record
+from launcher.recipe.suggestions import listed
 from launcher.train import stopping
 from launcher.train.job import Job, rank, read_job
 from launcher.train.outcome import also_written_to, write_error, write_json
@@ -98,7 +99,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 
     RecipeError for unusable data, and when more was truncated than the recipe allows.
     """
-    from launcher.train.data.gate import check_streamed_truncation, check_truncation
+    from launcher.train.data.gate import check_dropped, check_stream, check_truncation
     from launcher.train.data.prepare import prepare
     from launcher.train.data.store import RECORD
     from launcher.train.hooks import load_hooks
@@ -111,14 +112,15 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     record = prepare(job, processing, load_hooks(job))
     _refuse_other_data(job, record)
     check_truncation(job, record)
+    check_dropped(job, record)
     if job.value("data.streaming"):
-        check_streamed_truncation(job, processing)
+        check_stream(job, processing)
     record["samples"] = _samples(job, processing, record, samples)
     write_json(job.run_dir / RECORD, record)
     for split in record["splits"].values():
         for source in split["sources"]:
             if source["unused"]:
-                print(f"{source['path']}: columns that are not read: {', '.join(source['unused'])}")
+                print(f"{source['path']}: columns that are not read: {listed(source['unused'])}")
     return record
 
 
@@ -138,7 +140,7 @@ def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
     path = job.run_dir / RECORD
     if not any(job.checkpoints.glob("checkpoint-*")):
         return  # nothing was learnt from the old data yet
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["key"] != record["key"]:
+    if path.is_file() and read_record(path).get("key") != record["key"]:
         message = "the data or the tokenizer has changed since the run was started"
         hint = "bring the old files back, or start a new run"
         raise RecipeError(Problem("resume-differs", message, file=str(path), path="data", hint=hint))

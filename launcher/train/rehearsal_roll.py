@@ -26,6 +26,7 @@ from launcher.facts.rehearsal import Course
 from launcher.facts.software import installed_versions
 from launcher.facts.status import read_statuses
 from launcher.train.job import local_rank, rank, world_size
+from launcher.train.loopback import make_store
 from launcher.train.outcome import write_error
 from launcher.train.status import status
 
@@ -70,7 +71,7 @@ def open_store(limit_s: float, *, serve: bool) -> Any:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = serve and rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     try:
-        store = dist.TCPStore(
+        store = make_store(
             host, port, None, server, timedelta(seconds=limit_s), wait_for_workers=False, multi_tenant=server
         )
     except (dist.DistError, RuntimeError) as error:

@@ -16,7 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.checkpoint import SAVING, complete_checkpoints, defect, read_manifest
+from launcher.facts.checkpoint import (
+    FINISHED_BEFORE,
+    SAVING,
+    complete_checkpoints,
+    defect,
+    read_manifest,
+)
 from launcher.train import faults
 from launcher.train.disk_full import (
     SaveFailed,
@@ -29,6 +35,7 @@ from launcher.train.disk_full import (
 )
 from launcher.train.job import rank
 from launcher.train.moving import clean, publish, remove_folder, sync_tree
+from launcher.train.own_run_dir import OwnRunDir
 from launcher.train.save_size import first_save_bytes
 from launcher.train.sealing import seal
 from launcher.train.together import of_all, of_rank_0
@@ -62,10 +69,20 @@ class Saver:
     def __init__(self, folder: Path, limit: int | None) -> None:
         """folder: RUN_DIR/checkpoints; limit: how many stay, at least the newest and the best one."""
         self.folder = folder
+        self._own = OwnRunDir(folder.parent)
         self.limit = limit
         self.record = Saved()
+        self.started = time.monotonic()
+        """When the run's time began to count."""
+        self.earlier_s: float | None = 0.0
+        """Seconds that the starts before took; None where the checkpoint does not have it."""
         self.writing = False
         """Whether the Trainer writes now; what it writes then belongs below `aside`."""
+
+    @property
+    def elapsed(self) -> float | None:
+        """Seconds that the run has taken by now, over all its starts; None where that is not known."""
+        return None if self.earlier_s is None else self.earlier_s + time.monotonic() - self.started
 
     @property
     def aside(self) -> Path:
@@ -89,7 +106,7 @@ class Saver:
                 _finish_decoupled(trainer)
             faults.inside_save(step)
             self._settle_best(trainer, step)
-            total = seal(self.aside / f"checkpoint-{step}", self.folder.parent, step, begun)
+            total = seal(self.aside / f"checkpoint-{step}", self.folder.parent, step, begun, self.elapsed)
             if rank() == 0:
                 publish(self.aside / f"checkpoint-{step}", self.final(step))
         of_all(None)  # nobody goes on before the checkpoint is where the state says
@@ -113,6 +130,8 @@ class Saver:
             of_all(None)  # all have written
             if rank() == 0:
                 sync_tree(aside)
+                # Its result.json tells of the earlier result, which is replaced now.
+                (final.parent / FINISHED_BEFORE).unlink(missing_ok=True)
                 publish(aside, final)
                 remove_folder(aside.parent)
         of_all(None)
@@ -170,24 +189,35 @@ class Saver:
     @contextlib.contextmanager
     def _whole_or_nothing(self, name: str, aside: Path, needed: int) -> Iterator[None]:
         """Where anything goes wrong within, nothing of `aside` stays; a disk that gives out ends the run."""
+        if rank() == 0:
+            with self.told(name, aside.parent, needed):
+                self._own.check()  # before anything is made or removed there
+        try:
+            with self.told(name, aside.parent, needed, aside):
+                yield
+        finally:
+            self.writing = False
+
+    @contextlib.contextmanager
+    def told(self, name: str, folder: Path, needed: int = SPARE, aside: Path | None = None) -> Iterator[None]:
+        """SaveFailed where something within cannot be written; `aside` is removed when anything fails."""
         try:
             yield
-        except SaveSkipped:
+        except (SaveSkipped, SaveFailed):
             raise
         except Exception as error:
             at = time.time()
-            shutil.rmtree(aside, ignore_errors=True)
+            if aside is not None:
+                shutil.rmtree(aside, ignore_errors=True)
             if not (is_full(error) or is_unwritable(error)):
                 raise
             good = max(complete_checkpoints(self.folder), default=None)
             problem = (
-                full_problem(name, aside.parent, needed, good, error)
+                full_problem(name, folder, needed, good, error)
                 if is_full(error)
-                else unwritable_problem(name, aside.parent, good, error)
+                else unwritable_problem(name, folder, good, error)
             )
             raise SaveFailed(problem, at) from error
-        finally:
-            self.writing = False
 
     def _settle_best(self, trainer: Any, step: int) -> None:
         """The state names the best checkpoint by the place where it will lie, not by the one it has now.

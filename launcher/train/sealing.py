@@ -6,28 +6,27 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, FileFacts, sha256_of
+from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, FileFacts
 from launcher.facts.software import installed_versions
 from launcher.train.job import rank, world_size
-from launcher.train.moving import sync_file, sync_folder
+from launcher.train.moving import hash_and_sync, sync_file, sync_folder
 from launcher.train.outcome import write_json
-from launcher.train.progress import LEAST_S, Progress
 from launcher.train.together import of_all, of_rank_0
 
 SEEN_S = 60.0
 """So long rank 0 waits for the files of other machines: a network filesystem may show them late."""
 
 
-def seal(folder: Path, run_dir: Path, step: int, begun: float) -> int:
+def seal(folder: Path, run_dir: Path, step: int, begun: float, elapsed: float | None = None) -> int:
     """Finish a checkpoint that all ranks have written to `folder`; returns its bytes. All ranks must call it.
 
-    begun: time.monotonic() when the save began. Raises OSError where a file cannot be read or brought to the
+    begun: time.monotonic() when the save began. elapsed: seconds that the run took up to here, None where
+    nobody knows. Raises OSError where a file cannot be read or brought to the
     disk.
     """
     of_all(None)  # all have written
@@ -37,11 +36,11 @@ def seal(folder: Path, run_dir: Path, step: int, begun: float) -> int:
     of_rank_0(None)
     shares = _share(of_all(_sizes(folder)))
     found: dict[str, FileFacts] = {}
-    for part in of_all(_facts(folder, shares[rank()])):
+    for part in of_all(hash_and_sync(folder, shares[rank()])):
         found.update(part)
     if rank() == 0:
         _await(folder, found)
-        _write_manifest(folder, run_dir, step, found, time.monotonic() - begun)
+        _write_manifest(folder, run_dir, step, found, time.monotonic() - begun, elapsed)
     return sum(facts.bytes for facts in found.values())
 
 
@@ -65,23 +64,6 @@ def _share(listings: Sequence[Mapping[str, int]]) -> list[list[str]]:
     return shares
 
 
-def _facts(folder: Path, names: Collection[str]) -> dict[str, FileFacts]:
-    """This rank's files, hashed and put on the disk at the same time. Raises OSError where one fails."""
-    size = sum((folder / name).stat().st_size for name in names)
-    progress = Progress("Hashing what was saved", size, "B", least_s=LEAST_S)
-    with progress, ThreadPoolExecutor(4) as pool:
-        synced = [pool.submit(sync_file, folder / name) for name in names]
-        hashes = sha256_of(folder, names, progress.add)
-        for done in synced:
-            done.result()
-    found = {}
-    for name, value in hashes.items():
-        if isinstance(value, OSError):
-            raise value
-        found[name] = FileFacts((folder / name).stat().st_size, value)
-    return found
-
-
 def _await(folder: Path, found: Mapping[str, FileFacts]) -> None:
     """RunFailed where rank 0 does not see the files of other ranks: the checkpoint would be half of one."""
     until = time.monotonic() + SEEN_S
@@ -100,7 +82,12 @@ def _await(folder: Path, found: Mapping[str, FileFacts]) -> None:
 
 
 def _write_manifest(
-    folder: Path, run_dir: Path, step: int, files: Mapping[str, FileFacts], seconds: float
+    folder: Path,
+    run_dir: Path,
+    step: int,
+    files: Mapping[str, FileFacts],
+    seconds: float,
+    elapsed: float | None,
 ) -> None:
     write_json(
         folder / MANIFEST,
@@ -111,6 +98,7 @@ def _write_manifest(
             "files": {name: asdict(files[name]) for name in sorted(files)},
             "bytes": sum(facts.bytes for facts in files.values()),
             "seconds": round(seconds, 3),
+            "elapsed": None if elapsed is None else round(elapsed, 3),
             "data": _data_key(run_dir),
             "versions": installed_versions(),
         },

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.lora import is_all_linear
 from launcher.train.job import Job
 
 # Tokens that model makers reserve and never train, in the order of preference.
@@ -198,7 +199,7 @@ def _refuse_overlap(settings: dict[str, Any], found: Embeddings) -> None:
 
     wanted = settings.get("target_modules") or ()
     if isinstance(wanted, str):
-        hit = [] if wanted == "all-linear" else [name for name in found.names if re.fullmatch(wanted, name)]
+        hit = [] if is_all_linear(wanted) else [name for name in found.names if re.fullmatch(wanted, name)]
     else:
         hit = [name for name in found.names if matches(name, wanted)]
     if hit:

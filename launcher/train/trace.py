@@ -61,7 +61,8 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     with device_of(request):
         tapes = {
             (depths, batch): record(request, config, names, depths, batch)
-            for depths in shallow(full)
+            # Layers with different adapters stand for themselves alone.
+            for depths in ([tuple(full)] if request.memory.get("uneven") else shallow(full))
             for batch in asked["batches"]
         }
         replays = [] if request.on_cpu else _replays(request, config, names, full, tapes)
@@ -81,7 +82,7 @@ def _replays(
     from launcher.train.trace_replay import replay
 
     keeps = request.memory["accumulation"] != 1
-    deep = tuple(min(depth, DEEPER) for depth in full)
+    deep = tuple(full if request.memory.get("uneven") else (min(depth, DEEPER) for depth in full))
     found = []
     batches = {batch for _, batch in tapes}
     if (deep, max(batches)) not in tapes:  # stacks were made deeper one by one: one more tape has to do
@@ -147,10 +148,23 @@ def model(asked: Mapping[str, Any]) -> dict[str, Any]:
     from launcher.train.trace_spec import describe
 
     transformers.logging.set_verbosity_error()
-    return describe(whole_config(asked["config"], asked["labels"]), asked["task"])
+    described = describe(whole_config(asked["config"], asked["labels"]), asked["task"])
+    return {**described, "adapter": adapter(asked) if asked.get("adapter") else None}
 
 
-ANSWERS = {"trace": trace, "model": model}
+def adapter(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the real peft makes of an adapter, see trace_spec.py."""
+    import transformers
+
+    from launcher.train import trace_spec
+    from launcher.train.trace_model import whole_config
+
+    transformers.logging.set_verbosity_error()
+    config = whole_config(asked["config"], asked["labels"])
+    return trace_spec.adapter(config, asked["task"], asked["adapter"])
+
+
+ANSWERS = {"trace": trace, "model": model, "adapter": adapter}
 
 if __name__ == "__main__":
     sys.exit(main())

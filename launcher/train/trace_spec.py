@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
+from launcher.errors import RecipeError
+from launcher.train.adapters import new_adapter
 from launcher.train.heads import CLASSIFICATION, head_modules
 from launcher.train.models import auto_class
 from launcher.train.trace_step import stacks
@@ -43,7 +46,44 @@ def describe(config: Any, task: str) -> dict[str, Any]:
         "norms": len(norms),
         "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
         "vision": task == "image-classification",
+        "has_sdpa": bool(model._supports_sdpa),
     }
+
+
+def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the real peft makes of an adapter: parameters, ranks and paths, or the problems that it has."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils.other import ModulesToSaveWrapper
+
+    with torch.device("meta"):
+        model = auto_class(task).from_config(config)
+        every = Counter(_template(name) for name, _ in model.named_modules())
+        try:
+            adapted = new_adapter(fields, task, model)
+        except RecipeError as error:
+            return {"problems": [[p.code, p.message, p.path, p.hint] for p in error.problems]}
+    names = {name.removeprefix("base_model.model."): module for name, module in adapted.named_modules()}
+    # A parameter's adapter lies around its module, or around that of another parameter of it.
+    layers = {
+        name.replace(".base_layer", ""): module
+        for name, module in names.items()
+        if isinstance(module, LoraLayer)
+    }
+    ranks = [rank for layer in layers.values() for rank in layer.r.values()]
+    paths = Counter(_template(name) for name in layers)
+    return {
+        "params": sum(p.numel() for p in adapted.parameters() if p.requires_grad),
+        "lora": sum(p.numel() for name, p in adapted.named_parameters() if "lora_" in name),
+        "paths": sorted(paths),
+        "rank": round(sum(ranks) / max(len(ranks), 1)),
+        "uneven": len(set(ranks)) > 1 or any(every[path] != count for path, count in paths.items()),
+        "whole": sorted(_template(n) for n, m in names.items() if isinstance(m, ModulesToSaveWrapper)),
+    }
+
+
+def _template(name: str) -> str:
+    """A module's name with `{}` for the layer's index."""
+    return re.sub(r"\.\d+(?=\.|$)", ".{}", name, count=1)
 
 
 def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.train.job import Job, rank
 from launcher.train.outcome import write_json
 
@@ -99,7 +100,8 @@ def described(job: Job) -> dict[str, Any]:
         for fix in job.plan.get("fixes", ())
     }
     facts = {name: job.plan[name] for name in _FACTS if name in job.plan}
-    return {"run_dir": str(job.run_dir), **facts, "settings": settings, "fixes": fixes}
+    said = {"run_dir": str(job.run_dir), **facts, "settings": settings, "fixes": fixes}
+    return dict(hide_in(said, hider(secret_values(os.environ))))
 
 
 def memory_bytes(memory: Mapping[str, Any], before: str = "") -> dict[str, int]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.facts.checkpoint import complete_checkpoints, defect
 from launcher.train.adapters import first_lines
 from launcher.train.job import Job
-from launcher.train.processing import IMAGE_TASK, first_line, own_code
+from launcher.train.processing import IMAGE_TASK, first_line, load_processing, own_code
+from launcher.train.weight_names import weight_files
 
 ADAPTER, MODEL = "adapter", "model"
 """Names of the folders in RUN_DIR, and what lies in them."""
 _WEIGHTS = ("*.safetensors", "adapter_model.bin", "pytorch_model*.bin")
+_PROCESSING = ("tokenizer_config.json", "preprocessor_config.json")
 _ERROR = 600
 """Characters of an error that lists tensors."""
 _ANYWHERE = ("eager", "sdpa", "varlen")
@@ -31,8 +35,32 @@ def replaced(job: Job, changes: dict[str, Any], run_dir: Path | None = None) -> 
     return Job(run_dir or job.run_dir, plan)
 
 
-def trained_folder(job: Job) -> Path:
-    """RUN_DIR/adapter or RUN_DIR/model. RecipeError when there is neither."""
+def _checkpoint_folder(job: Job, name: str) -> Path:
+    """RUN_DIR/checkpoints/NAME. RecipeError where that is no whole checkpoint with weights of its own."""
+    folder = job.checkpoints / name
+    if name in ("", "..") or Path(name).name != name or not os.path.isdir(folder):  # noqa: PTH112
+        names = [path.name for _, path in sorted(complete_checkpoints(job.checkpoints).items())]
+        message = f"the run has no checkpoint {name}; it has {', '.join(names) or 'none'}"
+        raise RecipeError(Problem("no-checkpoint", message, file=str(job.run_dir)))
+    wrong = defect(folder, hashes=False)
+    if wrong is not None:
+        raise RecipeError(Problem("no-checkpoint", f"no whole checkpoint: {wrong}", file=str(folder)))
+    if is_trained(folder) == ADAPTER or (is_trained(folder) and weight_files(folder)):
+        return folder
+    raise RecipeError(
+        Problem(
+            "checkpoint-without-weights",
+            "holds the shards of its engine and no weights that can be read without it",
+            file=str(folder),
+            hint="use the run's result, without --checkpoint",
+        )
+    )
+
+
+def trained_folder(job: Job, checkpoint: str | None = None) -> Path:
+    """RUN_DIR/adapter or RUN_DIR/model, or a checkpoint by its name. RecipeError when there is none."""
+    if checkpoint is not None:
+        return _checkpoint_folder(job, checkpoint)
     for kind in (ADAPTER, MODEL):
         if is_trained(job.run_dir / kind) == kind:
             return job.run_dir / kind
@@ -85,9 +113,15 @@ def _damaged(file: Path, why: str) -> Problem:
 
 
 def trained_processing(job: Job, folder: Path) -> Any:
-    """The tokenizer, or image processor, that was saved with the result: with added tokens and template."""
+    """The tokenizer, or image processor, that was saved with the result: with added tokens and template.
+
+    Of a checkpoint that holds none, the one that the run began with.
+    """
     from transformers import AutoImageProcessor, AutoTokenizer
 
+    is_checkpoint = folder.parent.name == job.checkpoints.name
+    if is_checkpoint and not any((folder / name).is_file() for name in _PROCESSING):
+        return load_processing(job)
     try:
         if job.value("task") == IMAGE_TASK:
             return AutoImageProcessor.from_pretrained(str(folder), backend="pil", **trust(job))

@@ -16,7 +16,13 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from launcher.errors import Problem, RecipeError, RunFailed
-from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints, read_origin
+from launcher.facts.checkpoint import (
+    complete_checkpoints,
+    defect,
+    incomplete_checkpoints,
+    read_manifest,
+    read_origin,
+)
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
 from launcher.train.blocks import compile_blocks
@@ -215,6 +221,8 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
         ready_checkpoint(checkpoint)
         if (universal := universal_folder(checkpoint)) is not None:
             trainer.add_callback(OwnStates(universal))
+        manifest = read_manifest(checkpoint)
+        trainer.saver.earlier_s = None if manifest is None else manifest.elapsed
     before = _counts_at(checkpoint)
     model = trainer.model
     footprint = _footprint(model)

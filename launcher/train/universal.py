@@ -184,6 +184,7 @@ def _manifest(folder: Path, source: Manifest, seconds: float) -> dict[str, Any]:
         "files": dict(sorted(files.items())),
         "bytes": sum(int(facts["bytes"]) for facts in files.values()),
         "seconds": round(seconds, 3),
+        "elapsed": source.elapsed,
         "data": source.data,
         "versions": dict(source.versions),
     }

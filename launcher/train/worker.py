@@ -123,6 +123,7 @@ def train(job: Job) -> None:
         set_seed(args.seed)
         model = attach_adapter(job, model, processing)
         trainer = make_trainer(job, args, model, processing, data)  # moves the model to its device
+        trainer.saver.started = started
         attach_trackers(job, trainer)
         meter.watch(held_tensors(trainer))
     measured = fit_or_record(trainer, lambda: fit(job, trainer, meter))

@@ -216,6 +216,22 @@ def test_what_the_supervisor_saw_of_a_killed_rank_counts(run_dir, capsys, oom, l
     assert [unknown["ranks"] for unknown in data["unknown"]] == ([] if ids else [[1]])
 
 
+@pytest.mark.parametrize("oom", [False, None, True])
+def test_a_killed_rank_is_a_failure_without_a_line_in_a_log(run_dir, capsys, oom):
+    for path in (run_dir / "logs").glob("rank-*.log"):
+        path.write_text("training\n")
+    lost = {"message": "rank 1 (pid 12) was killed by SIGKILL, last step 4", "ranks": [1], "oom": oom}
+    (run_dir / "logs" / "lost.json").write_text(json.dumps(lost))
+    code, data = answer(capsys, run_dir)
+    (unknown,) = data["unknown"]
+    assert (code, data["findings"], unknown["ranks"], unknown["line"]) == (0, [], [1], 1)
+    assert unknown["file"].endswith("logs/lost.json")
+    assert unknown["message"].startswith(lost["message"])
+    assert ("OOM killer" in unknown["message"]) == (oom is True)
+    (run_dir / "COMPLETED").touch()
+    assert answer(capsys, run_dir)[1]["unknown"] == []
+
+
 def test_an_unknown_failure_of_a_run_keeps_its_own_words(run_dir):
     report(run_dir, 1, "KeyError: 'mine'")
     (run_dir / "logs" / "rank-1.log").write_text("")

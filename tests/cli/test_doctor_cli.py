@@ -80,7 +80,7 @@ def recipe(folder: Path, text: str) -> str:
     path = folder / "recipe.yaml"
     path.write_text(text, encoding="utf-8")
     (folder / "data").mkdir(exist_ok=True)
-    (folder / "data" / "train.jsonl").write_text("{}\n", encoding="utf-8")
+    (folder / "data" / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     return str(path)
 
 

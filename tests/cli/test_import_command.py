@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import main
+from launcher.errors import RecipeError
 from launcher.importing.join import import_files
 from launcher.importing.recognise import MAPPINGS
 from launcher.recipe.loading import load_recipe
@@ -87,12 +88,41 @@ def test_the_list_comes_first_with_places_and_reasons(
     assert lines[-1] == "wrote mine.yaml, mine_deepspeed.json"
 
 
-def test_a_word_of_the_user_is_missing(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
+def test_a_value_that_must_be_set_is_refused_by_plan_too(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
     code, out, err = called(capsys, CASES / "ds_zero2.json", "--output", "mine.yaml")
     assert code == 2
-    assert "model.name_or_path: needs your word" in err
-    assert Path("mine.yaml").read_text().count("# needs your word") == 2
-    assert "2 word(s) of yours are missing" in out
+    assert "model.name_or_path: must be set in the recipe" in err
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("mine.yaml")
+    found = {(problem.path, problem.code, problem.line) for problem in caught.value.problems}
+    assert {("todo[0]", "recipe-todo", 4), ("todo[1]", "recipe-todo", 5)} <= found
+    assert "2 values must be set in the recipe" in out
+
+
+LORA = """\
+model_name_or_path: bigcode/starcoder
+dataset_name: a/b
+learning_rate: nan
+max_length: 64
+completion_only_loss: true
+"""
+
+
+def test_what_import_asks_for_is_not_planned_with_a_default(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    """Without `todo` the recipe would be planned with the learning rate of a recipe."""
+    Path("sft.yaml").write_text(LORA)
+    code, _, err = called(capsys, "sft.yaml", "--on", ON, "--output", "mine.yaml")
+    assert (code, "learning_rate: must be set in the recipe" in err) == (2, True)
+    assert main(["plan", "mine.yaml", "--on", ON]) == 2
+    assert "todo[0]" in capsys.readouterr().err
+    text = Path("mine.yaml").read_text()
+    left = [line for line in text.splitlines(keepends=True) if "learning_rate" not in line]
+    Path("mine.yaml").write_text("".join(left))
+    assert main(["plan", "mine.yaml", "--on", ON]) == 0
 
 
 def test_the_data_of_a_program(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
@@ -101,7 +131,8 @@ def test_the_data_of_a_program(capsys: pytest.CaptureFixture[str], workplace: Pa
     assert code == 0
     assert {"recipe", "dropped", "files", "notes", "plan", "tools", "output"} <= data.keys()
     assert {entry["effect"] for entry in data["dropped"]} == {"changes the training", "no effect"}
-    assert data["tools"][1]["tool"] == "DeepSpeed config"
+    tools = [entry["tool"] for entry in data["tools"]]
+    assert tools == ["launch line", "training script", "DeepSpeed config"]
     code, out, _ = called(capsys, CASES / "ds_zero2.json", "--json")
     assert (code, json.loads(out)["errors"][0]["code"]) == (2, "import-needs-word")
 
@@ -119,7 +150,8 @@ def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], workplace: P
 def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
     """On files of the names that docs/import.md has; only prepare, which wants weights, is left out."""
     cases = {"axolotl.yml": "axolotl_lora.yml", "launch.sh": "launch.sh", "ds_config.json": "ds_zero2.json",
-             "accelerate.yaml": "accelerate.yaml", "finetune.py": "trainer_full.py"}  # fmt: skip
+             "accelerate.yaml": "accelerate.yaml", "finetune.py": "trainer_full.py",
+             "train.py": "train.py"}  # fmt: skip
     for name, case in cases.items():
         Path(name).write_text((CASES / case).read_text().replace("ds_zero2", "ds_config"))
     text = (CASES.parent.parent / "docs" / "import.md").read_text(encoding="utf-8")
@@ -167,3 +199,24 @@ def test_every_kind_is_known_by_one_reader_alone() -> None:
     assert list(keys) == [reader.name for reader in MAPPINGS]
     for name, data in keys.items():
         assert next(reader.name for reader in MAPPINGS if reader.tells(data)) == name
+
+
+def test_a_model_that_is_not_here_is_no_error(
+    capsys: pytest.CaptureFixture[str], workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the hub answers: the recipe is whole without it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(workplace))
+    Path("sft.yaml").write_text(LORA.replace("bigcode/starcoder", "nobody/nothing").replace("nan", "1e-4"))
+    code, out, err = called(capsys, "sft.yaml", "--on", ON, "--output", "mine.yaml")
+    assert (code, err) == (0, "")
+    assert "not planned: no configuration found" in out
+
+
+def test_what_only_several_processes_train_is_planned_on_several(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    Path("sft.yaml").write_text(LORA.replace("nan", "1e-4") + "fsdp: full_shard\n")
+    code, out, err = called(capsys, "sft.yaml", "--output", "mine.yaml")
+    assert (code, err) == (0, "")
+    assert "plans on 8xA100-80GB" in out

@@ -369,3 +369,13 @@ def test_ctrl_c_on_a_real_terminal_leaves_nothing(here):
     assert child.wait(60) == 130
     os.close(head)
     assert [path.name for path in here.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_column_that_is_not_read_is_left_out_in_so_many_words(capsys, here):
+    row = {"prompt": "a", "completion": "b", "system": "Be brief."}
+    Path("rows.jsonl").write_text(json.dumps(row) + "\n")
+    code, _, err = called(capsys, *flags("rows.jsonl", "instructions"))
+    assert (code, "column system" in err) == (2, True), err
+    code, _, err = called(capsys, *flags("rows.jsonl", "instructions"), "--columns", "system=")
+    assert code == 0, err
+    assert "columns: {system: null}" in Path("qwen3_0_6b_instructions.yaml").read_text()

@@ -218,3 +218,56 @@ def test_pages_keep_to_their_width(
     # to be copied whole
     command = [number + 1 for number, line in enumerate(lines) if line.startswith("command")]
     assert max(len(line) for number, line in enumerate(lines) if number not in command) <= 120
+
+
+@pytest.mark.parametrize(
+    "hardware", ["", "hardware: {num_nodes: 1, devices_per_node: 1, device: A100-80GB}\n"]
+)
+@pytest.mark.parametrize(
+    ("adapter", "code", "path"),
+    [
+        ("target_modules: [c_attn, q_proj]", "target-modules-missing", "adapter.target_modules"),
+        ("target_modules: [c_attn]", "no-target-modules", "adapter.target_modules"),
+        ("target_modules: '*.q_proj'", "bad-adapter", "adapter.target_modules"),
+        ("target_modules: '.*mlp'", "bad-adapter", "adapter.target_modules"),
+        (
+            "target_modules: [q_proj], modules_to_save: [head]",
+            "target-modules-missing",
+            "adapter.modules_to_save",
+        ),
+        (
+            "target_modules: [q_proj], rank_pattern: {up_proj: 4}",
+            "target-modules-missing",
+            "adapter.rank_pattern",
+        ),
+        (
+            "target_modules: [q_proj], alpha_pattern: {c_attn: 4}",
+            "target-modules-missing",
+            "adapter.alpha_pattern",
+        ),
+        (
+            "target_modules: [q_proj], layers_to_transform: [90]",
+            "no-target-modules",
+            "adapter.target_modules",
+        ),
+    ],
+)
+def test_adapters_that_match_nothing(
+    tmp_path: Path, answer: Any, hardware: str, adapter: str, code: str, path: str
+) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE.replace("{type: lora}", f"{{type: lora, {adapter}}}") + hardware)
+    for command in (["validate"], ["plan", "--on", "1xA100-80GB"], ["estimate", "--on", "1xA100-80GB"]):
+        status, data = answer(command[0], str(recipe), *command[1:])
+        assert status == 2
+        assert (code, path) in {(e["code"], e["path"]) for e in data["errors"]}
+
+
+@pytest.mark.parametrize(
+    "target", ["'.*lm_head'", "[lm_head]", "[embed_tokens]", "'.*layers\\.1\\.mlp\\.up_proj'"]
+)
+def test_adapters_outside_the_usual_layers_are_planned(tmp_path: Path, answer: Any, target: str) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE.replace("{type: lora}", f"{{type: lora, target_modules: {target}}}"))
+    status, data = answer("estimate", str(recipe), "--on", "1xA100-80GB")
+    assert (status, data.get("errors")) == (0, None)

@@ -15,8 +15,9 @@ from checkpoints import checkpoint
 
 from launcher.cli import main
 from launcher.commands import resuming, running
+from launcher.commands.finished import finished_run
 from launcher.errors import Interrupted, Problem, RunFailed
-from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.checkpoint import FINISHED_BEFORE, complete_checkpoints
 from launcher.render.bundle import render
 
 RECIPE = """\
@@ -41,6 +42,8 @@ with (run / "resumed").open("a") as file:
     file.write(os.environ.get("EFFILAUNCH_RESUME", "nothing") + "\\n")
 plan = json.loads((run / "plan.json").read_text())
 steps = plan["settings"]["trainer.max_steps"]["value"]
+if os.environ.get("DIES") == str(steps):
+    sys.exit(3)
 (run / "result.json").write_text(json.dumps({"steps": steps}))
 (run / "COMPLETED").write_text("")
 """
@@ -378,6 +381,46 @@ def test_a_dry_run_does_not_hide_that_more_is_asked_of_a_finished_run(stopped, b
     code, data, said = stopped("--resume", "auto", "--set", "trainer.max_steps=9")
     assert (code, data["result"]["steps"]) == (0, 9), said
     assert len(stopped.resumed()) == 3
+
+
+def test_a_finished_run_that_was_started_with_set_is_not_made_longer_without_it(stopped):
+    """The recipe says 6 steps and the run was asked for 3: whoever forgets that trains on otherwise."""
+    short = ("--set", "trainer.max_steps=3")
+    assert stopped("--resume", "auto", *short)[0] == 0
+    before = contents(stopped.out)
+    code, data, _ = stopped("--resume", "auto")
+    (problem,) = data["errors"]
+    assert (code, problem["code"], problem["path"]) == (2, "finished-run", "trainer.max_steps")
+    assert "--set trainer.max_steps=6" in problem["hint"]
+    code, data, _ = stopped("--resume", "auto", "--set", "trainer={max_steps: null, num_train_epochs: 3}")
+    assert code == 2
+    newest = stopped.out / "checkpoints" / "checkpoint-4"
+    assert stopped("--resume", newest)[1]["errors"][0]["code"] == "finished-run"
+    assert contents(stopped.out) == before
+    for steps in (2, 3):
+        code, data, said = stopped("--resume", "auto", "--set", f"trainer.max_steps={steps}")
+        assert (code, data["result"]["steps"], "nothing is left to train" in said) == (0, 3, True)
+    code, data, _ = stopped("--resume", "auto", "--set", "trainer.max_steps=6")
+    assert (code, data["result"]["steps"]) == (0, 6)
+
+
+def test_the_result_of_a_finished_run_stays_until_a_newer_one_is_there(stopped, monkeypatch):
+    assert stopped("--resume", "auto")[0] == 0
+    result = (stopped.out / "result.json").read_bytes()
+    longer = ("--resume", "auto", "--set", "trainer.max_steps=9")
+    monkeypatch.setenv("DIES", "9")
+    assert stopped(*longer)[0] == 5
+    assert not (stopped.out / "COMPLETED").exists(), "what was asked for last is not done"
+    assert (stopped.out / FINISHED_BEFORE).is_file()
+    assert (stopped.out / "result.json").read_bytes() == result
+    assert finished_run(str(stopped.out)) == stopped.out
+    code, data, _ = stopped("--resume", "auto", "--set", "trainer.max_steps=6")
+    assert (code, data["result"]["steps"]) == (0, 6)
+    assert stopped(*longer)[0] == 5, "a second attempt that fails takes nothing away either"
+    assert (stopped.out / FINISHED_BEFORE).is_file()
+    monkeypatch.delenv("DIES")
+    assert stopped(*longer)[0] == 0
+    assert (stopped.out / "COMPLETED").is_file()
 
 
 def test_a_finished_run_without_checkpoints_cannot_be_made_longer(runs):

@@ -61,6 +61,7 @@ GRANITE = {
     "norms": 2,
     "rms_norm": True,
     "vision": False,
+    "has_sdpa": True,
 }  # fmt: skip
 
 

@@ -91,7 +91,9 @@ def test_a_job_whose_data_cannot_be_prepared_is_told_and_cancelled(cluster, reci
     path = recipe(ONE + JOB)
     text = path.read_text().replace("rows.jsonl", "broken.jsonl")
     path.write_text(text)
-    (base / "broken.jsonl").write_text('{"nothing": "to learn"}\n')
+    # Before anything is queued the first rows are looked at, and no more.
+    rows = (base / "rows.jsonl").read_text() * 200
+    (base / "broken.jsonl").write_text(rows + '{"nothing": "to learn"}\n')
     assert main(["submit", str(path), "--output-dir", str(tmp_path / "run")]) == 2
     shown = capfd.readouterr()
     assert "the data could not be prepared: " in shown.err

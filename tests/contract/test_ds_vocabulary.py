@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 from lint_cases import BROKEN
 
 from launcher.lint.vocabulary import TABLE, version
+from launcher.lint.without_effect import BELOW_STAGE3_ONLY
+from launcher.plan.profile import STAGE3_ONLY
 
 # Codes that DeepSpeed's own reader of a config refuses as well.
 REFUSED = ("ds-removed-key", "ds-fp16-and-bf16", "ds-no-batch-size", "ds-float-bucket", "ds-wrong-value")
@@ -35,6 +38,20 @@ def test_regenerating_gives_the_shipped_table(tmp_path):
         timeout=120,
     )
     assert json.loads(file.read_text("utf-8")) == json.loads(TABLE.read_text("utf-8"))
+
+
+def test_what_lint_calls_without_effect_is_not_handed_to_the_optimizer():
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    assert inspect.getsource(DeepSpeedEngine).count("zero_allgather_partitions()") == 0
+    source = inspect.getsource(DeepSpeedEngine._configure_zero_optimizer)
+    below, found, stage_3 = source.partition("elif zero_stage == ZeroStageEnum.weights:")
+    assert found
+    for key in BELOW_STAGE3_ONLY - {"allgather_partitions"}:
+        assert f"{key}=" in below, key
+        assert f"{key}=" not in stage_3, key
+    for key in STAGE3_ONLY:
+        assert f"{key}=" not in below, key
 
 
 def parsed(text):

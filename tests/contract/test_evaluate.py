@@ -24,7 +24,9 @@ from plans import GENERATES, LORA, generate, trained
 from task_models import CONFIGS
 
 ALL = {**LORA, "target_modules": "all-linear"}
-SPLIT = {"trainer.max_steps": 2, "data.eval": {"split": 0.25}}
+SPLIT = {"trainer.max_steps": 2, "data.eval": {"split": 0.25}, "trainer.prediction_loss_only": True}
+"""Rows are held out, and no metric is asked for: the plan keeps no predictions then."""
+READS = {"trainer.prediction_loss_only": False}
 FORMATS = {
     "seq2seq-lm": "prompt-completion",
     "sequence-classification": "classification",
@@ -60,7 +62,8 @@ KINDS = {
     "packed": {"adapter": ALL, "data.packing": True},
     "padding-free": {"adapter": ALL, "data.padding_free": True, "model.attn_implementation": "varlen"},
     "nf4": {"adapter": ALL, "model.quantization": "nf4"},
-    "tokens": {"adapter": ALL, "model.add_tokens": ["<|a|>"], "data.metrics": ["accuracy"]},
+    "chunked": {"adapter": ALL, "model.loss": "chunked"},
+    "tokens": {"adapter": ALL, "model.add_tokens": ["<|a|>"], "data.metrics": ["accuracy"], **READS},
 }
 
 
@@ -85,10 +88,11 @@ def test_every_task(tmp_path, task, adapter):
     rows = [{"path": "unused", "format": FORMATS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "data.train": rows, **SPLIT}
     if task == "seq2seq-lm":
-        changes |= {**GENERATES, "data.metrics": ["exact_match"]}
+        changes |= {**GENERATES, **READS, "data.metrics": ["exact_match"]}
     metrics = check(trained(tmp_path / "run", {**changes, **({"adapter": adapter} if adapter else {})}))
     assert ("accuracy" in metrics) == task.endswith("-classification")
     assert ("perplexity" in metrics) == (task == "seq2seq-lm")
+    assert ("rewards/accuracies" in metrics) == (task == "dpo")
 
 
 def test_preferences_are_measured_from_where_training_began(tmp_path):
@@ -216,7 +220,7 @@ def test_what_the_cache_has_lost_is_prepared_again(run, monkeypatch, tmp_path):
     (lost / "data.json").write_text(json.dumps({**record, "folder": str(tmp_path / "gone")}))
     words: list[str] = []
     found = evaluate(lost, None, None, words.append)
-    assert "no longer in the cache" in words[0]
+    assert "gone or damaged" in words[0]
     assert found.metrics["loss"] == pytest.approx(result(run)["eval_loss"], rel=1e-6)
     (lost / "data.json").write_text(json.dumps({**record, "folder": str(tmp_path / "gone"), "key": "other"}))
     with pytest.raises(RecipeError, match="has changed since the run"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,8 +132,14 @@ def test_a_removed_cache_is_named(job, tmp_path):
     found = job(write_rows(tmp_path / "rows.jsonl", pairs(4)))
     record = prepare_run(found)
     (Path(record["folder"]) / "data.json").unlink()
-    with pytest.raises(RecipeError, match="removed from the cache"):
+    with pytest.raises(RecipeError) as caught:
         build_data(found, None)
+    problem = caught.value.problems[0]
+    assert (problem.code, problem.file) == ("data-not-prepared", record["folder"])
+    shutil.rmtree(record["folder"])
+    with pytest.raises(RecipeError) as caught:
+        build_data(found, None)
+    assert caught.value.problems[0].code == "data-not-prepared"
 
 
 def test_a_run_without_prepared_data_says_how_to_prepare_it(job, tmp_path):
@@ -304,7 +311,9 @@ def test_the_command_line_shows_samples_with_their_masks(tmp_path, tokenizer_fol
         "trainer: {max_steps: 1}\n"
         "hardware: {device: A100-80GB, devices_per_node: 8}\n"
     )
-    env = {**os.environ, "EFFILAUNCH_CACHE": str(tmp_path / "cache")}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    env = {**os.environ, "EFFILAUNCH_CACHE": str(tmp_path / "cache"), "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "launcher.cli", "prepare", str(recipe), "--show", "2"]
     shown = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
@@ -327,11 +336,14 @@ def test_the_command_line_shows_samples_with_their_masks(tmp_path, tokenizer_fol
     assert failed.returncode == 2
     assert f"{tmp_path / 'rows.jsonl'}:2" in failed.stderr
     assert "Traceback" not in failed.stderr
+    assert not list(scratch.glob("effilaunch-*"))
 
 
 def test_columns_that_nothing_reads_are_said(job, tmp_path, capsys):
     rows = [{"instruction": "a", "output": "b", "system": "be kind", "history": []}] * 3
-    record = prepare_run(job(write_rows(tmp_path / "rows.jsonl", rows)))
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    left_out = {"path": str(path), "format": "auto", "columns": {"system": None}, "weight": 1.0}
+    record = prepare_run(job(path, data__train=[left_out]))
     assert record["splits"]["train"]["sources"][0]["unused"] == ["system", "history"]
     assert "columns that are not read: system, history" in capsys.readouterr().out
 
@@ -402,3 +414,49 @@ def test_preference_answers_of_two_kinds_are_refused_and_equal_ones_dropped(job,
     with pytest.raises(RecipeError, match="those of rows before it are text") as caught:
         prepare_run(job(path, task="dpo"))
     assert caught.value.problems[0].line == 2
+
+
+def test_a_source_that_loses_its_rows_stops_the_run(job, tmp_path):
+    """194 of 300 rows without an answer; and one of two files, whose share of all rows is small."""
+    good = write_rows(tmp_path / "good.jsonl", pairs(400))
+    bad = write_rows(
+        tmp_path / "bad.jsonl", pairs(106) + [{"prompt": "a", "completion": ""} for _ in range(194)]
+    )
+    sources = [{"path": str(path), "format": "auto", "columns": {}, "weight": 1.0} for path in (good, bad)]
+    for changes in ({"data__train": sources[1:]}, {"data__train": sources}, {"data__eval": sources[1:]}):
+        with pytest.raises(RecipeError) as caught:
+            prepare_run(job(good, data__max_dropped=0.05, **changes))
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.path) == ("too-much-dropped", "data.max_dropped")
+        assert problem.file == str(bad)
+        assert "194 of 300" in problem.message
+    record = prepare_run(job(good, data__max_dropped=0.65, data__train=sources))
+    told = [(source["rows"], source["dropped"]) for source in record["splits"]["train"]["sources"]]
+    assert told == [(400, {}), (300, {"empty": 194})]
+
+
+def test_rows_that_the_recipe_leaves_out_are_counted_and_no_loss(job, tmp_path):
+    rows = [*pairs(10), *pairs(10, length=200)]
+    found = job(write_rows(tmp_path / "rows.jsonl", rows), data__overlong="drop", data__max_dropped=0.0)
+    record = prepare_run(found)
+    assert record["splits"]["train"]["counts"]["dropped"] == {"overlong": 10}
+
+
+def test_a_column_of_the_conversation_stops_the_run_wherever_it_appears(job, tmp_path):
+    """Far behind the rows by which the format is recognised, and in rows held out, too."""
+    rows = pairs(300)
+    rows[250] = {**rows[250], "rejected": "another answer"}
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    source = {"path": str(path), "format": "auto", "columns": {}, "weight": 1.0}
+    good = write_rows(tmp_path / "good.jsonl", pairs(5))
+    for found in (job(path), job(good, data__eval=[source])):
+        with pytest.raises(RecipeError) as caught:
+            prepare_run(found)
+        (problem,) = caught.value.problems
+        assert (problem.code, problem.file, problem.line) == ("rows-of-another-task", str(path), 251)
+    record = prepare_run(job(write_rows(path, [*rows[:250], {**rows[250], "rejected": ""}])))
+    assert record["splits"]["train"]["counts"]["kept"] == 251
+    left_out = [{**source, "columns": {"extra": None}}]
+    write_rows(path, [{**row, "extra": "x", "id": 1} for row in pairs(3)])
+    record = prepare_run(job(path, data__train=left_out))
+    assert record["splits"]["train"]["sources"][0]["unused"] == ["extra", "id"]

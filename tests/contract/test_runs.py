@@ -99,7 +99,7 @@ def test_accelerate_launch_two_processes(folder):
     text = LORA + "sharding: {engine: ddp}\n"
     data = trained(folder, text, "--on", "2xcpu")
     result = check_whole(data, folder, ranks=2, output="adapter")
-    assert "accelerate.commands.launch" in (folder / "out" / "command.sh").read_text()
+    assert "launcher.train.loopback" in (folder / "out" / "command.sh").read_text()
     # 6 steps of 4 samples: each rank took two of them, none was trained twice.
     assert result["tokens"] == pytest.approx(6 * 4 * 8, rel=0.35)
 
@@ -128,7 +128,7 @@ def test_deepspeed_zero_with_lora_over_two_processes(folder, stage):
 def test_zero_2_through_accelerate_launch(folder):
     text = LORA + "sharding: {zero_stage: 2}\nlaunch: {launcher: accelerate}\n"
     check_whole(trained(folder, text, "--on", "2xcpu"), folder, ranks=2, output="adapter")
-    assert "accelerate.commands.launch" in (folder / "out" / "command.sh").read_text()
+    assert "launcher.train.loopback" in (folder / "out" / "command.sh").read_text()
 
 
 def test_zero3_full_fine_tune_saves_whole_weights(folder):
@@ -171,7 +171,10 @@ def test_resume_goes_on_from_the_last_checkpoint(folder):
     saving = ("--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=2")
     trained(folder, LORA, "--on", "cpu", *saving, "--set", "trainer.max_steps=4")
     rows = (folder / "out" / "metrics.jsonl").read_text().splitlines()
-    data = trained(folder, LORA, "--on", "cpu", *saving, "--resume", "auto")
+    refused = trained(folder, LORA, "--on", "cpu", *saving, "--resume", "auto", expect=2)
+    assert [error["code"] for error in refused["errors"]] == ["finished-run"]
+    longer = ("--set", "trainer.max_steps=6", "--resume", "auto")
+    data = trained(folder, LORA, "--on", "cpu", *saving, *longer)
     assert data["result"]["steps"] == 6
     again = (folder / "out" / "metrics.jsonl").read_text().splitlines()
     assert again[:4] == rows

@@ -216,7 +216,7 @@ job = read_job(Path(run))
 stream = Stream(job, load_processing(job))
 list(itertools.islice(stream, 10))
 prepared = {"train": 0, "eval": 4, "read": 5, "kept": 4, "truncated": 1, "split": 0, "tokens": 50}
-prepared |= {"tokens_lost": 2, "dropped": 1, "dropped_reasons": {"empty": 1}}
+prepared |= {"tokens_lost": 2, "dropped": 1, "dropped_reasons": {"empty": 1}, "notes": {}}
 rows = streamed_rows(job, stream, prepared)
 print(json.dumps([rows, stream.counts]))
 leave(0)
@@ -327,3 +327,32 @@ def test_a_row_that_cannot_be_read_is_named_with_its_line(job, tmp_path):
         str(tmp_path / "rows.jsonl"),
         21,
     )
+
+
+def test_dropped_rows_of_a_stream_are_judged_before_the_run_and_warned_of_after_it(job, tmp_path, capsys):
+    from launcher.train.data.counts import result_rows
+    from launcher.train.data.stream import streamed_rows
+
+    rows = [{"prompt": f"ask {i}", "completion": "" if i % 2 else "word"} for i in range(ROWS)]
+    (tmp_path / "half.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = [{"path": str(tmp_path / "half.jsonl")}]
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(job(data__train=source, data__max_dropped=0.4))
+    assert [problem.code for problem in caught.value.problems] == ["too-much-dropped"]
+    prepare_run(job(data__train=source, data__max_dropped=0.5))
+    capsys.readouterr()
+    for allowed in (0.5, 0.4):
+        found = job(data__train=source, data__max_dropped=allowed)
+        given = stream(found)
+        next(iter(given))
+        streamed_rows(found, given, result_rows(0, 0, []))
+        assert ("data.max_dropped" in capsys.readouterr().out) == (allowed == 0.4)
+
+
+def test_a_streamed_row_of_another_task_is_refused(job, tmp_path):
+    rows = [{"prompt": f"ask {i}", "completion": "word", "label": bool(i % 2)} for i in range(ROWS)]
+    (tmp_path / "kto.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = job(data__train=[{"path": str(tmp_path / "kto.jsonl")}])
+    with pytest.raises(RecipeError) as caught:
+        prepare_run(found)
+    assert caught.value.problems[0].code == "rows-of-another-task"

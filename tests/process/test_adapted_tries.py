@@ -176,7 +176,8 @@ def test_the_next_try_is_diagnosed_by_its_own_lines(tries):
     assert "exit code 3" in caught.value.problems[0].message
 
 
-def test_data_that_does_not_fit_the_memory_is_no_matter_of_the_batch(tries, tmp_path):
+def test_data_that_does_not_fit_the_memory_is_no_matter_of_the_batch(tries, tmp_path, monkeypatch):
+    monkeypatch.setattr("launcher.execute.local.has_killed", lambda *_: True)
     with pytest.raises(RunFailed) as caught:
         tries(worker(), prepare="import os; os.kill(os.getpid(), 9)", on="2xcpu",
               text=ADAPT.replace("512", "64"), global_batch_size=8)  # fmt: skip

@@ -116,7 +116,9 @@ def test_a_preparation_that_leaves_nothing_is_a_failure(tmp_path):
     assert caught.value.problems[0].file.endswith("prepare.log")
 
 
-@pytest.mark.parametrize(("ends", "how"), [("sys.exit(143)", "exit code 143"), ("os.abort()", "signal 6")])
+@pytest.mark.parametrize(
+    ("ends", "how"), [("sys.exit(143)", "exit code 143"), ("os.abort()", r"signal 6 \(SIGABRT\)")]
+)
 def test_a_preparation_that_dies_is_not_restarted_without_it(tmp_path, monkeypatch, ends, how):
     given = []
 
@@ -132,14 +134,29 @@ def test_a_preparation_that_dies_is_not_restarted_without_it(tmp_path, monkeypat
     assert given[0].orphaned_s == local.PREPARE_STOP_S, "it unwinds, too, when this process is killed"
 
 
+@pytest.mark.parametrize(
+    ("oom", "code"), [("read", "prepare-failed"), (None, "prepare-failed"), (True, "sigkill-oom")]
+)
+def test_a_killed_preparation_is_told_by_the_kernels_counters(tmp_path, monkeypatch, oom, code):
+    """Read: those of this machine, whose OOM killer did nothing here."""
+    if oom != "read":
+        monkeypatch.setattr(local, "has_killed", lambda *_: oom)
+    with pytest.raises(RunFailed, match=r"signal 9 \(SIGKILL\) while it prepared the data") as caught:
+        started(tmp_path, DONE, prepare="import os; os.kill(os.getpid(), 9)")
+    (problem,) = caught.value.problems
+    assert problem.code == code
+    assert ("no counter" in problem.message) == (oom is None)
+
+
 def test_exit_0_without_the_marker_is_a_failure(tmp_path):
     with pytest.raises(RunFailed, match="although its launcher reported success"):
         started(tmp_path, "print('all good')")
 
 
 def test_death_by_signal_is_named(tmp_path):
-    with pytest.raises(RunFailed, match="by signal 9"):
+    with pytest.raises(RunFailed, match="by signal 9") as caught:
         started(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    assert caught.value.problems[0].code == "run-failed", "nothing says that memory ran out"
 
 
 FAILED = """

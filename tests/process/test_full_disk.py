@@ -18,7 +18,9 @@ if not (find_spec("torch") and find_spec("tokenizers")):
 
 DISK = 64 * 2**20
 # Fills the disk but for LEFT bytes: before the save of step 4, or when its weights are written and its
-# optimizer is not. The filler goes before step 6 where it is foreseen.
+# optimizer is not. The filler goes before step 6 where it is foreseen. Or, besides that, nothing can be
+# written from then on, not even the error; or the disk fills when the result is there and result.json is not.
+# Or the run directory is removed, moved, or another folder takes its name, before step 4.
 HOOKS = """
 import os
 import shutil
@@ -27,10 +29,12 @@ from pathlib import Path
 import torch
 from transformers import TrainerCallback
 
+from launcher.train import outcome
+
 disk = Path(DISK)
 filler = disk / "filler"
 MOMENT, LEFT = "MOMENT_", LEFT_
-save = torch.save
+save, rmtree, write_json = torch.save, shutil.rmtree, outcome.write_json
 
 
 def fill():
@@ -40,9 +44,23 @@ def fill():
 
 
 def saving(what, where, *more, **named):
-    if MOMENT == "within" and "checkpoint-4" in str(where) and "optimizer" in str(where):
+    if MOMENT in ("within", "for good") and "checkpoint-4" in str(where) and "optimizer" in str(where):
         fill()
     return save(what, where, *more, **named)
+
+
+def removed(path, *more, **named):
+    # What is removed makes no room: somebody else takes it.
+    done = rmtree(path, *more, **named)
+    if str(path).endswith(".saving") and filler.exists():
+        fill()
+    return done
+
+
+def writing(path, value):
+    if path.name == "result.json":
+        fill()
+    return write_json(path, value)
 
 
 class Fill(TrainerCallback):
@@ -51,10 +69,20 @@ class Fill(TrainerCallback):
             fill()
         if MOMENT == "before" and state.global_step == 5:
             filler.unlink()
+        if MOMENT in ("removed", "moved", "replaced") and state.global_step == 3:
+            out = disk / "out"
+            shutil.rmtree(out) if MOMENT == "removed" else out.rename(disk / "elsewhere")
+            if MOMENT == "replaced":
+                out.mkdir()
+                (out / "environment.json").write_text("{}")
 
 
 def callbacks():
     torch.save = saving
+    if MOMENT == "for good":
+        shutil.rmtree = removed
+    if MOMENT == "at the end":
+        outcome.write_json = writing
     return [Fill()]
 """
 RECIPE = """\
@@ -144,3 +172,42 @@ def test_a_full_disk_that_is_not_foreseen_ends_the_run_which_then_goes_on(recipe
     assert whole(disk) == [6]
     rows = [json.loads(line) for line in (disk / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [1, 6]
+
+
+def test_a_disk_that_takes_no_error_either_is_told_all_the_same(recipe, disk):
+    """The rank can write neither its error nor its status."""
+    done = run(recipe, disk, moment="for good", left=0)
+    assert done.returncode == 5, done.stderr[-4000:]
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert problem["code"] == "checkpoint-disk", problem
+    assert "the disk gave out while checkpoint-4 was written" in problem["message"]
+    assert "checkpoint-2 is complete" in problem["message"]
+    assert not list((disk / "out" / "logs").glob("error-*"))
+    assert "effilaunch-report" not in done.stderr
+    assert whole(disk) == [2]
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_for_the_results_numbers_is_told(recipe, disk):
+    done = run(recipe, disk, moment="at the end", left=0)
+    assert done.returncode == 5, done.stderr[-4000:]
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert (problem["code"], problem["file"]) == ("checkpoint-disk", str(disk / "out"))
+    assert "while result.json was written" in problem["message"]
+    assert not (disk / "out" / "COMPLETED").exists()
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["moved", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("removed", "replaced"))],
+)
+def test_a_run_directory_that_goes_while_the_run_trains_ends_it(recipe, disk, moment):
+    done = run(recipe, disk, moment=moment, left=0)
+    assert done.returncode == 5, done.stderr[-4000:]
+    (problem,) = json.loads(done.stdout)["errors"]
+    assert problem["code"] == "checkpoint-unwritable", problem
+    assert "the run directory is no longer there" in problem["message"]
+    left = {"removed": [], "moved": ["elsewhere"], "replaced": ["elsewhere", "out"]}[moment]
+    assert sorted(path.name for path in disk.iterdir()) == left, "nothing is written in its place"
+    if moment == "replaced":
+        assert [path.name for path in (disk / "out").iterdir()] == ["environment.json"]

@@ -6,22 +6,32 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from factories import facts, recipe
 from supervised import bundle_of, ranks
 
+from launcher.cli import main
 from launcher.commands.adapting import run_tries
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute import local
-from launcher.execute.run_dir import locked, newest_run_dir, write_run_dir, written
+from launcher.execute.run_dir import (
+    claimed,
+    default_run_dir,
+    locked,
+    newest_run_dir,
+    write_run_dir,
+    written,
+)
 from launcher.execute.supervise import Limits
 
 KILLED = "if rank == 1 and step == 4 and try_number < TIMES: os.kill(os.getpid(), 9)"
@@ -172,6 +182,18 @@ def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
     assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
 
 
+def test_a_rank_that_a_signal_has_stopped_is_named_with_its_state(tried):
+    """It is in the same step as the other one, and writes no calls."""
+    each = "if step == 4 and try_number == 0 and rank == 1: os.kill(os.getpid(), signal.SIGSTOP)"
+    patient = Limits(step=2.0, first_steps=2.0, finish=2.0, leave=0.5)
+    with pytest.raises(RunFailed) as caught:
+        tried.run(ranks(each), 0, limits=patient)
+    (problem,) = caught.value.problems
+    assert (problem.code, Path(problem.file).name) == ("hang", "rank-1.log")
+    assert re.search(r"rank 1 \(pid \d+\) is stopped by a signal \(state T ", problem.message)
+    assert "rank 0 stands in meet (<string>" in problem.message
+
+
 def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, monkeypatch):
     monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
     tried.run(ranks("if step == 4: time.sleep(4)"), 0, limits=Limits(step=1.0, first_steps=1.0, leave=0.5))
@@ -253,6 +275,32 @@ def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(
     with pytest.raises(MachineError, match="cannot write the run directory") as caught:
         tried.run(ranks(), 0)
     assert caught.value.exit_code == 4
+
+
+def test_starts_of_the_same_second_get_a_directory_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    proposed = default_run_dir("r.yaml", tmp_path)
+    together = threading.Barrier(8)
+
+    def claim(_: int) -> Path:
+        together.wait()
+        return claimed(proposed)
+
+    with ThreadPoolExecutor(8) as pool:
+        names = sorted(path.name for path in pool.map(claim, range(8)))
+    assert names == sorted([proposed.name, *(f"{proposed.name}-{number}" for number in range(2, 9))])
+    assert all((proposed.parent / name).is_dir() for name in names)
+
+
+def test_a_run_whose_name_was_taken_meanwhile_takes_the_next(tmp_path, monkeypatch, root):
+    """Another start makes its folder between this one's look and its first file."""
+    monkeypatch.chdir(tmp_path)
+    proposed = tmp_path / "runs" / "smoke" / "20260101T000000Z"
+    monkeypatch.setattr("launcher.commands.resuming.default_run_dir", lambda *_: proposed)
+    (proposed / "logs").mkdir(parents=True)
+    assert main(["run", str(root / "recipes" / "smoke.yaml"), "--on", "cpu", "--tiny", "--dry-run"]) == 0
+    assert (proposed.parent / f"{proposed.name}-2" / "plan.json").is_file()
+    assert [path.name for path in proposed.iterdir()] == ["logs"]
 
 
 def test_a_holder_with_the_same_number_elsewhere_is_not_taken_for_this_process(tried, tmp_path):

@@ -47,20 +47,26 @@ class Run:
         for name in ("model", "rows.jsonl"):
             (folder / name).symlink_to(base / name)
         (folder / "r.yaml").write_text(RECIPE.format(sharding=sharding, steps=steps, restarts=restarts))
-        self.out, self.mark = folder / "out", uuid.uuid4().hex
+        self.out, self.mark, self.tmp = folder / "out", uuid.uuid4().hex, folder / "tmp"
+        self.tmp.mkdir()
         drill = {} if fault is None else {"EFFILAUNCH_DRILL": json.dumps(fault)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "launcher.cli", "run", str(folder / "r.yaml"), "--on", "2xcpu",
              "--output-dir", str(self.out)],
-            env={**os.environ, **drill, MARK: self.mark}, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **drill, MARK: self.mark, "TMPDIR": str(self.tmp)}, start_new_session=True,
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     def ended(self, code: int) -> str:
         out, _ = self.process.communicate(timeout=400)
         assert self.process.returncode == code, out[-6000:]
         assert marked(MARK, self.mark) == {}
+        assert self.left() == []
         return out
+
+    def left(self) -> list[str]:
+        """What the launcher has left in TMPDIR."""
+        return [path.name for path in self.tmp.iterdir() if path.name.startswith("torchelastic_")]
 
     def training(self) -> Run:
         wait_for(lambda: (self.out / "metrics.jsonl").is_file() or self.process.poll() is not None, 300)
@@ -112,4 +118,5 @@ def test_when_the_supervisor_is_killed_the_ranks_save_and_the_launcher_leaves(ba
     wait_for(lambda: not marked(MARK, run.mark), 90)
     assert time.monotonic() - killed < 80
     assert (run.out / "stopped.json").is_file()
+    assert run.left() == []
     run.process.stdout.close()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.execute.run_dir import MARKER
 
@@ -158,16 +159,27 @@ PLANNING = [
 """What a machine without the training stack can do, after `init` wrote mine.yaml there."""
 
 
+INIT = (
+    "init", "--model", "Qwen/Qwen3-0.6B", "--data", "rows.jsonl", "--goal", "instructions",
+    "--on", "1xL4-24GB", "--output", "mine.yaml", "--json",
+)  # fmt: skip
+
+
+def planning_folder(folder: Path) -> Path:
+    """An empty folder, with the files that PLANNING reads."""
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text(PAIR * 3, encoding="utf-8")
+    (folder / "ds.json").write_text('{"train_batch_size": 8}', encoding="utf-8")
+    (folder / "axolotl.yml").write_text(AXOLOTL, encoding="utf-8")
+    return folder
+
+
 def plan_without_the_stack(
     effilaunch: tuple[object, ...], folder: Path, commands: Sequence[Sequence[str]]
 ) -> None:
     """`init` and the commands in an empty folder."""
-    (folder / "rows.jsonl").write_text(PAIR * 3, encoding="utf-8")
-    (folder / "ds.json").write_text('{"train_batch_size": 8}', encoding="utf-8")
-    (folder / "axolotl.yml").write_text(AXOLOTL, encoding="utf-8")
-    init = ("init", "--model", "Qwen/Qwen3-0.6B", "--data", "rows.jsonl", "--goal", "instructions")
-    said = call(*effilaunch, *init, "--on", "1xL4-24GB", "--output", "mine.yaml", "--json", cwd=folder)
-    assert json.loads(said)["method"] == "full"
+    planning_folder(folder)
+    assert json.loads(call(*effilaunch, *INIT, cwd=folder))["method"] == "full"
     for words in commands:
         assert call(*effilaunch, *words, cwd=folder).strip(), words
 
@@ -228,7 +240,7 @@ def test_a_script_of_the_user_sees_our_types(installed, tmp_path):
         assert ("Incompatible types in assignment" in said) == (code == 1), said
 
 
-@pytest.mark.parametrize("minor", [12, 13])
+@pytest.mark.parametrize("minor", [12, 13, 14])
 def test_other_pythons_plan(wheel, tmp_path, minor):
     python = other_python(minor)
     if python is None:
@@ -236,5 +248,57 @@ def test_other_pythons_plan(wheel, tmp_path, minor):
     made = made_environment(tmp_path / "venv", python, wheel)
     version = call(made / "python", "-c", "import sys; print(sys.version_info[1])", cwd=tmp_path)
     assert version.strip() == str(minor)
-    (tmp_path / "here").mkdir()
-    plan_without_the_stack((made / "python", "-m", "launcher"), tmp_path / "here", PLANNING[:3])
+    plan_without_the_stack((made / "python", "-m", "launcher"), tmp_path / "here", PLANNING)
+
+
+PYODIDE = "314.0.7"
+"""Version of the npm package; its first digits are Python's."""
+WASM = ("--python-version", "3.14", "--platform", "pyemscripten_2026_0_wasm32", "--implementation", "cp")
+
+
+def pyodide() -> Path:
+    """The npm package's folder, installed where it is absent. Skips where that cannot be."""
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed, which runs Python 3.14 as WebAssembly")
+    kept = ROOT / "build" / "test-cache" / f"pyodide-{PYODIDE}"
+    folder = kept / "node_modules" / "pyodide"
+    if not (folder / "package.json").is_file():
+        kept.mkdir(parents=True, exist_ok=True)
+        done = run("npm", "install", "--no-save", "--prefix", kept, f"pyodide@{PYODIDE}", cwd=kept)
+        if done.returncode:
+            pytest.skip(f"npm cannot install pyodide {PYODIDE}: {done.stderr[-200:]}")
+    return folder
+
+
+def site_for_wasm(folder: Path, wheel: Path) -> Path:
+    """The wheel and its base dependencies as Pyodide imports them. Skips where pip cannot bring them."""
+    into = ("install", "--no-compile", "-c", ROOT / "constraints.txt", "--target", folder)
+    done = run(*PIP, *into, "--only-binary", ":all:", *WASM, "pydantic", "packaging", cwd=folder.parent)
+    if done.returncode:
+        pytest.skip(f"pip finds no packages for WebAssembly: {done.stderr[-200:]}")
+    call(*PIP, *into, "--no-deps", wheel, cwd=folder.parent)
+    # PyYAML has no wheel for it, and needs none: it does without its C part.
+    shutil.copytree(Path(yaml.__file__).parent, folder / "yaml", ignore=shutil.ignore_patterns("*.so"))
+    return folder
+
+
+def test_python_3_14_plans(wheel, tmp_path):
+    """All that needs neither a process nor a lock on a file: WebAssembly has none."""
+    folder, site = pyodide(), site_for_wasm(tmp_path / "site", wheel)
+    here = planning_folder(tmp_path / "here")
+    commands = [INIT, *(words for words in PLANNING if words[0] not in ("run", "report"))]
+    script = ROOT / "tests" / "process" / "under_pyodide.mjs"
+    said = json.loads(call("node", script, folder, site, here, json.dumps(commands), cwd=tmp_path))
+    assert said["version"] == [3, 14]
+    failed = [(words, done) for words, done in zip(commands, said["done"], strict=True) if done["code"]]
+    assert not failed
+    plan = dict(zip(map(tuple, commands), said["done"], strict=True))[PLANNING[1]]
+    ours = call(sys.executable, "-m", "launcher", *PLANNING[1], cwd=here)
+    assert plan_of(plan["out"]) == plan_of(ours)
+
+
+def plan_of(printed: str) -> dict[str, object]:
+    """What a plan decides, without the paths and versions of where it was made."""
+    plan = json.loads(printed)
+    return {name: plan[name] for name in ("hardware", "batch", "schedule", "memory", "ds_config", "fixes")}

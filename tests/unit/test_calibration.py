@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher.facts.calibration import KEPT, Calibration, Kind, Run, read_calibration, read_run
 from launcher.facts.hardware import parse_hardware
 from launcher.memory.calibration import (
+    CPU_RANGE,
     CUDA_RANGE,
     PRIOR_RUNS,
     calibrated_ratios,
@@ -164,6 +165,15 @@ def test_runs_that_met_the_estimate_narrow_the_range():
     ]
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 0.15 * widths[0]
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.95, 1.1, 1.5])
+@pytest.mark.parametrize("prior", [PRIOR, CPU_RANGE])
+def test_one_run_leaves_a_range_at_least_as_wide_as_its_error(ratio, prior):
+    low, _, high = calibrated_ratios([(ratio, 1.0)], prior)
+    assert high - low > abs(ratio - 1)
+    assert low < min(1.0, ratio)
+    assert high > max(1.0, ratio)
 
 
 ratios = st.floats(0.3, 3.0)

@@ -97,7 +97,9 @@ def test_a_message_that_cannot_be_taken_in_is_a_loss(sockets):
     far.close()
 
 
-@pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"a": 1}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"a": 1}\n', b"\xff\xfe\n", b"[" * 9_999 + b"\n"]
+)
 def test_what_is_no_message_of_ours_closes_the_connection(sockets, sent):
     near = Channel(sockets[0], FAST)
     sockets[1].sendall(sent)

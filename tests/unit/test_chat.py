@@ -89,8 +89,8 @@ PLAIN = (
 FAMILIES = {
     "chatml": (CHATML, "{}<|im_end|>", "{}<|im_end|>"),
     "qwen2.5": (QWEN25, "{}<|im_end|>", "{}<|im_end|>"),
-    "qwen3": (QWEN3, "{}<|im_end|>", "<think>\n\n</think>\n\n{}<|im_end|>"),
-    "qwen3.5": (QWEN35, "{}<|im_end|>", "\n</think>\n\n{}<|im_end|>"),
+    "qwen3": (QWEN3, "{}<|im_end|>", "{}<|im_end|>"),  # without the empty thought that the template adds
+    "qwen3.5": (QWEN35, "{}<|im_end|>", "{}<|im_end|>"),
     "llama2": (LLAMA2, " {} </s>", " {} </s>"),
     "llama3": (LLAMA3, "{}<|eot_id|>", "{}<|eot_id|>"),
     "gemma": (GEMMA, "{}<end_of_turn>", "{}<end_of_turn>"),
@@ -265,13 +265,14 @@ def test_tool_calls_are_learnt_and_their_answers_are_not(template, call):
 
 def test_tool_calls_beside_thoughts_that_are_taken_out():
     """Prefixes do not hold here, so the turn is found by the name of the function."""
-    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}"
+    call = "{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>" + call + "</tool_call>{% endfor %}"
     template = QWEN3.replace("{{ parts[-1].lstrip('\n') }}", "{{ parts[-1].lstrip('\n') }}" + calls)
     turns = [dict(turn) for turn in CALLS]
     turns[1]["content"] = "<think>\nhm\n</think>\n\nI look."
     tokenizer = tokenizer_with(template)
     found = learnt(tokenizer, encode(tokenizer, [*turns, *CHAT[:2]]))
-    assert found[0] == "I look.<tool_call>weather</tool_call><|im_end|>"
+    assert found[0] == 'I look.<tool_call>weather{"city": "Oslo"}</tool_call><|im_end|>'
 
 
 def test_templates_that_take_arguments_as_text():
@@ -325,19 +326,9 @@ def test_a_batch_equals_its_rows():
     assert batch.tokens == sum(one.tokens for one in alone)
 
 
-def test_parts_of_text_are_joined_and_pictures_refused():
-    tokenizer = tokenizer_with(CHATML)
-    parts = [{"type": "text", "text": "Four "}, {"type": "text", "text": "five."}]
-    turns = [CHAT[2], {"role": "assistant", "content": parts}]
-    assert learnt(tokenizer, encode(tokenizer, turns)) == [LAST + "<|im_end|>"]
-    turns = [{"role": "user", "content": [{"type": "image", "image": "x.png"}]}, CHAT[1]]
-    with pytest.raises(RecipeError, match=r"rows\.jsonl:9: .*type image; vision-language models are not"):
-        encode(tokenizer, turns)
-
-
 def test_a_template_that_hides_the_answers_is_refused_with_the_row():
     tokenizer = tokenizer_with(
-        "{% for m in messages %}{{ m.role }}{{ m.content | length }}{% endfor %}{{ messages | length }}"
+        "{{ messages | length }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.content }}{% endfor %}"
     )
     with pytest.raises(RecipeError, match=r"rows\.jsonl:9: data\.loss_on: .*cannot be told apart") as caught:
         encode(tokenizer, CHAT)
@@ -367,7 +358,7 @@ def test_marked_templates_are_rendered_once(monkeypatch, turns):
     tokenizer = tokenizer_with(MARKED)
     calls = []
     monkeypatch.setattr(Template, "render", lambda *args, **options: calls.append(args))
-    _, spans = find_spans(Template(tokenizer, None), CHAT * turns, last_only=False)
+    _, spans = find_spans(Template(tokenizer, None), CHAT * turns, range(1, 4 * turns, 2))
     assert len(spans) == 2 * turns
     assert not calls
 

@@ -20,6 +20,7 @@ from launcher.train.data.formats import (
     instruction_prompt,
     label_id,
 )
+from launcher.train.data.recognise import require_packages
 from launcher.train.data.sources import Row
 from launcher.train.tiny import tiny_tokenizer
 
@@ -61,7 +62,7 @@ def assistant(text):
         (CAUSAL, {"instruction": "a", "output": "b"}, {}, "instruction"),
         (CAUSAL, {"prompt": "a", "completion": "b"}, {}, "prompt-completion"),
         (CAUSAL, {"prompt": "a", "solution": "b"}, {"completion": "solution"}, "prompt-completion"),
-        (CAUSAL, {"prompt": "a", "completion": "b", "dialog": [user("a")]}, {"messages": "dialog"}, "chat"),
+        (CAUSAL, {"prompt": "a", "topic": "b", "dialog": [user("a")]}, {"messages": "dialog"}, "chat"),
         (CAUSAL, {"input": "a", "output": "b"}, {"instruction": "input"}, "instruction"),
         (CAUSAL, {"text": 3, "prompt": "a", "completion": "b"}, {}, "prompt-completion"),
         (IMAGES, {"image": b"", "label": "cat", "text": "a"}, {}, "image"),
@@ -164,7 +165,7 @@ def test_prompt_and_completion_of_messages_are_a_chat():
     assert found(row).format == "chat"
     assert shaped(row) == {"messages": [user("a"), assistant("b")], "tools": [{"type": "function"}]}
     with pytest.raises(RecipeError, match=r"x\.jsonl:1: column prompt holds a list, expected text"):
-        shaped(row, "seq2seq-lm")
+        shaped(row, "seq2seq-lm", columns={"tools": None})
 
 
 def test_tool_calls_and_tools():
@@ -185,7 +186,7 @@ def test_tool_calls_and_tools():
         taken = values["messages"][1]["tool_calls"]
         assert [call["function"]["arguments"] for call in taken[:3]] == [{"a": 1}, {"b": None}, {}]
         assert taken[0]["id"] == "1"
-        assert taken[3] == calls[3]
+        assert taken[3] == {"type": "function", "function": {"name": "own form", "arguments": {"a": 1}}}
         assert values["messages"][1]["content"] is None
     assert calls[0]["function"]["arguments"] == '{"a": 1}'  # the row itself stays as it was
     empty = {"messages": [{**assistant("a"), "tool_calls": []}], "tools": ""}
@@ -254,7 +255,8 @@ def test_preference_rows_keep_their_tools():
 def test_preference_rows_need_trl(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match=r"effilaunch\[dpo\]"):
-        found({"prompt": "p", "chosen": "a", "rejected": "b"}, DPO)
+        require_packages(found({"prompt": "a", "chosen": "b", "rejected": "c"}, DPO))
+    require_packages(found({"text": "a"}))
 
 
 BAD_ROWS = [
@@ -280,7 +282,7 @@ BAD_ROWS = [
     (
         CAUSAL,
         "chat",
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[1"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}]},
         r"messages\[0\]\.tool_calls\[0\]\.function\.arguments is not JSON",
     ),
     (DPO, "preference", {"chosen": "a", "rejected": [assistant("b")]}, "one is text and one is messages"),

@@ -6,6 +6,8 @@ import io
 import json
 
 import pytest
+from rich.console import Console
+from rich.traceback import Traceback
 
 from launcher.diagnose.examine import Examination, diagnose
 from launcher.errors import RecipeError
@@ -54,6 +56,7 @@ def behind(prefix, text):
         "job-17.batch> ",
         "<trainer#4> ",
         "05:48 worker 3 | ",
+        "train-job-master-0 pytorch ",
     ],
 )
 def test_a_prefix_that_is_learnt_from_the_tracebacks_first_line(prefix):
@@ -199,3 +202,257 @@ def test_of_several_run_directories_one_has_to_be_named(tmp_path):
     with pytest.raises(RecipeError, match="2 run directories") as caught:
         diagnose([str(tmp_path)], REGISTRY)
     assert "the latest is" in caught.value.problems[0].hint
+
+
+WATCHDOG = (
+    "[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds"
+)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "rank"),
+    [
+        ("[80746] ", None),
+        ("[pid=80746] ", None),
+        ("[80746] [rank0]:", 0),
+        ("pid 80746: ", None),
+        (" 7: ", 7),
+        ("[trainer-0] ", None),
+        ("[worker 0] ", None),
+        ("[node1:rank0] ", None),
+        ("train-job-master-0 pytorch ", None),
+        ("node-0 | ", None),
+        ("[2026-02-22 23:55:59] worker-0 >> ", None),
+        ("stderr | ", None),
+        ("(worker, rank=3, pid=80746) ", 3),
+        ("(worker1, rank=1, pid=123, ip=10.0.0.2) ", 1),
+        ("(RayTrainWorker pid=123, ip=10.0.0.1) ", None),
+        ("(RayTrainWorker(rank=2) pid=22) ", 2),
+        ("train\tRun tests\t2026-03-01T10:00:00.1234567Z ", None),
+        ("2026-03-01T10:00:00.123456Z 01E ", None),
+        ("2026-03-01 10:00:00 UTC ", None),
+        ("2026-03-01T10:00:00+0100 node1 python[12]: ", None),
+        ("03/01/2026 10:00:00 ", None),
+        ("Sun Mar  1 10:00:00 2026 ", None),
+        ("[   12.345678] ", None),
+        ("1709287200.123 ", None),
+        ("#033[31m", None),
+        ("^[[31m", None),
+    ],
+)
+def test_a_line_alone_and_a_traceback_after_what_a_launcher_writes(prefix, rank):
+    registry = (*REGISTRY, Failure("late", "late", "c", "m", "t", (), patterns=(r"Watchdog caught",)))
+    for text, name in ((WATCHDOG, "late"), (TRACEBACK, "gpu-full")):
+        examination = Examination(registry)
+        examination.read(io.BytesIO(behind(prefix, "starting\n" + text).encode()), "log", None)
+        (finding,) = examination.verdict().findings
+        assert (finding.failure.id, finding.first_rank) == (name, rank)
+    assert [frame.file for frame in finding.error.frames] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    "form", ["{:6}\t", "{:5} ", "{:4} | ", "{}. ", "{}:", "[{}] ", "{:>3}) ", "> ", ">", "> > "]
+)
+@pytest.mark.parametrize("first", [1, 512])
+def test_lines_that_are_numbered_or_quoted(form, first):
+    if form == "{}:":  # elsewhere it cannot be told from a task's number
+        first = 1
+    lines = ("starting\nloading\n[rank1]: ready\n" + TRACEBACK).splitlines()
+    text = "".join(form.format(n) + line + "\n" for n, line in enumerate(lines, first))
+    diagnosis = see(text)
+    (finding,) = diagnosis.findings
+    assert finding.failure.id == "gpu-full"
+    assert [(frame.file, frame.source) for frame in finding.error.frames] == [("train.py", "trainer.train()")]
+    assert (finding.ranks, diagnosis.ranks) == ((), 1), "a number of a line is no rank"
+
+
+def test_nl_numbers_no_empty_lines():
+    lines, number = ["starting", "", "", *TRACEBACK.splitlines()], 0
+    text = ""
+    for line in lines:
+        number += bool(line)
+        text += f"{number:6}\t{line}\n" if line else "       \n"
+    (finding,) = see(text).findings
+    assert len(finding.error.frames) == 1
+
+
+def test_one_quoted_line_among_others_is_no_log():
+    assert name_of(see(f"Notes\nOn an A10 it said\n> {OOM}\nso use less\n")) is None
+
+
+def test_tasks_whose_lines_count_up_stay_tasks():
+    text = "".join(f"{n}: {line}\n" for line in TRACEBACK.splitlines() for n in range(4))
+    diagnosis = see(text)
+    assert (len(diagnosis.findings[0].error.frames), diagnosis.ranks) == (1, 4)
+
+
+def draw(raises, width, encoding, locals_shown):
+    """What rich prints for an exception; an encoding without box characters makes it take plain ones."""
+    file = io.TextIOWrapper(io.BytesIO(), encoding, errors="replace")
+    console = Console(file=file, width=width)
+    try:
+        raises()
+    except Exception:
+        console.print(Traceback(width=width, show_locals=locals_shown))
+    file.flush()
+    return file.buffer.getvalue().decode()
+
+
+def raise_on_lines():
+    raise ValueError("\n      the card is small:\n      CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def raise_from():
+    try:
+        raise_on_lines()
+    except ValueError as error:
+        raise RuntimeError("got an unexpected keyword argument 'load_in_4bit' " + "x " * 60) from error
+
+
+@pytest.mark.parametrize("width", [100, 72, 50])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+@pytest.mark.parametrize("prefix", ["", "[rank1]: ", "(RayTrainWorker pid=3) "])
+@pytest.mark.parametrize("locals_shown", [False, True])
+def test_a_traceback_in_a_box(width, encoding, prefix, locals_shown):
+    for raises, name in ((raise_on_lines, "gpu-full"), (raise_from, "old-option")):
+        text = draw(raises, width, encoding, locals_shown)
+        (finding,) = see(behind(prefix, text)).findings
+        assert finding.failure.id == name
+        last = finding.error.frames[-1]
+        assert (last.file, last.function) == (__file__, raises.__name__)
+        assert last.source.startswith("raise ")
+        assert len(finding.error.frames) == 2
+
+
+def test_a_box_without_a_traceback_is_left_as_it_is():
+    text = "╭─ Error ─────────────╮\n│ no such option: --x │\n╰─────────────────────╯\n"
+    assert name_of(see(text)) is None
+    assert name_of(see(text + TRACEBACK)) == "gpu-full"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"XFAIL tests/test_sft.py::test_train - {OOM}",
+        f"tests/test_sft.py::test_train XFAIL (known: {OOM})",
+        f"SKIPPED [1] tests/test_sft.py:7: no card: {OOM}",
+        f"test_train (tests.Sft) ... expected failure: {OOM}",
+    ],
+)
+def test_a_test_that_was_to_fail_is_no_failure(line):
+    assert name_of(see(line + "\n")) is None
+
+
+PYTEST = f"""collected 3 items
+
+=================================== XFAILURES ===================================
+___________________________________ test_big ____________________________________
+>       allocate()
+E       {OOM}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "name"),
+    [
+        ("======================== 2 passed, 1 xfailed in 0.31s ========================", None),
+        ("=========== 1 failed, 1 passed, 1 xfailed in 0.31s ===========", "gpu-full"),
+        ("Ran 3 tests in 0.1s\n\nOK (expected failures=1)", None),
+        ("Ran 3 tests in 0.1s\n\nFAILED (errors=1)", "gpu-full"),
+    ],
+)
+def test_the_last_line_of_a_test_run_says_whether_a_test_failed(end, name):
+    assert name_of(see(f"{PYTEST}{end}\n")) == name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/venv/bin/python: Error while finding module specification for 'axolotl.cli.train' "
+        "(ModuleNotFoundError: No module named 'axolotl')",
+        "/venv/bin/python3.11: No module named axolotl",
+        "python: can't open file '/home/user/train.py': [Errno 2] No such file or directory",
+    ],
+)
+def test_python_that_could_not_start_the_program(line):
+    assert name_of(see(line + "\n")) == "unknown"
+
+
+LINKS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("rest", ["", "\n", "\n\nTraceback (most recent call last):\n"])
+def test_a_log_that_is_cut_before_the_next_exception_of_a_chain(link, rest):
+    diagnosis = see(f"{TRACEBACK}\n{link}{rest}")
+    assert name_of(diagnosis) == "gpu-full"
+    assert diagnosis.findings[0].error.line == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("RuntimeError: \n        CUDA out of memory.\ntry less\n", "gpu-full"),
+        ("│   23 │   run()   │\n╰───────╯\nRuntimeError:\n    CUDA out of memory.\n", "gpu-full"),
+        ("RuntimeError:\n\tsomething else\n", "unknown"),
+        ("RuntimeError:\nCUDA out of memory is what it means\n", None),
+        ("RuntimeError:\n\n    CUDA out of memory is what it means\n", None),
+        ("RuntimeError:\n", None),
+    ],
+)
+def test_a_message_that_begins_on_the_line_after_its_class(text, name):
+    assert name_of(see(text)) == name
+
+
+@pytest.mark.parametrize("indent", [" ", "    ", "\t"])
+def test_an_exception_that_was_pasted_with_an_indentation(indent):
+    text = f"I get this when I train:\n\n{indent}{OOM}\n{indent}See the documentation.\n\nWhat can I do?\n"
+    diagnosis = see(text)
+    assert name_of(diagnosis) == "gpu-full"
+    assert diagnosis.findings[0].error.type == "torch.OutOfMemoryError"
+    assert name_of(see(text + "{'train_runtime': 12.5}\n")) is None  # somebody caught it
+
+
+NOTEBOOK = """---------------------------------------------------------------------------
+OutOfMemoryError                          Traceback (most recent call last)
+{first}
+      2
+----> 3 trainer.train()
+      4 print('done')
+
+2 frames
+{second}
+   2014             if stop:
+-> 2015                 return inner(
+   2016
+{end}"""
+CELLS = (
+    "[<ipython-input-5-7297eba501cf>](https://localhost:8080/#) in <cell line: 0>()",
+    "[/usr/lib/transformers/trainer.py](https://localhost:8080/#) in train(self, *args)",
+)
+
+
+def test_a_traceback_of_colab_whose_files_are_links():
+    diagnosis = see(NOTEBOOK.format(first=CELLS[0], second=CELLS[1], end=f"\n{OOM}\n"))
+    assert name_of(diagnosis) == "gpu-full"
+    frames = diagnosis.findings[0].error.frames
+    assert [(frame.file, frame.function) for frame in frames] == [
+        ("<ipython-input-5-7297eba501cf>", "<cell line: 0>"),
+        ("/usr/lib/transformers/trainer.py", "train"),
+    ]
+    assert [frame.source for frame in frames] == ["trainer.train()", "return inner("]
+
+
+def test_a_traceback_whose_calls_have_no_known_form_ends_with_its_exception():
+    diagnosis = see(NOTEBOOK.format(first="#1 cell five", second="#2 the trainer", end=f"\n{OOM}\n"))
+    assert name_of(diagnosis) == "gpu-full"
+
+
+def test_a_notebooks_traceback_that_is_cut_has_the_class_of_its_first_line():
+    diagnosis = see(NOTEBOOK.format(first=CELLS[0], second=CELLS[1], end=""))
+    assert name_of(diagnosis) == "unknown"
+    assert (diagnosis.unknown[0].error.type, diagnosis.unknown[0].error.message) == ("OutOfMemoryError", "")

@@ -139,3 +139,26 @@ def test_rows_of_a_loss_behind_other_keys():
         f'{{"ts": 1.5, "level": "info", "step": {n}, "loss": 0.0, "grad_norm": NaN}}\n' for n in range(5)
     )
     assert ids(see(rows).findings) == ["nan-shown-as-zero"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "name"),
+    [
+        ("ModuleNotFoundError: No module named 'tiktoken'", "tokenizer-packages"),
+        ("AttributeError: 'NoneType' object has no attribute 'encode'", "tokenizer-file-broken"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_converted_is_named_by_what_its_chain_tells(cause, name):
+    chain = f"""Traceback (most recent call last):
+  File "/v/transformers/convert_slow_tokenizer.py", line 1593, in extract_vocab_merges_from_model
+    bpe_ranks = load_tiktoken_bpe(tiktoken_url)
+{cause}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/v/transformers/convert_slow_tokenizer.py", line 1739, in convert_slow_tokenizer
+    raise ValueError(
+ValueError: Converting from Tiktoken failed, if a converter for SentencePiece is available, provide a path
+"""
+    assert ids(see(chain).findings) == [name]

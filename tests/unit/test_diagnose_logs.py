@@ -431,6 +431,12 @@ def test_what_is_absent_or_empty_is_refused(tmp_path):
             diagnose([str(path)], REGISTRY)
 
 
+def test_a_device_without_an_end_is_refused():
+    with pytest.raises(RecipeError) as refused:
+        diagnose(["/dev/null"], REGISTRY)
+    assert refused.value.problems[0].code == "log-unreadable"
+
+
 def test_a_run_directory_starts_from_what_its_ranks_wrote(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -472,3 +478,35 @@ def test_a_run_directory_that_finished_has_no_failure(tmp_path):
     assert name_of(diagnose([str(tmp_path)], REGISTRY)) == "gpu-full"
     (tmp_path / "COMPLETED").touch()
     assert name_of(diagnose([str(tmp_path)], REGISTRY)) is None
+
+
+KERNEL = (
+    "../aten/src/ATen/native/cuda/Indexing.cu:1308: indexSelectLargeIndex: block: [61,0,0], thread: [{},0,0] "
+    "Assertion `{}` failed.\n"
+)
+ASYNCHRONOUS = TRACEBACK.format(
+    error="RuntimeError: CUDA error: device-side assert triggered\nCUDA kernel errors might be "
+    "asynchronously reported at some other API call, so the stacktrace below might be incorrect."
+)
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_kernels_assertion_tells_more_than_the_call_that_raised_it(prefix, before):
+    said = "".join(KERNEL.format(n, "srcIndex < srcSelectDimSize") for n in range(3))
+    raised = prefixed(prefix, ASYNCHRONOUS)
+    diagnosis = see(said + raised if before else raised + said, registry=FAILURES)
+    (finding,) = diagnosis.findings
+    assert finding.failure.id == "token-id-range"
+    assert finding.error.line == (1 if before else 8)
+    assert finding.ranks == ((1,) if prefix else ()), "the ranks are those that raised it"
+
+
+def test_an_assertion_that_nobody_knows_leaves_the_exception():
+    (unknown,) = see(KERNEL.format(1, "x < y") + ASYNCHRONOUS).unknown
+    assert unknown.error.type == "RuntimeError"
+
+
+def test_other_ranks_that_waited_do_not_hide_a_kernels_error():
+    waited = "[rank0]: RuntimeError: [Rank 0] Watchdog caught collective operation timeout\n"
+    assert name_of(see(prefixed("[rank1]: ", ASYNCHRONOUS) + waited)) == "unknown"

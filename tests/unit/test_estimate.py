@@ -83,6 +83,25 @@ def test_quantising_needs_a_matrix_in_16_bits_beside_the_weights() -> None:
     assert memory.load_peak - memory.components.weights - memory.components.context == 2 * 4096 * 11008
 
 
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_quantised_base_is_whole_on_each_rank_while_it_loads_under_zero_3(kind: str) -> None:
+    lora = LLAMA_7B.lora_params(16, "all-linear")
+    job = replace(ZERO, adapter=True, trainable_params=lora, quantization=kind)
+    plain, sharded = (estimate_memory(LLAMA_7B, replace(job, zero_stage=stage), NODE) for stage in (2, 3))
+    assert sharded.components.weights < plain.components.weights / 4
+    assert sharded.load_peak > 0.99 * (plain.load_peak - 2 * plain.trainable_params)
+    assert sharded.needed >= sharded.load_peak
+
+
+def test_preference_pairs_are_evaluated_by_tiles_of_logits() -> None:
+    pairs = spec("meta-llama/Llama-3.2-1B", "dpo")
+    job = replace(JOB_1B, sequences_per_sample=2)
+    few, many = (estimate_memory(pairs, replace(job, eval_batch=n), A100).eval_peak for n in (8, 16))
+    tokens = 2 * 8 * JOB_1B.sequence_length
+    # Beyond a tile only the layers' own step grows, by far less than two bytes a word of the vocabulary.
+    assert many - few < tokens * pairs.vocab_size
+
+
 def test_what_an_evaluation_batch_leaves_behind() -> None:
     job = replace(JOB_1B, eval_batch=4, data_parallel=2)
     # Token ids and labels of 64 bits each, gathered from both ranks.

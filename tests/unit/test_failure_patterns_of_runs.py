@@ -9,10 +9,12 @@ import pytest
 from launcher.failures.data import DATA
 from launcher.failures.distributed import DISTRIBUTED
 from launcher.failures.hub import HUB
+from launcher.failures.installation import INSTALLATION
 from launcher.failures.memory import MEMORY
 from launcher.failures.saving import SAVING
+from launcher.recipe.field_tables import trainer_fields
 
-ENTRIES = (*DISTRIBUTED, *DATA, *SAVING, *MEMORY, *HUB)
+ENTRIES = (*DISTRIBUTED, *DATA, *SAVING, *MEMORY, *HUB, *INSTALLATION)
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 CALLS = "\n  File a/trainer.py, line 1, in {}\n  File b.py, line 2, in train"
 
@@ -127,6 +129,7 @@ SPELLINGS = {
     "checkpoint-disk": [
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded: 'runs/a'",
+        "OSError: [Errno 122] Disk quota exceeded: '/home/user/.cache/runs/checkpoint-500/optimizer.pt'",
     ],
     "cuda-oom": [
         OOM,
@@ -157,7 +160,114 @@ SPELLINGS = {
     "hub-bad-path": [
         "HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/a/b/c'."
     ],
-    "cache-disk": ["UserWarning: Not enough free disk space to download the file."],
+    "shared-memory-full": [
+        "unable to write to file </torch_12_34_5>: No space left on device (28)",
+        "Error while creating shared memory segment /dev/shm/nccl-a (size 1): No space left on device (28)",
+        "RuntimeError: DataLoader worker (pid 37) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory.",
+        "RuntimeError: DataLoader worker (pid(s) 37, 38) is killed by signal: Bus error.",
+    ],
+    "nccl-error": [
+        "torch.distributed.DistBackendError: NCCL error in: ../ProcessGroupNCCL.cpp:1333, unhandled "
+        "system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.18.6",
+        "ncclInternalError: Internal check failed.",
+        "ncclUnhandledCudaError: Call to CUDA function failed.",
+    ],
+    "nccl-duplicate-gpu": ["Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"],
+    "label-out-of-range": [
+        "Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: Assertion `t >= 0 && t < n_classes` failed.",
+        "IndexError: Target 2 is out of bounds.",
+    ],
+    "device-assert": ["RuntimeError: CUDA error: device-side assert triggered"],
+    "remote-code": [
+        "The repository a/b contains custom code which must be executed to correctly load the model.",
+        "ValueError: Loading a/b requires you to execute the configuration file in that repo on your "
+        "local machine.",
+    ],
+    "dataset-script": ["RuntimeError: Dataset scripts are no longer supported, but found rows.py"],
+    "weights-file-broken": [
+        "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+        "SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
+        "_pickle.UnpicklingError: invalid load key, 'v'.",
+        "_pickle.UnpicklingError: Weights only load failed. Re-running `torch.load` with "
+        "weights_only\nPlease file an issue: invalid load key, 'v'.",
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+    ],
+    "training-args-gone": [
+        "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'",
+        "TypeError: __init__() got an unexpected keyword argument 'eval_strategy'",
+        "TypeError: Seq2SeqTrainingArguments.__init__() got an unexpected keyword argument 'my_own'",
+        "TypeError: SFTConfig.__init__() got an unexpected keyword argument 'evaluation_strategy'",
+        "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--no_cuda', 'True']",
+        "train.py: error: unrecognized arguments: --overwrite_output_dir",
+        "AttributeError: 'TrainingArguments' object has no attribute 'evaluation_strategy'",
+    ],
+    "trainer-args-moved": [
+        "TypeError: Trainer.__init__() got an unexpected keyword argument 'tokenizer'",
+        "TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'max_seq_length'",
+        "TypeError: DPOTrainer.__init__() got an unexpected keyword argument 'beta'",
+        "TypeError: DPOConfig.__init__() got an unexpected keyword argument 'max_prompt_length'",
+        "TypeError: __init__() got an unexpected keyword argument 'dataset_text_field'",
+    ],
+    "model-type-unknown": [
+        "ValueError: The checkpoint you are trying to load has model type `a` but Transformers does not "
+        "recognize this architecture.",
+        "ValueError: Unrecognized model in /a/b. Should have a `model_type` key in its config.json",
+        "KeyError: 'qwen3'\n  File /venv/transformers/models/auto/configuration_auto.py, line 672, in "
+        "__getitem__",
+    ],
+    "tokenizer-packages": [
+        "ImportError: \n requires the protobuf library but it was not found in your environment.",
+        "LlamaTokenizer requires the SentencePiece library but it was not found in your environment.",
+        "You need to have sentencepiece or tiktoken installed to convert a slow tokenizer to a fast one.",
+        "ValueError: `tiktoken` is required to read a `tiktoken` file.",
+        "ModuleNotFoundError: No module named 'sentencepiece'",
+    ],
+    "tokenizer-file-broken": [
+        "ValueError: Converting from Tiktoken failed, if a converter for SentencePiece is available, provide "
+        "a model path with a SentencePiece tokenizer.model file.Currently available converters: ['A']",
+        "ValueError: Converting from SentencePiece and Tiktoken failed, if a converter for SentencePiece is "
+        "available, provide a model path",
+        "ValueError: Error parsing line b'version https://git-lfs.github.com/spec/v1' in m/tokenizer.model\n"
+        "  File /v/tiktoken/load.py, line 170, in load_tiktoken_bpe",
+    ],
+    "extension-abi": [
+        "ImportError: /v/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: "
+        "_ZN3c104cuda9SetDeviceEi",
+        "ImportError: /v/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister",
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+    ],
+    "glibc-too-old": ["ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /v/a.so)"],
+    "triton-no-compiler": [
+        "RuntimeError: Failed to find C compiler. Please specify via CC environment variable.",
+        "torch._inductor.exc.InvalidCxxCompiler: No working C++ compiler found in "
+        "torch._inductor.config.cpp.cxx",
+        "/tmp/t/main.c:5:10: fatal error: Python.h: No such file or directory",
+        "subprocess.CalledProcessError: Command '['/usr/bin/gcc', '/tmp/t/main.c', '-lcuda', "
+        "'-I/v/triton/include']' returned non-zero exit status 1.",
+    ],
+    "triton-compile": [
+        "triton.compiler.errors.CompilationError: at 114:24:",
+        "CompilationError: at 114:24:\n  File ~/triton/compiler/code_generator.py, line 1159, in x",
+        "RuntimeError: `ptxas` failed with error code 4294967295: ",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 180224, Hardware "
+        "limit: 101376",
+        "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
+    ],
+    "xformers-operator": [
+        "NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:",
+    ],
+    "cache-disk": [
+        "UserWarning: Not enough free disk space to download the file.",
+        "OSError: [Errno 122] Disk quota exceeded: '/home/user/.cache/huggingface/hub/models--a--b/blobs/c'",
+        "OSError: [Errno 28] No space left on device: '/data/hf/hub/models--a--b/snapshots/c/config.json'",
+        "OSError: [Errno 122] Disk quota exceeded: '/home/user/.triton/cache/1f/tmp.pid_7'",
+        "OSError: [Errno 122] Disk quota exceeded: '/tmp/torchinductor_user/abc/cabc.py'",
+        "OSError: [Errno 122] Disk quota exceeded: '/home/user/.cache/torch_extensions/py311_cu126/lock'",
+        "OSError: [Errno 122] Disk quota exceeded\n  File /venv/triton/runtime/cache.py, line 140, in put",
+        "RuntimeError: Data processing error: CAS service error : IO Error: Disk quota exceeded\n"
+        "  File /venv/huggingface_hub/file_download.py, line 500, in xet_get",
+    ],
 }
 
 NOTHING_WRONG = [
@@ -174,8 +284,20 @@ NOTHING_WRONG = [
     "[launch.py:319:sigkill_handler] Killing subprocess 102265",
     "exits with return code = -15",
     "exitcode  : 1 (pid: 12)",
-    "unable to write to file </torch_12_34_5>: No space left on device (28)",
-    "Error while creating shared memory segment /dev/shm/nccl-a (size 1): No space left on device (28)",
+    "/usr/lib/libfoo.so.1: no version information available (required by python)",
+    "GLIBC 2.31, glibcxx 3.4.28",
+    "Loading mine requires custom code; trust_remote_code=True is set",
+    "NCCL INFO NCCL_DEBUG set by environment to INFO; ncclCommInitRank complete",
+    "WARNING[XFORMERS]: xFormers can't load C++/CUDA extensions. xFormers was built for: PyTorch 2.1.0+cu121",
+    "The tokenizer class you load from this checkpoint is not the same type as the class this function is "
+    "called",
+    "You are using a model of type llama to instantiate a model of type mine. This is not supported for all",
+    "skipping cudagraphs due to cpu device; triton kernels are autotuned (out of 8 configs)",
+    "TypeError: MyTrainer.__init__() got an unexpected keyword argument 'gamma'",
+    "TypeError: Config.__init__() got an unexpected keyword argument 'beta'",
+    "IndexError: Dimension out of range (expected to be in range of [-1, 0], but got 1)",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
+    "/usr/include/x.cuh:12: warning: assertion is always true",
     "UserWarning: Unable to fetch remote file due to the following error 403 - Cannot access gated repo",
     "pytorch allocator cache flushes since last step. this happens when there is high memory pressure",
     "IndexError: list index out of range",
@@ -223,3 +345,21 @@ def test_patterns_and_the_place_diagnose_go_together():
 def test_memory_in_pieces_needs_gigabytes():
     small = OOM + ". 1.02 GiB is reserved by PyTorch but unallocated."
     assert set(matches(small)) == {"cuda-oom"}
+
+
+GONE = (
+    "evaluation_strategy no_cuda use_mps_device per_gpu_train_batch_size per_gpu_eval_batch_size "
+    "overwrite_output_dir logging_dir fp16_backend fp16_opt_level half_precision_backend "
+    "push_to_hub_model_id push_to_hub_organization push_to_hub_token use_ipex sharded_ddp "
+    "fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap tpu_metrics_debug tpu_num_cores torchdynamo "
+    "adafactor group_by_length include_inputs_for_metrics include_tokens_per_second jit_mode_eval "
+    "dispatch_batches split_batches save_safetensors past_index ray_scope warmup_ratio mp_parameters "
+    "xpu_backend evaluate_during_training"
+)
+
+
+@pytest.mark.parametrize("name", GONE.split())
+def test_a_field_that_is_called_gone_is_gone(name):
+    assert name not in trainer_fields()
+    text = f"TypeError: __init__() got an unexpected keyword argument '{name}'"
+    assert set(matches(text)) == {"training-args-gone"}

@@ -193,6 +193,13 @@ MESSAGES = {
         "scheduler.params.warmup_num_steps=0 vs hf warmup_steps=1",
     ],
     "ds-total-steps": ["WarmupDecayLR.__init__() missing 1 required positional argument: 'total_num_steps'"],
+    "sharded-weight-empty": [
+        "RuntimeError: 'weight' must be 2-D",
+        "weight should have at least three dimensions",
+        "size mismatch, got input (12), mat (12x64), vec (0)",
+        "size mismatch for a.weight: copying a param with shape torch.Size([9, 4]) from checkpoint, the "
+        "shape in current model is torch.Size([0]).",
+    ],
     "jit-no-nvcc": [
         "CUDA_HOME does not exist, unable to compile CUDA op(s)",
         "CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",

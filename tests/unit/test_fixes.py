@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 
 import pytest
@@ -15,6 +16,7 @@ from launcher.failures.versions import holds, requirements
 from launcher.plan import decide, fixes
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.fixes import FIXES, apply_fixes
+from launcher.plan.planner import make_plan
 from launcher.plan.search import search, situation_of
 from launcher.plan.settling import record_size
 from launcher.recipe.loading import load_recipe
@@ -255,3 +257,39 @@ def test_every_fix_says_why_and_whence(fix):
     assert fix.action in ("set", "warn", "refuse")
     if fix.action == "refuse":
         assert fix.hint
+
+
+@pytest.mark.parametrize(
+    ("profile", "acts"),
+    [
+        ({"communication_data_type": "bf16"}, True),
+        ({"seq_parallel_communication_data_type": "bfloat16"}, True),
+        ({"data_types": {"grad_accum_dtype": "bf16"}}, True),
+        ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, True),
+        ({"communication_data_type": "fp16", "data_types": {"grad_accum_dtype": "fp32"}}, False),
+        ({"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 2}}, False),
+    ],
+)
+def test_a_dtype_of_a_base_profile_is_looked_at_too(tmp_path, profile, acts):
+    (tmp_path / "ds.json").write_text(json.dumps(profile))
+    loaded = recipe(tmp_path, sharding__config=str(tmp_path / "ds.json"))
+    volta, ampere = (facts(on, profile=profile) for on in ("8xV100-32GB", "8xA100-80GB"))
+    assert make_plan(loaded, ampere), "the device has the units"
+    if not acts:
+        assert make_plan(loaded, volta)
+        return
+    with pytest.raises(RecipeError) as caught:
+        make_plan(loaded, volta)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("fix-bf16-dtype-emulated", "sharding.config")
+
+
+def test_every_setting_that_names_bf16_is_refused_at_once(tmp_path):
+    given = {"model__quantization": "{type: nf4, compute_dtype: bfloat16}", "model__dtype": "bfloat16"}
+    with pytest.raises(RecipeError) as caught:
+        make_plan(recipe(tmp_path, **given), facts("1xT4-16GB"))
+    assert {problem.path for problem in caught.value.problems} == {
+        "model.quantization.compute_dtype", "model.dtype",
+    }  # fmt: skip
+    loaded = recipe(tmp_path, model__quantization="nf4")
+    assert make_plan(loaded, facts("1xT4-16GB")).value("model.quantization")["compute_dtype"] == "float16"

@@ -53,7 +53,7 @@ def test_what_fsdp_is_given_is_in_the_plan(tmp_path):
 def test_the_bundle_has_processes_alone_for_accelerate(tmp_path):
     bundle = render(fsdp(tmp_path))
     assert bundle.ds_config is None
-    assert bundle.command[1:3] == ("-m", "accelerate.commands.launch")
+    assert bundle.command[1:3] == ("-m", "launcher.train.loopback")
     config = yaml.safe_load(bundle.files["accelerate.yaml"])
     assert config == render_accelerate_config(fsdp(tmp_path))
     assert (config["distributed_type"], config["num_processes"]) == ("MULTI_GPU", 8)

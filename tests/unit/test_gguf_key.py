@@ -1,4 +1,4 @@
-"""Converted GGUF files are found by what is in them, and hashed once for each state of the file."""
+"""Converted GGUF files are found by content, hashed once for each state, and made again when damaged."""
 
 from __future__ import annotations
 
@@ -80,3 +80,23 @@ def test_a_conversion_is_found_again(file, monkeypatch):
     file.rename(file.with_name("renamed.gguf"))
     assert gguf.converted(str(file.parent), "renamed.gguf", {}) == first
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"", b"cut", b"weighty"])
+def test_a_damaged_conversion_is_made_again(file, monkeypatch, capsys, name, content):
+    whole = {"config.json": b"{}     ", "model.safetensors": b"weights", "tokenizer.json": b"[]     "}
+
+    def convert(source, target):
+        for path, written in whole.items():
+            (target / path).write_bytes(written)
+
+    monkeypatch.setattr(gguf, "_convert", convert)
+    folder = gguf.converted(str(file.parent), file.name, {})
+    state = (folder / name).stat()
+    (folder / name).write_bytes(content)
+    os.utime(folder / name, ns=(state.st_atime_ns, state.st_mtime_ns))
+    capsys.readouterr()
+    assert gguf.converted(str(file.parent), file.name, {}) == folder
+    assert {path: (folder / path).read_bytes() for path in whole} == whole
+    assert f"({folder}: {name} " in capsys.readouterr().err

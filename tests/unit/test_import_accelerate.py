@@ -95,8 +95,6 @@ def test_a_key_becomes_its_recipe_key(text: str, key: str, wanted: Any) -> None:
         ("distributed_type: XLA", 1),
         ("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: MULTI_GPU", 1),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8", 2),
-        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true", 3),
-        ("distributed_type: FSDP\nmixed_precision: fp16", 2),
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: d\n  zero_stage: 2",
             4,
@@ -165,3 +163,13 @@ def test_of_two_equal_keys_the_last_counts_as_it_does_there() -> None:
 def test_broken_yaml_is_an_error_with_its_line(text: str) -> None:
     with pytest.raises(RecipeError):
         read(text)
+
+
+def test_offload_and_loading_under_fsdp_are_listed_and_the_rest_is_taken() -> None:
+    options = "fsdp_offload_params: true\n  fsdp_cpu_ram_efficient_loading: true\n  fsdp_state_dict_type: x"
+    made = read(f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config:\n  {options}\n")
+    assert not made.refusals
+    assert (made.value("sharding.engine"), made.value("precision")) == ("fsdp", "bf16")
+    listed = {(entry.key.rpartition(".")[2], entry.effect, entry.place.line) for entry in made.dropped}
+    names = ("fsdp_offload_params", "fsdp_cpu_ram_efficient_loading", "fsdp_state_dict_type")
+    assert {(name, Effect.NONE, line) for line, name in enumerate(names, start=4)} <= listed

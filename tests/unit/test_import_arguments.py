@@ -148,9 +148,14 @@ def test_warm_up_by_steps_goes_before_a_share() -> None:
 
 
 def test_what_cannot_be_trained_here_is_refused_with_the_line() -> None:
-    for given in ({"bf16": True, "fp16": True}, {"do_train": False}, {"fsdp": "full_shard offload"}):
+    for given in ({"bf16": True, "fp16": True}, {"do_train": False}):
         made = reading(**given)
         assert [problem.line for problem in made.refusals] == [len(given)]
+
+
+def test_offload_of_fsdp_is_listed() -> None:
+    made = reading(fsdp="full_shard offload")
+    assert (made.value("sharding.engine"), effects(made)) == ("fsdp", {"fsdp: offload": Effect.NONE})
 
 
 def test_bf16_false_takes_away_a_default_of_bf16_and_fp16_false_does_not() -> None:

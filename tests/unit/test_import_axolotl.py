@@ -13,6 +13,7 @@ from launcher.errors import RecipeError
 from launcher.importing import axolotl
 from launcher.importing.axolotl_tables import DPO_KEYS, HANDLED, KEYS, LEFT, SHARING, TYPES
 from launcher.importing.found import Effect, Place, Reading
+from launcher.importing.join import import_files
 
 
 def read(values: dict[str, Any], file: str = "a.yaml") -> Reading:
@@ -173,8 +174,6 @@ def test_an_adapter_that_goes_on_has_its_own_fields() -> None:
     ({"reinit_weights": True}, "reinit_weights"),
     ({"datasets": [{"path": "org/x"}]}, "datasets[0].type"),
     ({"skip_prepare_dataset": True}, "skip_prepare_dataset"),
-    ({"fsdp_config": {"fsdp_offload_params": True}}, "fsdp_config.fsdp_offload_params"),
-    ({"fsdp_config": {"x": 1}, "adapter": "qlora", "load_in_4bit": True}, "fsdp_config"),
     ({"adapter": None, "load_in_8bit": True}, "load_in_8bit"),
     ({"model_type": "LlamaForSequenceClassification"}, "model_type"),
     ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"), ({"qat": {"a": 1}}, "qat"),
@@ -186,6 +185,82 @@ def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> 
     assert [problem.path for problem in reading.refusals] == [key]
     assert reading.refusals[0].file == "a.yaml"
     assert reading.refusals[0].line is not None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("offload_params", True),
+        ("fsdp_offload_params", "true"),
+        ("fsdp_cpu_ram_efficient_loading", True),
+        ("fsdp_sync_module_states", True),
+        ("state_dict_type", "FULL_STATE_DICT"),
+        ("final_state_dict_type", "SHARDED_STATE_DICT"),
+        ("fsdp_sharding_strategy", "SHARD_GRAD_OP"),
+    ],
+)
+def test_options_of_fsdp_that_only_move_memory_are_listed(option: str, value: Any) -> None:
+    reading = read({**FILE, "fsdp_config": {option: value}})
+    assert not reading.refusals
+    assert reading.value("sharding.engine") == "fsdp"
+    listed = {entry.key.partition(": ")[0]: entry.effect for entry in reading.dropped}
+    assert listed[f"fsdp_config.{option}"] is Effect.NONE
+    off = read({**FILE, "fsdp_config": {option: False}})
+    assert option.endswith("strategy") or f"fsdp_config.{option}" not in dropped(off)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"adapter": "qlora", "load_in_4bit": True},
+        {"adapter": "lora", "load_in_8bit": True},
+        {"bf16": False, "fp16": True},
+    ],
+)
+def test_what_fsdp_does_not_train_here_is_imported_without_the_engine(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump({**FILE, **more, "fsdp_config": {"offload_params": True}}))
+    made = import_files([str(file)])
+    assert "sharding.engine" not in made.taken
+    assert made.taken["trainer.learning_rate"].value == FILE["learning_rate"]
+    listed = {entry.key: entry.effect for entry in made.dropped}
+    assert listed["fsdp_config"] is listed["fsdp_config.offload_params"] is Effect.NONE
+
+
+SWANLAB = "axolotl.integrations.swanlab.SwanLabPlugin"
+PLUGINS = "axolotl.integrations"
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "effect", "word"),
+    [
+        ({"plugins": [SWANLAB], "swanlab_project": "p"}, "swanlab_project", Effect.NONE, "not carried over"),
+        ({"swanlab_project": "p"}, "swanlab_project", Effect.NONE, "plugins does not name"),
+        ({"plugins": [f"{PLUGINS}.grokfast.GrokfastPlugin"], "grokfast_alpha": 0.9}, "grokfast_alpha",
+         Effect.TRAINING, "not carried over"),
+        ({"grokfast_alpha": 0.9}, "grokfast_alpha", Effect.NONE, "plugins does not name"),
+        ({"plugins": [f"{PLUGINS}.kernels.KernelsPlugin"], "use_scattermoe": True}, "use_scattermoe",
+         Effect.NONE, "speed and memory"),
+        ({"plugins": ["mine.Plugin"], "my_loss": 3}, "my_loss", Effect.TRAINING, "mine.Plugin may read it"),
+        ({"my_loss": 3}, "my_loss", Effect.NONE, "no key of axolotl"),
+    ],
+)  # fmt: skip
+def test_a_key_of_a_plugin_is_said_to_be_read_by_it(
+    more: dict[str, Any], key: str, effect: Effect, word: str
+) -> None:
+    (entry,) = [entry for entry in read({**FILE, **more}).dropped if entry.key == key]
+    assert entry.effect is effect
+    assert word in entry.reason
+
+
+def test_swanlab_tracks_where_its_plugin_is_on() -> None:
+    on = {"use_swanlab": True, "swanlab_project": "p"}
+    assert read({**FILE, **on, "plugins": [SWANLAB]}).value("trainer.report_to") == ["swanlab"]
+    without = read({**FILE, **on})
+    assert without.value("trainer.report_to") is None
+    assert "plugins does not name" in next(e.reason for e in without.dropped if e.key == "use_swanlab")
 
 
 def test_switches_that_are_off_refuse_nothing() -> None:

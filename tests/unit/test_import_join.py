@@ -19,7 +19,8 @@ from launcher.recipe.written import flow
 from launcher.recipe.yaml_marks import parse_yaml
 
 LINE = (
-    "accelerate launch --num_processes 8 train.py --model_name_or_path bigcode/starcoder --train_file t.jsonl"
+    "accelerate launch --num_processes 8 run_clm.py --do_train --model_name_or_path bigcode/starcoder "
+    "--train_file t.jsonl"
 )
 BOTH = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
 
@@ -174,17 +175,14 @@ def test_the_script_of_a_line_is_read_where_it_writes_its_arguments(folder: Fold
     assert made.notes[0].endswith("--on 4xDEVICE")
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "p = HfArgumentParser(TrainingArguments)\n",
-        # "trl import" and "torchrun train.py" are no commands of a shell here
-        '"""torchrun train.py"""\nfrom trl import SFTConfig, TrlParser\np = TrlParser(SFTConfig)\n',
-    ],
-)
-def test_a_script_with_a_parser_takes_its_arguments_from_the_line(folder: Folder, script: str) -> None:
-    files = {"run_sh": LINE, "train_py": script}
-    assert folder.read(**files).tools == ["launch line"]
+def test_a_script_with_a_parser_takes_its_arguments_from_the_line(folder: Folder) -> None:
+    # "trl import" and "torchrun train.py" are no commands of a shell here
+    script = '"""torchrun train.py"""\nfrom trl import SFTConfig, TrlParser\np = TrlParser(SFTConfig)\n'
+    files = {"train_py": f"{script}SFTTrainer(args=p)\n", "run_sh": "torchrun train.py --learning_rate 1e-3"}
+    made = folder.read(**files)
+    assert made.tools == ["launch line", "training script"]
+    assert made.taken["trainer.learning_rate"].value == 1e-3
+    assert str(made.taken["trainer.learning_rate"].place).endswith("run.sh:1")
     with pytest.raises(RecipeError, match="launch line"):
         folder.read(train_py=files["train_py"])
 

@@ -10,14 +10,26 @@ from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.importing import launch_line
-from launcher.importing.flags import OWN, Flag, read_flags, take_flags
-from launcher.importing.found import KEEP_OUT, Effect, Reading
+from launcher.importing.flags import Flag, read_flags, take_flags
+from launcher.importing.found import Effect, Reading
+from launcher.importing.programs import EXAMPLES
 from launcher.importing.shell import Word, read_script
+from launcher.importing.started import read_started
 
 TOKEN = "hf_" + "Zq" * 14
+CLM = "python run_clm.py --do_train"
 
 
 def read(text: str) -> Reading:
+    """A line whose script is not there."""
+    made = line(text)
+    if made.started is not None:
+        assert read_started(made, made.started, None) is None
+    return made
+
+
+def line(text: str) -> Reading:
+    """The line without the flags of its script."""
     assert launch_line.tells(text)
     return launch_line.read(text, "run.sh")
 
@@ -37,6 +49,20 @@ def words(text: str) -> list[list[tuple[str, int, bool]]]:
         ("a 'b c' \"d e\"f\\ g", [[("a", 1, False), ("b c", 1, False), ("d ef g", 1, False)]]),
         ("M=x/y\na $M ${M}z", [[("a", 2, False), ("x/y", 2, False), ("x/yz", 2, False)]]),
         ("A='-x 1'\na $A \"$A\"", [[("a", 2, False), ("-x", 2, False), ("1", 2, False), ("-x 1", 2, False)]]),
+        (
+            'A="-x $N -y 1"\nb $A c',
+            [
+                [
+                    ("b", 2, False),
+                    ("-x", 2, False),
+                    ("$N", 2, True),
+                    ("-y", 2, False),
+                    ("1", 2, False),
+                    ("c", 2, False),
+                ]
+            ],
+        ),
+        ('A="-x $(n 1)"\nb $A c', [[("b", 2, False), ("$A", 2, True), ("c", 2, False)]]),
         ("M=1\nM=2\na $M", [[("a", 3, False), ("$M", 3, True)]]),
         ("a $(pwd)/b `date`", [[("a", 1, False), ("$(pwd)/b", 1, True), ("`date`", 1, True)]]),
         ("a ${N:-8} ${M}", [[("a", 1, False), ("8", 1, False), ("${M}", 1, True)]]),
@@ -77,12 +103,9 @@ def test_any_text_is_read_to_its_end(text: str) -> None:
         ("torchrun train.py", "hardware.devices_per_node", 1),
         ('CMD="torchrun --nproc_per_node 2 t.py"\neval "$CMD"', "hardware.devices_per_node", 2),
         ("CMD='torchrun --nproc_per_node 2 t.py'\neval $CMD", "hardware.devices_per_node", 2),
-        ("torchrun train.py --lr 1", "sharding.engine", "ddp"),
         ("python -m torch.distributed.run --nproc_per_node 2 t.py", "hardware.devices_per_node", 2),
         ("deepspeed --num_gpus 8 --num_nodes=2 t.py", "hardware.devices_per_node", 8),
         ("deepspeed --num_gpus 8 --num_nodes=2 t.py", "hardware.num_nodes", 2),
-        ("deepspeed --num_gpus 8 t.py", "sharding.engine", "ddp"),
-        ("deepspeed t.py --deepspeed ds.json", "sharding.engine", "deepspeed"),
         ("deepspeed -i localhost:0,1,3 t.py", "hardware.devices_per_node", 3),
         ("deepspeed --include=a:0,1@b:0,1 t.py", "hardware.num_nodes", 2),
         ("deepspeed --hostfile hosts t.py", "launch.hostfile", "hosts"),
@@ -111,11 +134,16 @@ def test_any_text_is_read_to_its_end(text: str) -> None:
         ("#SBATCH --gres=gpu:a100:4\npython train.py", "launch.slurm.gres", "gpu:a100:4"),
         ("#SBATCH --gpus-per-node=a100:2\npython train.py", "hardware.devices_per_node", 2),
         ("#SBATCH -c 8\npython train.py", "launch.slurm.cpus_per_task", 8),
-        ("nohup conda run -n env python -u train.py --seed 3 > log &", "seed", 3),
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 nohup conda run -n env python -u train.py > log &",
+            "hardware.devices_per_node",
+            2,
+        ),
+        ("uv run --with trl torchrun --nproc_per_node 2 t.py", "hardware.devices_per_node", 2),
     ],
 )
 def test_launchers_and_their_surroundings(text: str, key: str, wanted: Any) -> None:
-    made = read(text)
+    made = line(text)
     assert taken(made)[key] == wanted
     assert not made.refusals
 
@@ -125,91 +153,147 @@ def test_launchers_and_their_surroundings(text: str, key: str, wanted: Any) -> N
     [
         ("--learning_rate 2e-5", "trainer.learning_rate", 2e-5),
         ("--learning-rate=2e-5", "trainer.learning_rate", 2e-5),
-        ("--lr 1e-3", "trainer.learning_rate", 1e-3),
-        ("--epochs 2", "trainer.num_train_epochs", 2),
+        ("--seed 3", "seed", 3),
         ("--bf16", "precision", "bf16"),
         ("--fp16 True", "precision", "fp16"),
         ("--no_dataloader_pin_memory", "trainer.dataloader_pin_memory", False),
         ("--report_to wandb tensorboard", "trainer.report_to", ["wandb", "tensorboard"]),
         ("--lr_scheduler_kwargs '{\"num_cycles\": 2}'", "trainer.lr_scheduler_kwargs", {"num_cycles": 2}),
         ("--model_name_or_path a/b", "model.name_or_path", "a/b"),
-        ("--base_model a/b", "model.name_or_path", "a/b"),
         ("--model_revision x", "model.revision", "x"),
         ("--torch_dtype bfloat16", "model.dtype", "bfloat16"),
-        ("--use_flash_attn", "model.attn_implementation", "flash_attention_2"),
-        ("--attn_implementation sdpa", "model.attn_implementation", "sdpa"),
         ("--trust_remote_code True", "model.trust_remote_code", True),
-        ("--model_max_length 512", "data.max_length", 512),
-        ("--block_size 1024", "data.packing", True),
+        ("--block_size 512", "data.max_length", 512),
+        ("--seed 1", "data.max_length", 1024),
+        ("--seed 1", "data.packing", True),
         ("--dataset_name a/b --dataset_config_name c", "data.train", [{"path": "a/b", "name": "c"}]),
         ("--train_file t.jsonl", "data.train", [{"path": "t.jsonl"}]),
         ("--train_file t.jsonl --validation_file v.jsonl", "data.eval", [{"path": "v.jsonl"}]),
         ("--dataset_name a/b --validation_split_percentage 5", "data.eval", {"split": 0.05}),
         ("--preprocessing_num_workers 8", "data.num_proc", 8),
-        ("--lora_rank 64", "adapter.r", 64),
-        ("--lora_r 8", "adapter.lora_alpha", 8),
-        ("--lora_r 8 --lora_target_modules q_proj v_proj", "adapter.target_modules", ["q_proj", "v_proj"]),
-        ("--lora_r 8 --lora_modules all", "adapter.target_modules", "all-linear"),
-        (
-            "--bits 4 --bf16 --quant_type fp4 --double_quant False",
-            "model.quantization",
-            {"type": "fp4", "double_quant": False, "compute_dtype": "bfloat16"},
-        ),
-        ("--bits 8", "model.quantization", {"type": "int8"}),
-        (
-            "--load_in_4bit",
-            "model.quantization",
-            {"type": "fp4", "double_quant": False, "compute_dtype": "float32"},
-        ),
-        (
-            "--use_4bit_quantization True --use_nested_quant True",
-            "model.quantization",
-            {"type": "nf4", "double_quant": True, "compute_dtype": "float16"},
-        ),
-        ("--use_8bit_quantization True", "model.quantization", {"type": "int8"}),
-        ("--use_peft_lora True --lora_r 8 --modules_to_save lm_head", "adapter.modules_to_save", ["lm_head"]),
-        ("--packing True", "data.packing", True),
-        ("--use_reentrant False", "trainer.activation_checkpointing_kwargs", {"use_reentrant": False}),
-        ("--use_gradient_checkpointing True", "trainer.activation_checkpointing", True),
         ("--warmup_ratio 0.1", "trainer.warmup_steps", 0.1),
+        ("--gradient_checkpointing", "trainer.activation_checkpointing", True),
         ("--fsdp 'full_shard auto_wrap'", "sharding.engine", "fsdp"),
+        ("--deepspeed ds.json", "sharding.engine", "deepspeed"),
+        ("--bf16 --deepspeed ds.json", "precision", "bf16"),
         ("--max_grad_norm 0.3", "trainer.learning_rate", 5e-5),
+        ("--lr_scheduler_type cosine", "sharding.engine", "ddp"),
+        ('--learning_rate 2e-5 "$@"', "trainer.learning_rate", 2e-5),
     ],
 )
-def test_flags_of_a_script(flags: str, key: str, wanted: Any) -> None:
-    made = read(f"python train.py {flags}")
+def test_flags_of_a_script_that_is_known_by_its_name(flags: str, key: str, wanted: Any) -> None:
+    made = read(f"{CLM} {flags}")
     assert taken(made)[key] == wanted
+    assert not made.refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("trl sft --no_remove_unused_columns", {"remove_unused_columns": False}),
+        ("trl sft --packing --lora_target_modules q k", {"packing": True, "lora_target_modules": ["q", "k"]}),
+        ('trl dpo --learning_rate 1 "$@"', {"learning_rate": "1"}),
+    ],
+)
+def test_options_of_trl(text: str, overrides: dict[str, Any]) -> None:
+    made = line(text)
+    assert made.calls[0].overrides == overrides
+    assert not made.refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("trl sft --packing x.json", "x.json"),
+        ("trl sft --learning_rate 1 $EXTRA", "$EXTRA"),
+        ("axolotl train a.yml b.yml", "b.yml"),
+        ("axolotl train a.yml $EXTRA", "$EXTRA"),
+        ('llamafactory-cli train a.yaml "${A[@]}"', "${A[@]}"),
+    ],
+)
+def test_words_that_a_tool_does_not_take_are_refused(text: str, path: str) -> None:
+    assert [problem.path for problem in line(text).refusals] == [path]
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "wanted"),
+    [
+        ("--dataset_name a/b --dataset_config x", "data.train", [{"path": "a/b", "name": "x"}]),
+        ("--per_device_train 4", "trainer.per_device_train_batch_size", 4),
+    ],
+)
+def test_an_abbreviation_is_what_argparse_takes_it_for(flags: str, key: str, wanted: Any) -> None:
+    made = read(f"{CLM} {flags}")
+    assert (made.value(key), made.refusals) == (wanted, [])
+    assert [problem.path for problem in read(f"{CLM} --dataset x").refusals] == ["--dataset"]  # of two
 
 
 @pytest.mark.parametrize(
     ("flags", "key", "effect"),
     [
-        ("--num_layers 3", "--num_layers", Effect.TRAINING),
-        ("--seq_length 3", "--seq_length", Effect.TRAINING),
-        ("--dataset x", "--dataset", Effect.TRAINING),
-        ("--batch_size 8", "--batch_size", Effect.TRAINING),
+        ("--config_name 3", "--config_name", Effect.TRAINING),
         ("--max_train_samples 10", "max_train_samples", Effect.TRAINING),
         ("--learning_rate $LR", "--learning_rate", Effect.NEEDED),
-        ("--learning_rate", "learning_rate", Effect.NEEDED),
         ("--output_dir $OUT", "--output_dir", Effect.NONE),
         ("--model_name_or_path $1", "model.name_or_path", Effect.NEEDED),
         ("--dataset_name imdb", "dataset_name", Effect.NEEDED),
-        ("--data_path s3://x/y.json", "data_path", Effect.NEEDED),
+        ("--train_file s3://x/y.json", "train_file", Effect.NEEDED),
         (f"--hub_token {TOKEN}", "hub_token", Effect.NONE),
-        (f"--my_key {TOKEN}", "--my_key", Effect.TRAINING),
-        ("--learning_rate 1", "data.max_length", Effect.TRAINING),
+        (f"--config_overrides {TOKEN}", "--config_overrides", Effect.TRAINING),
+        ('"$@"', "$@", Effect.NONE),
     ],
 )
 def test_what_is_not_known_here_is_listed_and_never_guessed(flags: str, key: str, effect: Effect) -> None:
-    made = read(f"python train.py {flags}")
+    made = read(f"{CLM} {flags}")
     assert (key, effect) in {(entry.key, entry.effect) for entry in made.dropped}
     assert TOKEN not in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("torchrun notrainer.py --learning_rate 1e-4", "notrainer.py"),
+        ("deepspeed main.py --model_name_or_path a/b --deepspeed --deepspeed_config ds.json", "main.py"),
+        ("python train.py --model_name a/b --learning_rate 1e-4", "train.py"),
+        ("python -m pkg.train --learning_rate 1e-4", "pkg.train"),
+        ("python -m fastchat.train.train --learning_rate 1e-4", "fastchat.train.train"),
+        ("deepspeed --module openrlhf.cli.train_sft --learning_rate 1e-4", "openrlhf.cli.train_sft"),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py --lr 1e-4", "pretrain_gpt.py"),
+        ("python unsloth-cli.py --learning_rate 1e-4", "unsloth-cli.py"),
+        ("swift sft --model_name a/b --learning_rate 1e-4", "swift sft"),
+        ("NPROC_PER_NODE=2 swift rlhf --rlhf_type dpo", "swift rlhf"),
+        ("tune run --nproc_per_node 2 lora_finetune_distributed --config x", "tune run"),
+        ("litgpt finetune_lora a/b", "litgpt finetune_lora"),
+        ("oumi train -c x.yaml", "oumi train"),
+        ("nemo llm finetune --factory x", "nemo llm"),
+        ("python scripts/sft_x.py --config c.yaml", "scripts/sft_x.py"),
+        # of that name, and another script: a flag, a value or a word that transformers' has not
+        (f"{CLM} --my_own 1", "--my_own"),
+        (f"{CLM} --lr 1e-3", "--lr"),
+        (f"{CLM} --bf16 ds.json", "ds.json"),
+        (f"{CLM} --deepspeed --bf16", "--deepspeed"),
+        (f"{CLM} --learning_rate", "--learning_rate"),
+        (f"{CLM} $EXTRA", "$EXTRA"),
+        # a shell ends the command there, and takes the rest for another
+        (f"{CLM} \\\n  # a rate\n  --learning_rate 1e-4 \\\n  --bf16", "--learning_rate"),
+        (f"{CLM} \\ \n  --bf16", "--bf16"),
+        ("python run_clm.py --learning_rate 1e-4", "run_clm.py"),
+        ("python run_glue.py --do_train --task_name stsb", "--task_name"),
+    ],
+)
+def test_a_program_that_is_not_known_is_refused_and_nothing_is_said_of_it(text: str, path: str) -> None:
+    made = read(text)
+    assert [problem.path for problem in made.refusals] == [path]
+    assert made.refusals[0].code == "import-refused"
+    if "run_clm" not in text and "run_glue" not in text:
+        assert not {"precision", "trainer.learning_rate", "model.name_or_path"} & made.taken.keys()
+        assert "docs/migrate/script.md" in (made.refusals[0].hint or "")
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY"])
 def test_a_secret_of_the_environment_is_named_and_not_shown(name: str) -> None:
     secret = "0123456789abcdef0123456789"
-    made = read(f"export {name}={secret}\n{name}={secret} python train.py --seed 1")
+    made = read(f"export {name}={secret}\n{name}={secret} {CLM} --seed 1")
     assert secret not in repr(made)
     assert {entry.key for entry in made.dropped if not entry.value} >= {name}
     assert not [key for key in made.taken if key.startswith("launch.env")]
@@ -230,19 +314,25 @@ def test_none_or_two_trainings_are_an_error(text: str, line: int | None, word: s
 
 
 @pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("deepspeed --autotuning run t.py", "autotuning"),
+        ("accelerate launch --use_megatron_lm t.py", "use_megatron_lm"),
+        ("accelerate launch --fp8_format E4M3 t.py", "fp8_format"),
+        ("trl grpo --config x.yaml", "trl grpo"),
+    ],
+)
+def test_launchers_that_start_what_nothing_here_does_are_refused(text: str, path: str) -> None:
+    assert [problem.path for problem in line(text).refusals] == [path]
+
+
+@pytest.mark.parametrize(
     "text",
     [
-        "deepspeed --autotuning run t.py",
-        "accelerate launch --use_megatron_lm t.py",
         "deepspeed llava/train/train_mem.py --model_name_or_path m --learning_rate 1",
-        "accelerate launch train.py --learning_rate 1 --vision_tower v",
         "accelerate launch train_dreambooth.py --learning_rate 1",
         "accelerate launch src/open_r1/grpo.py --config c.yaml",
-        "trl grpo --config x.yaml",
-        "accelerate launch --fp8_format E4M3 t.py",
-        "python train.py --do_train False",
-        "accelerate launch --use_fsdp --fsdp_offload_params true t.py",
-        "accelerate launch --use_fsdp --mixed_precision fp16 t.py",
+        "python run_clm.py --do_train False",
     ],
 )
 def test_what_nothing_here_does_is_refused(text: str) -> None:
@@ -279,15 +369,40 @@ def test_a_recipe_that_a_line_starts(text: str, tool: str, file: str, overrides:
     assert (call.tool, call.file, call.overrides) == (tool, file, overrides)
 
 
-def test_a_switch_is_no_secret() -> None:
-    made = read("python train.py --learning_rate 1e-4 --append_concat_token False --my_token hunter2")
-    shown = {entry.key: (entry.value, entry.reason) for entry in made.dropped}
-    assert shown["--append_concat_token"] == ("False", OWN)
-    assert shown["--my_token"] == ("", KEEP_OUT)
+@pytest.mark.parametrize(
+    ("text", "key", "wanted"),
+    [
+        (
+            "A=(\n  --learning_rate 2e-5  # a rate\n  --bf16\n)\nA+=(--seed 3)\n" + CLM + ' "${A[@]}"',
+            "seed",
+            3,
+        ),
+        ("A=(--bf16)\n" + CLM + ' "${A[@]}" --seed 3', "precision", "bf16"),
+        ("A=()\n" + CLM + ' "${A[@]}" --seed 3', "seed", 3),
+    ],
+)
+def test_arrays_of_a_script(text: str, key: str, wanted: Any) -> None:
+    made = read(text)
+    assert taken(made)[key] == wanted
+    assert not made.refusals
 
 
-def test_the_default_is_not_written_where_the_line_says_another() -> None:
-    assert "trainer.learning_rate" not in read("python train.py --learning_rate $LR").taken
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=(--bf16)\nif [ $X ]; then\n  A+=(--fp16)\nfi\n" + CLM + ' "${A[@]}"',
+        "A=(--bf16)\n[ $X ] && A+=(--fp16)\n" + CLM + ' "${A[@]}"',
+        CLM + ' "${A[@]}"',
+    ],
+)
+def test_an_array_that_depends_on_how_it_is_run_is_refused(text: str) -> None:
+    assert [problem.path for problem in read(text).refusals] == ["${A[@]}"]
+
+
+def test_a_variable_that_is_set_in_one_branch_is_not_known() -> None:
+    made = read(f"if [ $X ]; then\n  LR=1\nfi\n{CLM} --learning_rate $LR")
+    assert ("--learning_rate", Effect.NEEDED) in {(entry.key, entry.effect) for entry in made.dropped}
+    assert "trainer.learning_rate" not in made.taken
 
 
 def test_flags_need_no_values() -> None:
@@ -296,43 +411,46 @@ def test_flags_need_no_values() -> None:
     assert [word.text for word in loose] == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "value", "loose"),
+    [
+        ("bare", "--x a.json", True, ["a.json"]),
+        ("bare", "--x true", True, ["true"]),
+        ("switch", "--x a.json", True, ["a.json"]),
+        ("switch", "--x False a", "False", ["a"]),
+        ("one", "--x a b", "a", ["b"]),
+        ("one", "--x -1 b", "-1", ["b"]),
+        ("many", "--x a b", ["a", "b"], []),
+        (None, "--x a b", ["a", "b"], []),
+    ],
+)
+def test_a_flag_takes_as_many_words_as_its_parser_does(
+    kind: str | None, given: str, value: Any, loose: list[str]
+) -> None:
+    flags, rest = read_flags([Word(text, 1) for text in given.split()], lambda name: kind)
+    assert ([flag.value for flag in flags], [word.text for word in rest]) == ([value], loose)
+
+
 _FLAGS = [
-    "learning_rate",
-    "bf16",
-    "model_name_or_path",
-    "dataset_name",
-    "lora_r",
-    "bits",
-    "quant_type",
-    "foo",
-    "use_peft",
-    "load_in_4bit",
-    "report_to",
-    "block_size",
-    "hub_token",
-    "no_cuda",
-    "deepspeed",
-    "fsdp",
-    "validation_file",
-    "dataset_split",
-    "q_lora",
-    "target_modules",
-    "warmup_ratio",
-]
+    "learning_rate", "bf16", "model_name_or_path", "dataset_name", "report_to", "block_size", "hub_token",
+    "no_cuda", "deepspeed", "fsdp", "validation_file", "train_split_name", "streaming", "config_overrides",
+    "warmup_ratio", "do_train", "no_dataloader_pin_memory",
+]  # fmt: skip
 
 
 @given(st.dictionaries(st.sampled_from(_FLAGS), st.sampled_from([True, "1", "x", "a/b", TOKEN, ["a", "b"]])))
 def test_no_flag_vanishes(values: dict[str, Any]) -> None:
     made = Reading("launch line", "run.sh")
-    take_flags(made, [Flag(name, value, 1) for name, value in values.items()])
-    told = {key.lstrip("-").partition(":")[0] for key in made.seen} | {entry.path for entry in made.refusals}
+    take_flags(made, [Flag(name, value, 1) for name, value in values.items()], EXAMPLES["run_clm.py"], 1)
+    told = {key.lstrip("-").partition(":")[0] for key in made.seen}
+    told |= {(entry.path or "").lstrip("-") for entry in made.refusals} | {f"no_{name}" for name in told}
     assert set(values) <= told
     assert TOKEN not in repr(made)
 
 
 def test_rows_with_a_source_length_are_of_seq2seq() -> None:
     made = read(
-        "torchrun run_summarization.py --model_name_or_path a/b --max_source_length 512 "
+        "torchrun run_summarization.py --do_train --model_name_or_path a/b --max_source_length 512 "
         "--max_target_length 64 --train_file x.jsonl --predict_with_generate"
     )
     assert (made.value("task"), made.value("data.max_length")) == ("seq2seq-lm", 512)
@@ -349,5 +467,17 @@ def test_rows_with_a_source_length_are_of_seq2seq() -> None:
     ],
 )
 def test_examples_of_transformers_say_their_task(script: str, task: str | None) -> None:
-    made = read(f"torchrun {script} --model_name_or_path a/b --train_file x.jsonl --learning_rate 1e-5")
+    made = read(
+        f"torchrun {script} --do_train --model_name_or_path a/b --train_file x.jsonl --learning_rate 1e-5"
+    )
     assert made.value("task") == task
+
+
+@pytest.mark.parametrize("again", ['A{}="$A{}$A{}$A{}"', 'A{}=("${{A{}[@]}}" "${{A{}[@]}}" "${{A{}[@]}}")'])
+def test_variables_that_hold_each_other_do_not_grow_without_end(again: str) -> None:
+    first = "A0=xx" if "[" not in again else "A0=(x x)"
+    lines = [first, *(again.format(at, *[at - 1] * 3) for at in range(1, 60))]
+    last = "$A59" if "[" not in again else '"${A59[@]}"'
+    made = words("\n".join([*lines, f"torchrun train.py {last}"]))[-1]
+    assert made[:2] == [("torchrun", 61, False), ("train.py", 61, False)]
+    assert all(is_open for _, _, is_open in made[2:])

@@ -303,6 +303,31 @@ def test_rows_that_no_recipe_can_name_are_listed(before: str, key: str, effect: 
     assert dropped(made)[key] is effect
 
 
+def test_a_type_of_4_bits_that_is_computed_is_asked_for() -> None:
+    made = read("""
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=pick())
+        m = AutoModelForCausalLM.from_pretrained("a/b", quantization_config=config)
+        TrainingArguments("out")
+    """)
+    assert dropped(made)["bnb_4bit_compute_dtype"] is Effect.NEEDED
+
+
+def test_functions_of_rows_on_an_unread_way_to_the_trainer_are_listed() -> None:
+    """The only rows that are loaded are taken, and what is done with any rows is asked for."""
+    made = read("""
+        def prompt(r, args): return {"text": r["q"] + r["a"]}
+        def build():
+            d = load_dataset("a/b", split="train").train_test_split(test_size=0.1)
+            return d["train"].map(partial(prompt, args=1)), d["test"].filter(bool)
+        train, test = build()
+        Trainer(train_dataset=train)
+        TrainingArguments("out")
+    """)
+    assert made.value("data.train") == [{"path": "a/b"}]
+    assert dropped(made)["rows: prompt"] is Effect.NEEDED
+    assert dropped(made)[".filter(…)"] is Effect.TRAINING
+
+
 def test_a_function_that_only_tokenizes_names_the_column_and_the_length() -> None:
     made = read("""
         d = load_dataset("a/b")
@@ -432,3 +457,14 @@ def test_the_written_scripts() -> None:
         "double_quant": False,
         "compute_dtype": "bfloat16",
     }
+
+
+@pytest.mark.parametrize("size", ["200", "args.test_size"])
+def test_a_number_of_rows_to_evaluate_on_is_asked_for_and_no_split_is_made_up(size: str) -> None:
+    made = read(f"""
+        parts = load_dataset("json", data_files="x.jsonl")["train"].train_test_split(test_size={size})
+        Trainer(args=TrainingArguments("o"), train_dataset=parts["train"], eval_dataset=parts["test"])
+    """)
+    assert taken(made)["data.train"] == [{"path": "x.jsonl"}]
+    assert "data.eval" not in made.taken
+    assert dropped(made)["data.eval"] is Effect.NEEDED

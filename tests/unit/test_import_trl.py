@@ -209,6 +209,39 @@ def test_what_trl_uses_where_the_file_is_silent() -> None:
     assert read({**FILE, "eval_strategy": "steps", "test_split_size": 0.1}).value("trainer.eval_steps") == 10
 
 
+@pytest.mark.parametrize(
+    ("more", "needed"),
+    [
+        ({"hub_model_id": "me/model-orpo"}, True),
+        ({}, True),
+        ({"output_dir": "out/my-DPO"}, False),
+        ({"precompute_ref_log_probs": True}, False),
+    ],
+)
+def test_beta_alone_does_not_say_which_training_it_is(more: dict[str, Any], needed: bool) -> None:
+    made = read({**FILE, "beta": 0.1, **more})
+    assert made.value("task") == "dpo"
+    assert (dropped(made).get("kind of training") is Effect.NEEDED) is needed
+    assert "kind of training" not in dropped(read({**FILE, "beta": 0.1, **more}, word="dpo"))
+
+
+@pytest.mark.parametrize(
+    "key", ["num_generations", "desirable_weight", "cpo_alpha", "center_rewards_coefficient"]
+)
+def test_keys_of_trainings_that_are_not_here_are_refused(key: str) -> None:
+    assert [problem.path for problem in read({**FILE, "beta": 0.1, key: 1}).refusals] == [key]
+
+
+def test_no_key_of_a_mixture_vanishes() -> None:
+    entry = {"id": "org/a", "columns": ["messages", "chat_template_kwargs"]}
+    other = {"id": "org/b", "columns": ["messages"]}
+    made = read({"model_name_or_path": "m/m", "dataset_mixture": {"datasets": [entry, other], "seed": 3}})
+    found = dropped(made)
+    assert found["dataset_mixture.seed"] is Effect.NONE
+    assert found["dataset_mixture.datasets[0].columns"] is Effect.TRAINING
+    assert found["dataset_mixture.datasets[1].columns"] is Effect.NONE
+
+
 def test_layers_that_nobody_names_are_pefts_own(tmp_path: Path) -> None:
     values = {key: value for key, value in LORA.items() if key != "lora_target_modules"}
     (tmp_path / "model").mkdir()

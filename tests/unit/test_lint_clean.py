@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.lint.check import lint_text
-from launcher.lint.conflicts import STAGE3_ONLY
 from launcher.lint.vocabulary import keys, names, table
+from launcher.lint.without_effect import BELOW_STAGE3_ONLY, STAGE3_ONLY
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
@@ -90,6 +90,23 @@ def test_an_official_template_is_no_json(name):
         '{"train_batch_size": 8, "bf16": {"enabled": true}, "fp16": {"enabled": false}}',
         # DeepSpeed reads these "auto" itself.
         '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "zenflow": {"select_interval": "auto"}}}',
+        # Stages 1 and 2 read these, stage 3 those.
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "allgather_partitions": true, '
+        '"allgather_bucket_size": 5e8, "round_robin_gradients": true, "contiguous_gradients": true}}',
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 3, "contiguous_gradients": true, '
+        '"reduce_scatter": true, "round_robin_gradients": false, "offload_param": {"device": "nvme", '
+        '"nvme_path": "/x", "buffer_count": 5}, "offload_optimizer": {"device": "cpu", "fast_init": true}}}',
+        # Read with offload, by pipelines, and by DeepCompile.
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "ignore_unused_parameters": false, '
+        '"offload_optimizer": {"device": "cpu"}}}',
+        '{"train_batch_size": 8, "pipeline": {}, "compile": {"deepcompile": true}, "zero_optimization": '
+        '{"stage": 0, "allgather_bucket_size": 5, "reduce_bucket_size": 5, "contiguous_gradients": false}}',
+        '{"train_batch_size": 8, "activation_checkpointing": {"partition_activations": true, '
+        '"contiguous_memory_optimization": true, "number_checkpoints": 4}}',
+        # A base profile leaves the stage to the plan.
+        '{"train_batch_size": 8, "zero_optimization": {"stage3_max_live_parameters":5, "overlap_comm":true}}',
+        # Keys of one's own beside DeepSpeed's.
+        '{"zero_optimization": {"stage": 2}, "train_batch_size": 8, "_model_type": "x", "_name": "y"}',
         # The number of ranks is not known, and may be 4.
         '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}',
         # An integer where a decimal number may be.
@@ -118,9 +135,11 @@ def test_the_two_configs_of_the_field_notes():
     }
 
 
-def test_every_stage_3_key_is_one_that_deepspeed_knows():
+def test_every_key_of_one_stage_is_one_that_deepspeed_knows():
     known = names(keys()["zero_optimization"]["keys"])
-    unknown = {key for key in STAGE3_ONLY if key not in known and f"stage3_{key}" not in known}
+    unknown = {
+        key for key in STAGE3_ONLY | BELOW_STAGE3_ONLY if key not in known and f"stage3_{key}" not in known
+    }
     assert unknown == set()
 
 

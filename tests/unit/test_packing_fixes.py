@@ -92,3 +92,9 @@ def test_a_mask_over_a_long_flattened_row_is_warned_of(tmp_path, overrides, warn
 def test_opt_is_not_verified():
     """It ignores position_ids in its attention mask; tests/contract/test_packing.py shows the leak."""
     assert "opt" not in VERIFIED_FAMILIES
+
+
+def test_rows_that_are_not_packed_are_not_said_to_be_padded(tmp_path):
+    made = plan(tmp_path, "1xA100-80GB")
+    assert (made.value("data.packing"), made.value("data.padding_free")) == (False, True)
+    assert "padded" not in made.settings["data.packing"].reason

@@ -109,11 +109,17 @@ def test_the_interface_is_named_unless_the_user_named_one(tmp_path, monkeypatch)
     assert users.interface == ""
 
 
-def test_one_machine_alone_gets_no_interface(tmp_path, monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    bundle = render(plan(tmp_path, "2xcpu"))
-    bound = bind_order(order_of(bundle), Place("", 0, 1, 1, 0, 1, 0, "", 0), [])
-    assert "GLOO_SOCKET_IFNAME" not in bound.env
+def test_ranks_of_one_machine_meet_on_loopback(tmp_path, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    alone = Place("", 0, 1, 1, 0, 1, 0, "", 0)
+    several, one = (order_of(render(plan(tmp_path, on))) for on in ("2xcpu", "cpu"))
+    bound = bind_order(several, alone, [])
+    assert (bound.env["GLOO_SOCKET_IFNAME"], bound.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    assert bound.interface == "", "nothing to tell the user"
+    assert "GLOO_SOCKET_IFNAME" not in bind_order(one, alone, []).env
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    assert bind_order(several, alone, []).env["GLOO_SOCKET_IFNAME"] == "mine"
 
 
 def test_an_order_survives_the_way(tmp_path):

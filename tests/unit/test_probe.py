@@ -11,8 +11,8 @@ import pytest
 
 from launcher.errors import MachineError, RecipeError
 from launcher.facts.hardware import MIB
+from launcher.facts.model_config import find_model_config
 from launcher.facts.probe import (
-    find_model_config,
     free_port,
     host_memory_bytes,
     is_free,
@@ -186,16 +186,28 @@ def test_hub_cache_comes_before_shipped_facts(hub: Path) -> None:
     assert find_model_config(name) == ({"hidden_size": 1}, "hub cache")
 
 
-@pytest.mark.parametrize("name", ["nobody/none", "./no/such/folder"])
-def test_model_that_is_nowhere(hub: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "code"), [("nobody/none", "hub-offline"), ("./no/such/folder", "model-config-missing")]
+)
+def test_model_that_is_nowhere(hub: Path, name: str, code: str) -> None:
     with pytest.raises(RecipeError) as caught:
         find_model_config(name)
-    assert caught.value.problems[0].code == "model-config-missing"
+    assert caught.value.problems[0].code == code
 
 
 def test_missing_gguf_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none\.gguf"):
         find_model_config(str(tmp_path), gguf_file="none.gguf")
+
+
+def test_a_folder_of_gguf_files_names_them(tmp_path: Path) -> None:
+    for name in ("b.gguf", "a.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(RecipeError) as caught:
+        find_model_config(str(tmp_path))
+    (problem,) = caught.value.problems
+    assert problem.code == "model-config-missing"
+    assert problem.hint.endswith("model.gguf_file to one of: a.gguf, b.gguf")
 
 
 def test_versions_name_python_and_only_what_is_installed() -> None:

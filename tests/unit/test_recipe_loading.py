@@ -280,6 +280,22 @@ def test_absent_recipe() -> None:
         load_recipe("nowhere.yaml")
 
 
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        ("kettle.yml", "did you mean `{}/kettle.yaml`?"),
+        ("ketle.yaml", "did you mean `{}/kettle.yaml`?"),
+        ("llama3_8b_ful.yaml", "did you mean `llama3_8b_full`?"),
+        ("nowhere.yaml", "`effilaunch recipes` lists the shipped ones"),
+    ],
+)
+def test_a_similar_recipe_is_named(tmp_path: Path, asked: str, hint: str) -> None:
+    (tmp_path / "kettle.yaml").touch()
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(tmp_path / asked)
+    assert caught.value.problems[0].hint == hint.format(tmp_path)
+
+
 def test_empty_and_unreadable_recipes(tmp_path: Path) -> None:
     assert problems(tmp_path, "") == [
         "r.yaml:1: the recipe is empty, expected a mapping with at least `model:` and `data:`"

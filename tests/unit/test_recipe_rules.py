@@ -132,6 +132,13 @@ def test_other_words_for_a_task(tmp_path, task, meant):
         ({"data": "packing: true, padding_free: true"}, "data.padding_free: excludes `data.packing`"),
         ({"data": "metrics: [perplexity]"}, "data.metrics: needs `data.eval`"),
         (
+            {
+                "data": "eval: [{path: b}], metrics: [accuracy]",
+                "more": "trainer: {prediction_loss_only: true}",
+            },
+            "trainer.prediction_loss_only: is true",
+        ),
+        (
             {"data": "eval: {split: 0.1}, metrics: [perplexty]"},
             'data.metrics[0]: is "perplexty" (text), expected one of perplexity, accuracy (did you',
         ),

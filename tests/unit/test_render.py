@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import subprocess
 
 import pytest
+import yaml
 from factories import BASE, facts, plan, recipe
 
 from launcher.plan.planner import make_plan
@@ -87,6 +90,7 @@ def test_accelerate_gets_its_config_file_and_a_port(tmp_path):
     command = list(bundle.command)
     assert command[command.index("--config_file") + 1] == "{run_dir}/accelerate.yaml"
     assert command[command.index("--main_process_port") + 1] == "{master_port}"
+    assert command[command.index("--log_dir") + 1] == "/dev/null"
     assert "num_processes: 8" in bundle.files["accelerate.yaml"]
     assert "deepspeed" not in bundle.files["accelerate.yaml"]
     assert bundle.ds_config is None
@@ -126,3 +130,65 @@ def test_command_sh_is_valid_bash(tmp_path):
         ["bash", "-c", f'{lines[0]}; printf %s "$NOTE"'], capture_output=True, text=True, check=True
     )
     assert shown.stdout == "it's; $(rm -rf x) `y`"
+
+
+def started_by_hand(script, folder, **env):
+    """What command.sh would start: argv and environment; the words are printed, nothing is started."""
+    lines = [line for line in script.splitlines() if "launcher.train.prepare" not in line]
+    shown = "\n".join(lines).replace("\nexec ", "\nprintf '%s\\n' ") + "\nprintf '=\\n'; env\n"
+    path = folder / "command.sh"
+    path.write_text(shown, encoding="utf-8")
+    several = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
+    return subprocess.run(
+        ["bash", str(path)], capture_output=True, text=True, check=False,
+        env={"PATH": os.environ["PATH"], **several, **env},
+    )  # fmt: skip
+
+
+def devices_of(done, launcher, nodes):
+    """The device ids that the launcher is told."""
+    argv, _, env = done.stdout.partition("=\n")
+    argv, env = argv.split("\n"), dict(line.partition("=")[::2] for line in env.splitlines())
+    if launcher != "deepspeed":
+        assert not any("{devices}" in word or "include" in word for word in argv)
+        return env["CUDA_VISIBLE_DEVICES"]
+    assert env.get("CUDA_VISIBLE_DEVICES", "all") in ("all", "4,5,6,7,2,3,0,1,9")
+    parts = argv[argv.index("--include") + 1].split("@")
+    names = ["localhost"] if nodes == 1 else [f"node-{number}" for number in range(nodes)]
+    assert [part.split(":")[0] for part in parts] == names
+    (ids,) = {part.split(":")[1] for part in parts}
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "count"),
+    [*itertools.product(("deepspeed", "accelerate"), (1, 2), (1, 2, 8)), ("python", 1, 1)],
+)
+def test_command_sh_starts_as_many_devices_as_are_planned(tmp_path, launcher, nodes, count):
+    engine = "deepspeed" if launcher == "deepspeed" else "ddp"
+    bundle = rendered(
+        tmp_path, f"{nodes}x{count}xA100-80GB", sharding__engine=engine, launch__launcher=launcher
+    )
+    script = bundle.files["command.sh"]
+    if shutil.which("shellcheck"):
+        subprocess.run(["shellcheck", "-"], input=script, text=True, check=True)
+    done = started_by_hand(script, tmp_path)
+    assert devices_of(done, launcher, nodes) == ",".join(map(str, range(count)))
+    if launcher == "accelerate":
+        config = yaml.safe_load(bundle.files["accelerate.yaml"])
+        assert config["num_processes"] == count * nodes
+
+    # Those that the shell names, as many as are planned: more would be another number of ranks.
+    done = started_by_hand(script, tmp_path, CUDA_VISIBLE_DEVICES="4,5,6,7,2,3,0,1,9")
+    assert devices_of(done, launcher, nodes) == "4,5,6,7,2,3,0,1"[: 2 * count - 1]
+    for too_few in ("", ",".join("0" * (count - 1))):
+        done = started_by_hand(script, tmp_path, CUDA_VISIBLE_DEVICES=too_few)
+        assert (done.returncode, done.stdout) == (4, ""), too_few
+        assert f"{count} GPUs" in done.stderr
+
+
+def test_command_sh_of_a_model_spread_over_devices_sees_them_all(tmp_path):
+    text = BASE.replace("model: {", "model: {device_map: auto, ")
+    bundle = rendered(tmp_path, "1x4xA100-80GB", text, sharding__engine="ddp", launch__launcher="python")
+    done = started_by_hand(bundle.files["command.sh"], tmp_path)
+    assert devices_of(done, "python", 1) == "0,1,2,3"

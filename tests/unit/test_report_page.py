@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from reports import GIB, SAMPLE, data, metrics, result, write_finished, write_run
 
 from launcher.errors import RecipeError
-from launcher.execute.record import RunRecord, keep_end, read_run, without_secrets
+from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.report.html import compare
+from launcher.report.html.memory import measured_parts, memory_section
 from launcher.report.html.page import compare_page, run_page
 from launcher.report.html.sections import steps_done
 from launcher.report.html.values import apart, duration, figure, number, size, span
@@ -80,6 +82,22 @@ def assert_harmless(page: str) -> None:
     assert not set(page) & set("\x00\x1b\x9b\r\u202e")
 
 
+def test_gradients_are_compared_at_the_moment_at_which_they_were_measured():
+    parts = {"weights": GIB, "gradients": 0, "activations": GIB}
+    measured = {
+        "measured": 2 * GIB,
+        "components": {
+            "weights": {"predicted": GIB, "measured": GIB},
+            "gradients": {"predicted": 2**24, "measured": 2**24},
+        },
+    }
+    record = SimpleNamespace(plan={"memory": {"components": parts}}, result={"memory": measured})
+    assert measured_parts(record) == {"weights": GIB, "activations and the rest": GIB}
+    page = f"<main>{memory_section(record).body}</main>"
+    rows = re.findall(r"gradients</.*?</tr>", page, re.DOTALL)
+    assert [row.count(size(2**24)) for row in rows] == [2]
+
+
 def test_a_finished_run_says_what_it_took_and_why(finished):
     page = run_page(finished, "made now")
     assert_harmless(page)
@@ -96,7 +114,7 @@ def test_a_finished_run_says_what_it_took_and_why(finished):
     ]  # fmt: skip
     memory = section(page, "memory")
     assert "activations and the rest" in memory
-    states = 2 * GIB + 2**20 + 2**19
+    states = GIB + 2**20 + 2**19  # no gradients: at the peak of this plan they are not there yet
     assert size(int(3.8 * GIB) - states) in memory
     assert "rows read" in section(page, "data")
     assert "made now" in said
@@ -249,10 +267,21 @@ def test_events_stand_at_their_steps(finished):
     assert parsed(page).find(".//section").get("id") == "ending", "what happened stands first"
 
 
-def test_the_time_of_a_resumed_run_is_that_of_its_last_start(finished):
-    assert "Time since step" not in text(run_page(finished, ""))
-    record = replace(finished, result={**finished.result, "resumed_at": 1_010})
-    assert "Time since step 1,010" in text(run_page(record, ""))
+def test_the_time_of_a_resumed_run_is_that_of_all_its_starts(finished):
+    """Of an older version's result, which does not have it, the last start's with where that began."""
+    assert "since step" not in text(run_page(finished, ""))
+    resumed = {**finished.result, "resumed_at": 1_010, "seconds": 95.0}
+    known = replace(finished, result={**resumed, "total_seconds": 7_295.0})
+    unknown = replace(finished, result=resumed)
+    assert total_seconds(known.result) == 7_295.0
+    assert total_seconds(unknown.result) is None
+    assert total_seconds(finished.result) == 95.0
+    whole, last = duration(7_295.0), f"{duration(95.0)} since step 1,010"
+    for page in (run_page(known, ""), compare_page([known, finished], ["a", "b"], "")):
+        assert whole in text(page)
+        assert last not in text(page)
+    for page in (run_page(unknown, ""), compare_page([unknown, finished], ["a", "b"], "")):
+        assert last in text(page)
 
 
 def test_states_of_a_run_directory(tmp_path):
@@ -317,7 +346,7 @@ def test_runs_are_compared(finished):
     loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Training loss")
     drawn = {p.get("class") for p in loss.iter(f"{SVG}path")}
     assert drawn == {"line c0 d0", "line c1 d1"}, "told apart by colour and by dashes"
-    assert "weights gradients optimizer" in section(page, "memory"), "the colours have names"
+    assert "weights optimizer activations" in section(page, "memory"), "the colours have names"
     assert "None of the" in section(compare_page([finished, finished], ["a", "b"], ""), "settings")
 
 

@@ -19,6 +19,7 @@ from launcher.plan.planner import make_plan
 from launcher.plan.search import Search, search
 from launcher.plan.strategy import Candidate
 from launcher.plan.weighing import search_rows, trade
+from launcher.report.search_text import strategy_name
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
 LORA = BASE + "global_batch_size: 64\n"
@@ -405,3 +406,20 @@ def test_a_recipe_without_a_global_batch_keeps_its_accumulation(tmp_path):
     eight, four = (bench.candidate(strategy, batch) for batch in bench.batches[:2])
     assert eight.time.likely > four.time.likely
     assert eight.rank_key < four.rank_key
+
+
+@pytest.mark.parametrize(("engine", "name"), [("fsdp", "FSDP2"), ("ddp", "DDP"), ("deepspeed", "ZeRO-")])
+def test_engines_are_called_by_their_names(tmp_path, engine, name):
+    found = searched(tmp_path, LORA + f"sharding: {{engine: {engine}}}\n")
+    assert {strategy_name(one.choices)[: len(name)] for one in found.ranked} == {name}
+
+
+def test_a_70b_qlora_does_not_fit_small_cards_through_zero_3(tmp_path):
+    """Each rank has the whole 4-bit base while it loads; no hint says otherwise."""
+    name = "meta-llama/Llama-3.1-70B"
+    text = BASE.replace("huggyllama/llama-7b", name) + "sharding: {engine: deepspeed, zero_stage: 3}\n"
+    with pytest.raises(DoesNotFit) as caught:
+        make_plan(recipe(tmp_path, text, model__quantization="nf4"), facts("8x24GB", name))
+    assert caught.value.nearest_miss.memory.load_peak > 33 * 2**30
+    quantised = [one.candidate for one in caught.value.would_fit if one.candidate.job.quantization == "nf4"]
+    assert all(one.memory.load_peak > 33 * 2**30 for one in quantised)

@@ -92,7 +92,7 @@ def test_a_long_stop_under_zero_takes_a_launcher_that_waits(tmp_path):
     assert f"{seconds} s" in made.settings["launch.launcher"].reason
     bundle = render(made)
     assert bundle.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(seconds)
-    assert bundle.command[2] == "accelerate.commands.launch"
+    assert bundle.command[2] == "launcher.train.loopback"
     assert stop_warnings(made) == []
 
 

@@ -18,8 +18,10 @@ from launcher.train.tiny import tiny_tokenizer
 
 
 def job_with(**settings):
-    known = {"task": "causal-lm", "data.max_length": 64, "seed": 7}
-    known |= dict.fromkeys(("data.overlong", "data.loss_on", "data.fim"))
+    known = {"task": "causal-lm", "data.max_length": 64, "seed": 7, "model.name_or_path": "package:mine"}
+    known |= dict.fromkeys(
+        ("data.overlong", "data.loss_on", "data.fim", "model.tokenizer", "model.chat_template")
+    )
     known.update({name.replace("__", "."): value for name, value in settings.items()})
     return Job(Path("run"), {"settings": {name: {"value": value} for name, value in known.items()}})
 
@@ -246,6 +248,22 @@ def test_loss_on_must_suit_the_format(tokenizer, fmt, loss_on):
 def test_only_text_can_be_split(tokenizer):
     with pytest.raises(RecipeError, match="chat rows cannot be split"):
         encoder(tokenizer, "chat", data__overlong="split")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, "the chat template of package:mine"),
+        ({"model__tokenizer": "other/tokens"}, "the chat template of other/tokens"),
+        ({"model__chat_template": "mine.jinja"}, "the template of model.chat_template (mine.jinja)"),
+        ({"model__chat_template": "{{ messages }}"}, "the template of model.chat_template"),
+    ],
+)
+def test_a_template_has_the_name_of_the_recipe(settings, name):
+    talker = tiny_tokenizer(512)
+    talker.name_or_path = "/cache/gguf/0123"
+    talker.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert encoder(talker, "chat", **settings).rendered.origin == name
 
 
 class TestSeq2Seq:

@@ -39,7 +39,8 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
             continue
         clash = [k for k, v in wanted.items() if draft.explicit(k) and _replaces(draft.get(k), v)]
         if fix.action == "refuse" or (fix.action == "set" and clash and not fix.yields):
-            problems.append(_problem(situation, fix, next(iter(clash or wanted))))
+            places = wanted if fix.action == "refuse" else clash[:1]
+            problems += [_problem(situation, fix, dotted) for dotted in places]
             continue
         if fix.action == "warn":
             draft.warn(f"{fix.title}: {fix.reason} ({fix.hint})")

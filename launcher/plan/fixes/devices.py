@@ -72,7 +72,7 @@ def _nan_filter(_: Situation) -> Mapping[str, Any]:
 def _no_kernel(s: Situation) -> Mapping[str, Any]:
     asked = s.get("model.attn_implementation")
     biased = asked == "flash_attention_2" and s.model.layout.position_bias
-    capped = asked == "sdpa" and s.model.model_type in ONLY_EAGER
+    capped = asked == "sdpa" and (s.model.model_type in ONLY_EAGER or not s.model.has_sdpa)
     return {"model.attn_implementation": "eager"} if biased or capped else {}
 
 
@@ -80,11 +80,11 @@ DEVICE_FIXES = (
     Fix(
         id="attention-kernel",
         title="an attention kernel that the model does not have",
-        condition="T5 or mT5 with flash_attention_2, Gemma-2 with sdpa",
+        condition="T5 or mT5 with flash_attention_2; Gemma-2, BLOOM and other families without it with sdpa",
         action="refuse",
-        reason="T5 adds a bias to each pair of positions and Gemma-2 caps its scores; transformers refuses "
-        "the kernel when the weights are loaded, after the job has waited in the queue.",
-        source="transformers/models/t5/modeling_t5.py _supports_flash_attn; gemma2 _supports_sdpa",
+        reason="T5 and BLOOM add a bias to each pair of positions and Gemma-2 caps its scores; transformers "
+        "refuses the kernel when the weights are loaded, after the job has waited in the queue.",
+        source="transformers/models/t5/modeling_t5.py _supports_flash_attn; _supports_sdpa of gemma2, bloom",
         versions="transformers>=5",
         changes=_no_kernel,
         hint="drop model.attn_implementation",

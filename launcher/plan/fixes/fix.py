@@ -58,7 +58,7 @@ class Fix:
     """One known failure and what is done about it before the launch.
 
     `changes` returns dotted setting -> value for action `set` (empty: does not apply), and for `warn` and
-    `refuse` a mapping whose single key is the setting at fault. `early` fixes run before sizes are chosen.
+    `refuse` a mapping whose keys are the settings at fault. `early` fixes run before sizes are chosen.
     Where the recipe itself says another value than a `set` fix wants, the fix refuses; one that `yields`
     warns and leaves the recipe's value.
     """

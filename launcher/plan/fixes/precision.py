@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
+from launcher.plan.profile import flatten
 
 
 def _bf16_without_units(s: Situation) -> Mapping[str, Any]:
@@ -13,10 +15,45 @@ def _bf16_without_units(s: Situation) -> Mapping[str, Any]:
     return {"precision": "fp16"} if asks and s.pre_ampere else {}
 
 
+_BF16 = ("bf16", "bfloat16", "torch.bfloat16")
+_NAMES_DTYPE = re.compile(r"dtype|data_type|precision", re.IGNORECASE)
+_IN_A_TEXT = re.compile(r"\w*dtype\s*[=:]\s*['\"]?(?:torch\.)?(?:bfloat16|bf16)\b")
+"""As `trainer.optim_args` has it: `momentum_dtype=bfloat16`."""
+
+
+def _chooses_bf16(key: str, value: Any) -> bool:
+    """Whether a setting names bf16: as a dtype, by a switch of the Trainer, or in a text of options."""
+    if isinstance(value, str):
+        whole = value in _BF16 and _NAMES_DTYPE.search(key) is not None
+        return whole or _IN_A_TEXT.search(value) is not None
+    return value is True and key.startswith("trainer.") and "bf16" in key
+
+
+def _bf16_beside(s: Situation) -> dict[str, Any]:
+    """Settings that name bf16 where `precision` does not: nothing that follows from it is bf16 then."""
+    if str(s.get("precision")).startswith("bf16"):
+        return {}
+    found: dict[str, Any] = {}
+    for dotted, setting in s.draft.settings.items():
+        inside = setting.value if isinstance(setting.value, Mapping) else {"": setting.value}
+        for key, value in flatten(inside).items():
+            full = f"{dotted}.{key}" if key else dotted
+            if _chooses_bf16(full, value):
+                found["sharding.config" if dotted == "deepspeed.profile" else full] = value
+    if s.get("model.dtype") == "auto" and s.model.pretrained_dtype == "bfloat16":
+        found["model.dtype"] = "bfloat16"
+    return found
+
+
+def _bf16_named(s: Situation) -> Mapping[str, Any]:
+    return _bf16_beside(s) if s.pre_ampere else {}
+
+
 def _bf16_unknown_device(s: Situation) -> Mapping[str, Any]:
     asks = str(s.get("precision")).startswith("bf16")
-    unknown = s.hardware.compute_capability is None and not s.hardware.is_cpu
-    return {"precision": s.get("precision")} if asks and unknown else {}
+    if s.hardware.compute_capability is not None or s.hardware.is_cpu:
+        return {}
+    return {"precision": s.get("precision")} if asks else _bf16_beside(s)
 
 
 def _dtype_unset(s: Situation) -> Mapping[str, Any]:
@@ -95,9 +132,24 @@ PRECISION_FIXES = (
         early=True,
     ),
     Fix(
+        id="bf16-dtype-emulated",
+        title="a bf16 dtype needs compute capability 8.0",
+        condition="a dtype of bf16 beside `precision` (of the quantisation's computation, the weights, the "
+        "evaluation, the optimizer, a DeepSpeed profile) on a device below compute capability 8.0",
+        action="refuse",
+        reason="V100 and T4 emulate bf16, many times slower. `precision: auto` becomes fp16 there, and a "
+        "dtype that is named elsewhere stays bf16.",
+        source="torch/cuda/__init__.py is_bf16_supported(including_emulation=True); "
+        "bitsandbytes/nn/modules.py Linear4bit.forward",
+        versions="torch>=2.5",
+        changes=_bf16_named,
+        hint="write float16 (fp16), or drop it: it then follows precision",
+        early=True,
+    ),
+    Fix(
         id="bf16-unknown-device",
         title="bf16 on an unnamed device",
-        condition="precision bf16 on hardware whose compute capability is not known",
+        condition="precision or a dtype of bf16 on hardware whose compute capability is not known",
         action="warn",
         reason="Only devices of compute capability 8.0 and later have bf16 units; "
         "the recipe's bf16 is taken as consent.",

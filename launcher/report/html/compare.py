@@ -18,6 +18,7 @@ from launcher.report.html.sections import (
     method_words,
     scores,
     steps_done,
+    time_words,
 )
 from launcher.report.html.training import points
 from launcher.report.html.values import (
@@ -25,7 +26,6 @@ from launcher.report.html.values import (
     apart,
     at,
     count,
-    duration,
     figure,
     mapping,
     parameters,
@@ -69,7 +69,7 @@ _MEASURES: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("loss at the last step", lambda r: figure(losses(r)[1])),
     ("tokens", lambda r: count(r.result.get("tokens"))),
     ("tokens a second", lambda r: rate(r.result.get("tokens_per_second"))),
-    ("time", lambda r: duration(r.result.get("seconds"))),
+    ("time", lambda r: time_words(r)),
     ("parameters trained", lambda r: parameters(at(r.plan, "model", "trainable"))),
     ("samples of a step", lambda r: count(at(r.plan, "batch", "global"))),
     ("memory predicted", lambda r: size(at(r.plan, "memory", "total"))),

@@ -98,6 +98,8 @@ def _sources(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[Markup]:
             items.append(tag("li", code(source.get("path")), "".join(said)))
         dropped = mapping(at(split, "counts", "dropped"))
         items += [tag("li", f"{name}: {count(rows)} rows dropped: {why}") for why, rows in dropped.items()]
+        notes = mapping(at(split, "counts", "notes"))
+        items += [tag("li", f"{name}: {count(turns)} turns: {what}") for what, turns in notes.items()]
     if items:
         yield tag("ul", *items[:50], class_="plain small")
 

@@ -31,7 +31,8 @@ def memory_section(record: RunRecord) -> Section | None:
     if not planned:
         return None
     tables = (
-        tag("div", tag("h3", "By component"), _components(planned, measured)),
+        tag("div", tag("h3", "By component at the peak"), _components(planned, measured)),
+        *_at_the_step(measured),
         tag("div", tag("h3", "At each moment"), _moments(memory, measured)),
     )
     parts = [_bars(record), tag("div", *tables, class_="beside")]
@@ -61,17 +62,24 @@ def predicted_parts(record: RunRecord) -> dict[str, float]:
 
 def measured_parts(record: RunRecord) -> dict[str, float]:
     """The same as measured: the states, and the rest up to the peak; empty where nothing was measured."""
-    return _measured(mapping(record.result.get("memory")))
+    return _measured(mapping(record.result.get("memory")), predicted_parts(record))
 
 
-def _measured(measured: Mapping[str, Any]) -> dict[str, float]:
+def _measured(measured: Mapping[str, Any], planned: Mapping[str, float]) -> dict[str, float]:
+    """The parts of the measured peak; states are measured when the optimizer steps.
+
+    Gradients that are not all there at the predicted peak are part of the rest.
+    """
     peak = amount_of(measured.get("measured"))
     if peak is None:
         return {}
     given = mapping(measured.get("components"))
-    found = {
-        name: value for name in STATES if (value := amount_of(at(given.get(name), "measured"))) is not None
-    }
+    found = {}
+    for name in STATES:
+        value, before = (amount_of(at(given.get(name), key)) for key in ("measured", "predicted"))
+        early = name == "gradients" and planned.get(name, before or 0) < (before or 0)
+        if value is not None and not early:
+            found[name] = value
     parts, left = {}, peak
     for name, value in found.items():  # the states need not all be there at the peak
         parts[name] = min(value, left)
@@ -113,7 +121,7 @@ def _bars(record: RunRecord) -> Markup:
 
 def _components(planned: Mapping[str, float], measured: Mapping[str, Any]) -> Markup:
     """What each colour is, and its bytes. Activations stand together where they were measured together."""
-    found = _measured(measured)
+    found = _measured(measured, planned)
     head = ("component", "predicted", "measured") if found else ("component", "predicted")
     rows: list[tuple[Markup | str, ...]] = []
     for name in COMPONENTS:
@@ -125,6 +133,22 @@ def _components(planned: Mapping[str, float], measured: Mapping[str, Any]) -> Ma
     totals = (size(sum(planned.values())), size(sum(found.values())))
     rows.append((tag("b", "at the peak"), *(tag("b", cell) for cell in totals[: len(head) - 1])))
     return table("Memory by component", head, rows, "numbers")
+
+
+def _at_the_step(measured: Mapping[str, Any]) -> list[Markup]:
+    """The states as predicted and as measured for one moment: just before the optimizer steps."""
+    given = mapping(measured.get("components"))
+    pairs = [(name, at(given.get(name), "predicted"), at(given.get(name), "measured")) for name in STATES]
+    rows = [
+        (name, size(before), size(after), apart(before, after))
+        for name, before, after in pairs
+        if amount_of(after) is not None and (amount_of(before) or amount_of(after))
+    ]
+    if not rows:
+        return []
+    head = ("state", "predicted", "measured", "off")
+    title = "When the optimizer steps"
+    return [tag("div", tag("h3", title), table("Memory when the optimizer steps", head, rows, "numbers"))]
 
 
 def _moments(memory: Mapping[str, Any], measured: Mapping[str, Any]) -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.execute.record import RunRecord
 from launcher.report.html.elements import code, joined, tag
-from launcher.report.html.sections import Section, losses, pairs, scores
+from launcher.report.html.sections import Section, losses, pairs, scores, time_words
 from launcher.report.html.values import (
     NONE,
     at,
@@ -42,7 +42,7 @@ def _rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "steps", count(result.get("steps"))
     yield "tokens", count(result.get("tokens"))
     yield "speed", f"{rate(result.get('tokens_per_second'))} tokens a second, padding not counted"
-    yield "time", duration(result.get("seconds"))
+    yield "time", time_words(record)
     if result.get("resumed_at"):
         yield "measured since", f"step {count(result['resumed_at'])}, where the run was resumed"
     yield "of it training", duration(result.get("train_seconds"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.record import RunRecord
+from launcher.execute.record import RunRecord, total_seconds
 from launcher.report.html.elements import Markup, block, code, details, joined, table, tag
 from launcher.report.html.values import (
     NONE,
@@ -180,8 +180,8 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     if record.result.get("seconds") is not None:
         trained = record.result.get("train_seconds")
         since = record.result.get("resumed_at")
-        name = f"Time since step {count(since)}" if since else "Time"  # times are the last start's
-        yield name, duration(record.result.get("seconds")), f"{duration(trained)} of it training"
+        last = f" since step {count(since)}" if since else " of it"
+        yield "Time", time_words(record), f"{duration(trained)}{last} training"
     if memory.get("measured") is not None:
         predicted = memory.get("predicted")
         note = f"{size(predicted)} predicted ({apart(predicted, memory['measured'])})"
@@ -191,6 +191,16 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     if record.state != "finished" and record.checkpoints:
         newest = record.checkpoints[-1].removeprefix("checkpoint-")
         yield "Newest checkpoint", newest, f"{len(record.checkpoints)} whole"
+
+
+def time_words(record: RunRecord) -> str:
+    """What a run took over all its starts; where that is not known, what its last one did, and since when."""
+    total = total_seconds(record.result)
+    if total is not None:
+        return duration(total)
+    since = record.result.get("resumed_at")
+    last = duration(record.result.get("seconds"))
+    return f"{last} since step {count(since)}" if since else last
 
 
 def _plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:

@@ -2,51 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.encoded import IGNORED, Collector, EncodedBatch
-from launcher.train.data.turns import Message, Span, Template, find_spans, render_errors
+from launcher.train.data.masks import TRAIN
+from launcher.train.data.pieces import REASONING
+from launcher.train.data.rendered import TOOLS_HINT, RenderCheck
+from launcher.train.data.turns import Message, Span, Template, assistant_turns, find_spans, render_errors
 
 if TYPE_CHECKING:
     from launcher.train.data.sources import Row
+    from launcher.train.job import Job
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Talk:
+    """A rendered conversation."""
+
+    text: str
+    spans: list[Span]
+    """Ranges that are learned; with loss_on: all those that are not."""
+    answered: bool
+    """Whether it ends with an answer."""
 
 
 class EncodeChat:
-    """Encoder of conversations: canonical rows {messages, tools}.
+    """Encoder of conversations: canonical rows {messages, tools, train}.
 
-    loss_on: assistant learns every assistant turn, completion the last one, all everything. A turn's
-    closing token is learnt with it, its header is not.
+    loss_on: assistant learns every assistant turn, completion the last one, all everything; a turn whose
+    flag in `train` is False is not learned. A turn's closing token is learned with it, its header is not,
+    and neither is what the template writes into the answer that the row does not hold.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int, overlong: str, loss_on: str) -> None:
-        """RecipeError when the tokenizer has no chat template, or cannot tell where a token lies."""
-        if not tokenizer.chat_template:
-            raise RecipeError(
-                Problem(
-                    "chat-template-missing",
-                    "the tokenizer has no chat template, and the rows are conversations",
-                    path="model.chat_template",
-                    hint="give model.chat_template, or use a model tuned for chat",
-                )
-            )
-        if loss_on != "all" and not tokenizer.is_fast:
-            raise RecipeError(
-                Problem(
-                    "tokenizer-offsets",
-                    "the tokenizer does not tell where in the text a token lies, so turns cannot be masked",
-                    path="data.loss_on",
-                    hint="use loss_on: all, or a model with a tokenizer.json",
-                )
-            )
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int,
+        overlong: str,
+        loss_on: str,
+        *,
+        loss_on_inserted: bool = False,
+        origin: str = "the chat template",
+    ) -> None:
+        """RecipeError when the tokenizer has no chat template, or cannot tell where a token lies.
+
+        origin: what errors call the template.
+        """
+        require_template(tokenizer)
+        if loss_on != "all":
+            _require_offsets(tokenizer)
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.overlong = overlong
         self.loss_on = loss_on
+        self.loss_on_inserted = loss_on_inserted or loss_on == "all"
+        self.rendered = RenderCheck(origin, masked=not self.loss_on_inserted)
         self._special = {key for key, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special.update(tokenizer.all_special_ids)
         self._blank: dict[int, bool] = {}
@@ -54,33 +75,66 @@ class EncodeChat:
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         found = Collector(self.max_length, self.overlong)
-        talks = [self._talk(row) for row in rows]
-        encoded = self._encode([talk[0] for talk in talks if talk is not None])
+        talks = [self._talk(row, found.notes) for row in rows]
+        masked = self.loss_on != "all" or any(isinstance(talk, Talk) and talk.spans for talk in talks)
+        encoded = self._encode([talk.text for talk in talks if isinstance(talk, Talk)], masked=masked)
         for talk in talks:
-            if talk is None:
-                found.drop("empty")
+            if isinstance(talk, str):
+                found.drop(talk)
                 continue
-            _, spans, answered = talk
             ids, places = next(encoded)
-            labels = list(ids) if spans is None else self._labels(ids, places, spans)
-            if answered:
+            labels = [IGNORED] * len(ids) if self.loss_on != "all" else list(ids)
+            for start, end in self._ranges(ids, places, talk.spans):
+                labels[start:end] = ids[start:end] if self.loss_on != "all" else [IGNORED] * (end - start)
+            if talk.answered:
                 ids, labels = self._with_end(ids, labels)
             found.add(ids, labels)
         return found.batch()
 
-    def _talk(self, row: Row) -> tuple[str, list[Span] | None, bool] | None:
-        """(text, what is learnt or None for all, whether it ends with an answer); None without turns."""
-        messages = [plain_message(message, row) for message in row.values["messages"]]
+    def _talk(self, row: Row, notes: Counter[str]) -> Talk | str:
+        """The rendered row, or why it is dropped."""
+        messages = [plain_message(message) for message in row.values["messages"]]
         if not messages:
-            return None
-        text, spans = self._render(messages, row)
-        return text, None if self.loss_on == "all" else spans, messages[-1].get("role") == "assistant"
+            return "empty"
+        turns, left_out = self._turns(messages, row)
+        if left_out and not turns and self.loss_on != "all":
+            return "masked"
+        if turns and self.loss_on != "all" and not any(_has_answer(messages[turn]) for turn in turns):
+            return "empty"
+        notes["turn-masked"] += len(left_out)
+        text, spans = self._render(messages, left_out if self.loss_on == "all" else turns, row, notes)
+        return Talk(text, spans, messages[-1].get("role") == "assistant")
 
-    def _encode(self, texts: list[str]) -> Iterator[tuple[list[int], list[Span]]]:
+    def _turns(self, messages: Sequence[Message], row: Row) -> tuple[list[int], list[int]]:
+        """(turns that are learned, turns that would be if the row did not mask them)."""
+        turns = assistant_turns(messages)
+        if self.loss_on == "completion":
+            turns = turns[-1:]
+        flags = row.values.get(TRAIN) or [None] * len(messages)
+        for index, (message, flag) in enumerate(zip(messages, flags, strict=True)):
+            if message.get("role") != "assistant" and flag is (self.loss_on != "all"):
+                wanted = "to be learned" if flag else "not to be learned"
+                raise RecipeError(
+                    Problem(
+                        "chat-mask",
+                        f"message {index + 1} (role {message.get('role')}) is {wanted}; with loss_on: "
+                        f"{self.loss_on} only turns of the assistant can be chosen",
+                        file=row.file,
+                        line=row.number,
+                        path="data.loss_on",
+                        hint="remove the mask of that message"
+                        + (", or learn everything with loss_on: all" if flag else ""),
+                    )
+                )
+        left_out = [turn for turn in turns if flags[turn] is False]
+        if left_out and not self.tokenizer.is_fast:
+            _require_offsets(self.tokenizer)
+        return [turn for turn in turns if flags[turn] is not False], left_out
+
+    def _encode(self, texts: list[str], *, masked: bool) -> Iterator[tuple[list[int], list[Span]]]:
         """(ids, their places in the text) of each text; no places where all is learnt."""
         if not texts:
             return iter(())
-        masked = self.loss_on != "all"
         encoded = self.tokenizer(
             texts,
             add_special_tokens=False,
@@ -92,22 +146,36 @@ class EncodeChat:
         places = encoded["offset_mapping"] if masked else [[] for _ in texts]
         return zip(encoded["input_ids"], places, strict=True)
 
-    def _render(self, messages: list[Message], row: Row) -> tuple[str, list[Span]]:
+    def _render(
+        self, messages: list[Message], turns: list[int], row: Row, notes: Counter[str]
+    ) -> tuple[str, list[Span]]:
+        """The text of a row and the ranges of `turns` in it."""
         template = Template(self.tokenizer, row.values.get("tools"))
 
-        def find(turns: list[Message]) -> tuple[str, list[Span] | None]:
-            if self.loss_on == "all":
-                return template.render(turns), []
-            return find_spans(template, turns, last_only=self.loss_on == "completion")
+        def find(given: list[Message]) -> tuple[str, list[Span] | None]:
+            taken = self.rendered.adapted(template, given, row)
+            if turns or self.loss_on != "all":
+                text, spans = find_spans(template, taken, turns)
+            else:
+                text, spans = template.render(taken), []
+            found: Counter[str] = Counter()
+            outline = self.rendered.check(template, taken, text, row, found)
+            if spans is not None and len(spans) == len(turns) and not self.loss_on_inserted:
+                for number, (turn, span) in enumerate(zip(turns, spans, strict=True)):
+                    own = taken[turn].get("content") or ""
+                    added = self.rendered.inserted(template, outline, turn, own, text, span[0])
+                    spans[number] = (span[0] + added, span[1])
+                    found["inserted-text-masked"] += added > 0
+            notes.update(+found)
+            return text, spans
 
-        text, spans = _with_known_arguments(find, messages, row)
-        _refuse_lost_tools(text, messages, template, row)
+        text, spans = in_forms(find, messages, self.rendered.origin, row)
         if spans is None:
             raise RecipeError(
                 Problem(
                     "chat-template-mask",
-                    "the chat template does not show which part of this conversation the assistant says, "
-                    "so its tokens cannot be told apart",
+                    f"{self.rendered.origin} does not show which part of this conversation the assistant "
+                    "says, so its tokens cannot be told apart",
                     file=row.file,
                     line=row.number,
                     path="data.loss_on",
@@ -116,17 +184,15 @@ class EncodeChat:
             )
         return text, spans
 
-    def _labels(self, ids: list[int], offsets: list[Span], spans: list[Span]) -> list[int]:
-        labels = [IGNORED] * len(ids)
+    def _ranges(self, ids: list[int], offsets: list[Span], spans: list[Span]) -> Iterator[Span]:
+        """The tokens of each range of characters, the closing token included."""
         for first, last in spans:
             start = bisect_left(offsets, first, key=itemgetter(0))
             # Some tokenizers report a token of spaces as an empty place at its end: it lies before the span.
             while start < len(ids) and offsets[start][1] <= first:
                 start += 1
             end = bisect_right(offsets, last, lo=start, key=itemgetter(1))
-            end = self._close(ids, offsets, start, end, last)
-            labels[start:end] = ids[start:end]
-        return labels
+            yield start, self._close(ids, offsets, start, end, last)
 
     def _close(self, ids: list[int], offsets: list[Span], start: int, end: int, last: int) -> int:
         """The end of a learnt range, moved so that it is the turn's closing token where there is one."""
@@ -175,94 +241,80 @@ class EncodeChat:
         return ids[0] if ids and ids[0] in self._special else None
 
 
-def _with_known_arguments(
-    find: Callable[[list[Message]], tuple[str, list[Span] | None]], messages: list[Message], row: Row
-) -> tuple[str, list[Span] | None]:
-    """`find` with tool arguments as most templates take them (mappings), else as the others do (JSON)."""
-    try:
-        try:
-            return find(messages)
-        except TypeError:
-            if not any(message.get("tool_calls") for message in messages):
-                raise
-            return find([_map_arguments(message, _to_json) for message in messages])
-    except render_errors() as error:
+def _has_answer(message: Message) -> bool:
+    """Whether a turn of the assistant holds something: only its end would teach the model to say nothing."""
+    return any(message.get(key, "").strip() for key in ("content", *REASONING)) or "tool_calls" in message
+
+
+def template_origin(job: Job) -> str:
+    """What errors call the chat template: the recipe's name for it, since the tokenizer may be of a cache."""
+    given = job.value("model.chat_template")
+    if given:
+        return "the template of model.chat_template" + (f" ({given})" if "{" not in given else "")
+    return f"the chat template of {job.value('model.tokenizer') or job.value('model.name_or_path')}"
+
+
+def require_template(tokenizer: Any) -> None:
+    """RecipeError when the tokenizer has no chat template."""
+    if not tokenizer.chat_template:
         raise RecipeError(
             Problem(
-                "chat-template-failed",
-                f"the chat template does not take this conversation: {str(error) or type(error).__name__}",
-                file=row.file,
-                line=row.number,
-                path="data.train",
-                hint="mend the row, or give another template as model.chat_template",
+                "chat-template-missing",
+                "the tokenizer has no chat template, and the rows are conversations",
+                path="model.chat_template",
+                hint="give model.chat_template, or use a model tuned for chat",
             )
-        ) from error
+        )
 
 
-def _refuse_lost_tools(text: str, messages: list[Message], template: Template, row: Row) -> None:
-    """Many templates know no tools and leave them out without a word; RecipeError where that happened."""
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    for what, items in (("tool", template.tools or ()), ("tool call", calls)):
-        for item in items:
-            inner = item.get("function", item) if isinstance(item, dict) else {}
-            name = inner.get("name") if isinstance(inner, dict) else None
-            if isinstance(name, str) and _is_lost(name, what, text, messages, template):
-                raise RecipeError(
-                    Problem(
-                        "chat-template-tools",
-                        f"the chat template leaves out the {what} {name}",
-                        file=row.file,
-                        line=row.number,
-                        path="model.chat_template",
-                        hint="give a template that renders it, describe tools in a system message, "
-                        "or leave such rows out",
-                    )
-                )
+def _require_offsets(tokenizer: Any) -> None:
+    if not tokenizer.is_fast:
+        raise RecipeError(
+            Problem(
+                "tokenizer-offsets",
+                "the tokenizer does not tell where in the text a token lies, so turns cannot be masked",
+                path="data.loss_on",
+                hint="use loss_on: all, or a model with a tokenizer.json",
+            )
+        )
 
 
-def _is_lost(name: str, what: str, text: str, messages: list[Message], template: Template) -> bool:
-    """Whether a tool's name is not in the text, or only because somebody speaks of it."""
-    if name not in text:
-        return True
-    if not any(name in str(message.get("content") or "") for message in messages):
-        return False
-    try:
-        if what == "tool":
-            return Template(template.tokenizer, None).render(messages) == text
-        without = [{key: value for key, value in m.items() if key != "tool_calls"} for m in messages]
-        return template.render([{**m, "content": m.get("content") or ""} for m in without]) == text
-    except render_errors():
-        return False
+def in_forms(find: Callable[[list[Message]], T], messages: list[Message], origin: str, row: Row) -> T:
+    """`find` with tool calls as most templates take them, else in the other forms that templates know.
 
-
-def plain_message(message: Message, row: Row) -> Message:
-    """A message as templates expect it: no empty keys, the content one text, tool arguments mappings.
-
-    RecipeError for content that is not text.
+    Arguments as objects, as JSON text, calls without the wrapping `function`; each without a content where a
+    call has none, with None and with an empty one. RecipeError says what the first form fails at.
     """
+    calls = any(message.get("tool_calls") for message in messages)
+    refused: RecipeError | None = None
+    failed: Exception | None = None
+    for form, content in itertools.product(_FORMS, _CONTENTS) if calls else ((_FORMS[0], _CONTENTS[0]),):
+        try:
+            return find([{**content, **form(message)} for message in messages])
+        except RecipeError as error:
+            refused = refused or error
+        except render_errors() as error:
+            failed = error if form is _FORMS[0] else failed
+    if refused is not None:
+        raise refused
+    what = "a conversation with tool calls" if calls else "this conversation"
+    hint = "correct the row, or give another template as model.chat_template"
+    raise RecipeError(
+        Problem(
+            "chat-template-failed",
+            f"{origin} does not take {what}: {str(failed) or type(failed).__name__}",
+            file=row.file,
+            line=row.number,
+            path="data.train",
+            hint=TOOLS_HINT if calls else hint,
+        )
+    ) from failed
+
+
+def plain_message(message: Message) -> Message:
+    """A message as templates expect it: no empty keys, tool arguments mappings."""
     plain = {key: value for key, value in message.items() if value is not None}
-    content = plain.get("content")
-    if isinstance(content, list):
-        plain["content"] = "".join(_part_text(part, row) for part in content)
-    elif content is not None and not isinstance(content, str):
-        raise _not_text(f"content of a message is {type(content).__name__}, expected text", row)
     return _map_arguments(plain, _from_json)
-
-
-def _part_text(part: Any, row: Row) -> str:
-    if isinstance(part, str):
-        return part
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-        message = f"content of a message has a part of type {kind}; vision-language models are not supported"
-        raise _not_text(message, row)
-    text: str = part["text"]
-    return text
-
-
-def _not_text(message: str, row: Row) -> RecipeError:
-    hint = "only text parts can be trained on: {type: text, text: ...}"
-    return RecipeError(Problem("chat-content", message, file=row.file, line=row.number, hint=hint))
 
 
 def _map_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
@@ -290,3 +342,16 @@ def _from_json(arguments: Any) -> Any:
 
 def _to_json(arguments: Any) -> Any:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _unwrapped(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [call.get("function", call) for call in calls]} if calls else message
+
+
+_FORMS: tuple[Callable[[Message], Message], ...] = (
+    lambda message: message,
+    lambda message: _map_arguments(message, _to_json),
+    _unwrapped,
+)
+_CONTENTS: tuple[Message, ...] = ({}, {"content": None}, {"content": ""})

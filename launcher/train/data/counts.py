@@ -11,8 +11,15 @@ from launcher.train.data.encoded import IGNORED, EncodedBatch
 
 TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
 """Numbers that result.json holds of the rows."""
-REASONS = ("no-targets", "overlong", "empty", "format_row")
-"""Why a row is left out."""
+REASONS = ("no-targets", "masked", "overlong", "empty", "format_row")
+"""Why a row is left out; masked: it masks every turn that would be learned."""
+NOTES = ("turn-masked", "inserted-text-masked", "reasoning-left-out", "field-not-rendered")
+"""What is counted of conversations: turns that the row masks; turns with text of the template that is not
+learned; turns whose reasoning the template leaves out; fields of messages that it does not render, each as
+`field-not-rendered: NAME`."""
+ASKED_FOR = ("masked", "overlong", "format_row")
+"""Of these, what leaves rows out because the row, the recipe or its hook says so: `data.overlong: drop` those
+that are too long, and format_row those for which it returns None."""
 
 
 class Counts:
@@ -22,6 +29,7 @@ class Counts:
         self.read = self.kept = self.truncated = self.split = 0
         self.tokens = self.tokens_lost = self.targets = 0
         self.dropped: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
         self._lengths = array("i")
 
     def add(self, batch: EncodedBatch) -> None:
@@ -31,12 +39,18 @@ class Counts:
         self.tokens += batch.tokens
         self.tokens_lost += batch.tokens_lost
         self.dropped.update(batch.dropped)
+        self.notes.update(batch.notes)
         lengths, targets = lengths_and_targets(batch.columns)
         self._lengths.extend(lengths)
         self.targets += targets
 
     def drop(self, reason: str, rows: int) -> None:
         self.dropped[reason] += rows
+
+    def since(self, read: int, dropped: Mapping[str, int]) -> dict[str, Any]:
+        """Rows read and dropped by reason after so many were: those of one source."""
+        own = self.dropped - Counter(dropped)
+        return {"rows": self.read - read, "dropped": dict(sorted(own.items()))}
 
     def to_json(self) -> dict[str, Any]:
         """Rows read, kept, truncated, split and dropped by reason; tokens before and lost to truncation."""
@@ -46,6 +60,7 @@ class Counts:
             "truncated": self.truncated,
             "split": self.split,
             "dropped": dict(sorted(self.dropped.items())),
+            "notes": dict(sorted(self.notes.items())),
             "tokens": self.tokens,
             "tokens_lost": self.tokens_lost,
             "targets": self.targets,
@@ -81,15 +96,23 @@ def lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:
     return lengths, int(np.count_nonzero(labels.flatten().to_numpy() != IGNORED))
 
 
+def lost_rows(dropped: Mapping[str, int]) -> int:
+    """Rows that were dropped although nobody asked for it."""
+    return sum(rows for reason, rows in dropped.items() if reason not in ASKED_FOR)
+
+
 def result_rows(train: int, evaluation: int, splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """`rows` of result.json: samples (or packs) of both splits, and the totals of their counts."""
     reasons: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
     for counts in splits:
         reasons.update(counts["dropped"])
+        notes.update(counts["notes"])
     return {
         "train": train,
         "eval": evaluation,
         **{name: sum(counts[name] for counts in splits) for name in TOTALS},
         "dropped": sum(reasons.values()),
         "dropped_reasons": dict(reasons),
+        "notes": dict(notes),
     }

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import MachineError, Problem, RecipeError
+from launcher.errors import Problem, RecipeError
+from launcher.recipe.suggestions import listed
 from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
 from launcher.train.data.messages import is_conversation
+from launcher.train.data.other_tasks import Kind, kind_of, where_to
 from launcher.train.data.sources import Row
+from launcher.train.data.unread import class_labels, refuse_lost
 
 _SHAREGPT_COLUMN = "conversations"
-_NEAR = 0.75
+_NEAR = 0.8
+_ANSWERS = ("output", "completion")
 # Words of column names that often hold a field. They only make the hint of an error: nothing is guessed.
 _RELATED: Mapping[str, frozenset[str]] = {
     "text": frozenset({"content", "sentence", "document", "body", "code", "review"}),
@@ -28,7 +31,30 @@ _RELATED: Mapping[str, frozenset[str]] = {
     "chosen": frozenset({"preferred", "accepted", "better"}),
     "rejected": frozenset({"dispreferred", "refused", "worse"}),
     "image": frozenset({"img", "picture", "photo", "file"}),
+    "input": frozenset({"context"}),
+    "text_pair": frozenset({"sentence2", "hypothesis", "question2", "text2"}),
 }
+# Words of names of columns that are meant for no field: they say something about a row, or stand before
+# the question.
+_NO_FIELD = frozenset(
+    {
+        "system",
+        "history",
+        "id",
+        "ids",
+        "idx",
+        "uuid",
+        "hash",
+        "index",
+        "url",
+        "count",
+        "length",
+        "len",
+        "num",
+        "type",
+        "tokens",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,45 +67,69 @@ class Detected:
 
     A chat whose rows are a prompt and a completion, both messages, has these instead of `messages`.
     """
+    left_out: frozenset[str] = frozenset()
+    """Columns that may hold something and are not read: the recipe says so, or they are labels of classes."""
 
 
-def detect(rows: Sequence[Row], asked: str, columns: Mapping[str, str], task: str, path: str) -> Detected:
+def detect(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+) -> Detected:
+    """As `match`; RecipeError also when a row has a column that is to be learned and is not read."""
+    detected = match(rows, asked, columns, task, path)
+    for row in rows:
+        refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
+    return detected
+
+
+def match(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+) -> Detected:
     """Recognise a source's format from its first rows.
 
-    asked: `auto` or a format; columns: field -> column, from the recipe; path: the source's, for errors.
-    RecipeError when no format, or more than one, matches; MachineError when the rows need trl.
+    asked: `auto` or a format; columns: field -> column, from the recipe, and name of a column that is left
+    out -> None; path: the source's, for errors. RecipeError when no format, or more than one, matches.
     """
     _refuse_absent(rows, columns, path)
     formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
     if asked not in ("auto", *TASK_FORMATS[task]):
         message = f"task {task} trains on {', '.join(TASK_FORMATS[task])}, not on {asked} rows"
         raise RecipeError(Problem("format-task", message, file=path, path="format"))
-    named = {fmt: found for fmt in formats if (found := _columns(fmt, rows, columns)) is not None}
-    fitting = [fmt for fmt in named if any(_fits(row, fmt, named[fmt]) for row in rows)]
+    left_out = frozenset(name for name, column in columns.items() if column is None)
+    renames = {field: column for field, column in columns.items() if column is not None}
+    seen = [_without(row, left_out) for row in rows]
+    named = {fmt: found for fmt in formats if (found := _columns(fmt, seen, renames)) is not None}
+    fitting = [fmt for fmt in named if any(_fits(row, fmt, named[fmt]) for row in seen)]
     chosen = fitting or list(named)  # a wrong type is reported for its row, which says more
     if not chosen:
-        raise _unknown(rows, asked, columns, task, path)
+        raise _unknown(seen, asked, renames, task, path)
     if len(chosen) > 1:
         raise RecipeError(
             Problem(
                 "format-ambiguous",
-                f"the rows can be read as {' and as '.join(chosen)}; the columns are {_listed(rows)}",
+                f"the rows can be read as {' and as '.join(chosen)}; the columns are {listed(_names(seen))}",
                 file=path,
-                hint=f"write `format: {chosen[0]}` (or another of these) beside the path",
+                hint=f"write {' or '.join(f'`format: {name}`' for name in chosen)} beside the path",
             )
         )
-    return _checked(chosen[0], named[chosen[0]], rows, task)
+    fmt, found = _as_chat(chosen[0], named[chosen[0]], seen, task)
+    found = {field: column for field, column in found.items() if column not in left_out}
+    return Detected(fmt, found, left_out | class_labels(seen))
 
 
-def _checked(fmt: str, columns: Mapping[str, str], rows: Sequence[Row], task: str) -> Detected:
+def _without(row: Row, left_out: frozenset[str]) -> Row:
+    if not left_out:
+        return row
+    values = {name: value for name, value in row.values.items() if name not in left_out}
+    return Row(values, row.file, row.number)
+
+
+def _as_chat(fmt: str, columns: dict[str, str], rows: Sequence[Row], task: str) -> tuple[str, dict[str, str]]:
+    """Prompts and completions that are messages are a chat; else format and columns as they are."""
     if fmt == "prompt-completion" and "chat" in TASK_FORMATS[task]:
         held = [columns["prompt"], columns["completion"]]
         if any(all(is_conversation(row.values.get(name)) for name in held) for row in rows):
-            return Detected("chat", {**columns, "tools": "tools"})
-    if fmt == "preference" and importlib.util.find_spec("trl") is None:
-        hint = "pip install 'effilaunch[dpo]'"
-        raise MachineError(Problem("package-missing", "preference rows need the package trl", hint=hint))
-    return Detected(fmt, columns)
+            return "chat", {**columns, "tools": "tools"}
+    return fmt, columns
 
 
 def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[str, str] | None:
@@ -132,16 +182,32 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str], path: str) -> None:
+def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
     """Every column that the recipe names must be in the rows."""
     present = _names(rows)
-    for field, column in columns.items():
+    for field, named in columns.items():
+        column = field if named is None else named
         if column in present:
             continue
-        near = difflib.get_close_matches(column, present, 1)
-        hint = f"did you mean `columns: {{{field}: {near[0]}}}`?" if near else "mend `columns` of the source"
-        message = f"no column {column} (for {field}); the columns are {_listed(rows)}"
+        fitting = present if named is None else [name for name in present if _suits(name, field, rows)]
+        near = difflib.get_close_matches(column, fitting, 1)
+        meant = f"{near[0]}: null" if near and named is None else f"{field}: {near[0]}" if near else ""
+        hint = f"did you mean `columns: {{{meant}}}`?" if near else "correct `columns` of the source"
+        role = "which `columns` leaves out" if named is None else f"for {field}"
+        message = f"no column {column} ({role}); the columns are {listed(present)}"
         raise RecipeError(Problem("column-missing", message, file=path, hint=hint))
+
+
+def _suits(name: str, field: str, rows: Sequence[Row]) -> bool:
+    """Whether a column can be meant for a field: it is content, and of the field's type in some row."""
+    if _NO_FIELD & _words(name):
+        return False
+    is_type = _TYPES.get(field, _is_text)
+    return any(is_type(row.values.get(name)) for row in rows)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name.lower())) | set(re.split(r"[^a-z]+", name.lower()))
 
 
 def _unknown(
@@ -150,47 +216,65 @@ def _unknown(
     formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
     wanted = "; ".join(f"{fmt}: {', '.join(FORMAT_FIELDS[fmt][0])}" for fmt in formats)
     who = f"task {task}" if asked == "auto" else f"format {asked}"
-    message = f"the columns {_listed(rows)} do not make the rows that {who} needs (expected {wanted})"
+    message = f"the columns {listed(_names(rows))} do not make the rows that {who} needs (expected {wanted})"
     others = [fmt for fmt in FORMAT_FIELDS if fmt not in formats and _columns(fmt, rows, columns) is not None]
+    others.sort(key=lambda fmt: -len(FORMAT_FIELDS[fmt][0]))  # the one that explains most columns
+    kind = _kind(rows, task)
     suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
-    if suggestions:
-        fewest = min(suggestions, key=len)
-        named = ", ".join(f"{field}: {column}" for field, column in fewest.items())
+    if kind is not None and not (others and others[0] in TASK_FORMATS.get(kind.task, ())):
+        message = f"the rows are {kind.what}, for task {kind.task}: {message}"
+        return RecipeError(Problem("rows-of-another-task", message, file=path, hint=where_to(kind.task)))
+    if suggestions and kind is None:
+        named = ", ".join(f"{field}: {column}" for field, column in min(suggestions, key=len).items())
         hint = f"did you mean `columns: {{{named}}}`?"
+    elif any((other := kind_of(row.values)) is not None and other.task == task for row in rows):
+        hint = "name their columns with `columns`, or shape them with a `format_row` hook (`python: FILE`)"
     elif others and asked != "auto":
         hint = f"they look like {others[0]} rows"
     elif others:
         tasks = [name for name, known in TASK_FORMATS.items() if others[0] in known]
         hint = f"they look like {others[0]} rows, which task {' or '.join(tasks)} trains on"
     else:
-        hint = "name the columns with `columns: {field: column}` beside the path"
+        hint = "name the columns with `columns: {field: column}` beside the path, or shape the rows with a "
+        hint += "`format_row` hook (`python: FILE`)"
     return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
 
 
+def _kind(rows: Sequence[Row], task: str) -> Kind | None:
+    """The other task that the rows are for, by the first row that shows one."""
+    kinds = (kind_of(row.values) for row in rows)
+    return next((kind for kind in kinds if kind is not None and kind.task != task), None)
+
+
 def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
-    """What to write as `columns` when each missing field has a column of a like name."""
+    """What to write as `columns` when each missing field has a column of a like name and its type."""
     needed, optional = FORMAT_FIELDS[fmt]
     if not set(columns) <= {*needed, *optional}:
         return None
     present, renames = _names(rows), dict(columns)
     free = [name for name in present if name not in {*needed, *optional, *columns.values()}]
-    for field in needed:
+    for field in (*needed, *(field for field in optional if field in _RELATED)):
         if field in renames or field in present:
             continue
-        near = difflib.get_close_matches(field, free, 1, _NEAR) or [
-            name for name in free if _RELATED[field] & set(re.split(r"[^a-z]+", name.lower()))
-        ]
-        if not near:
+        fitting = [name for name in free if _suits(name, field, rows)]
+        near = [name for name in fitting if (_RELATED[field] | {field}) & _words(name)]
+        if field in _ANSWERS and len({_stem(name) for name in near}) < len(near):
+            return None  # answer1 and answer2: to train on one of them is not what the rows are for
+        if field in needed:
+            near = near or difflib.get_close_matches(field, fitting, 1, _NEAR)
+        if near:
+            renames[field] = near[0]
+            free.remove(near[0])
+        elif field in needed:
             return None
-        renames[field] = near[0]
-        free.remove(near[0])
     return renames
+
+
+def _stem(name: str) -> str:
+    """A column's name without the number or letter that tells it from its twin."""
+    return re.sub(r"[\W_]*(\d+|_[a-z])$", "", name.lower())
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
     """Columns of the rows, in their order."""
     return list(dict.fromkeys(str(name) for row in rows for name in row.values))
-
-
-def _listed(rows: Sequence[Row]) -> str:
-    return ", ".join(_names(rows)) or "none"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
 from launcher.train.data.encoded import EncodedBatch, Encoder
 from launcher.train.data.formats import Detected, label_id
+from launcher.train.data.rendered import RenderCheck
 from launcher.train.data.sources import Row
 from launcher.train.data.tokenize import make_encoder
+from launcher.train.data.turns import Message, Template
 from launcher.train.job import Job
 
 
@@ -88,12 +92,36 @@ def picture(row: Row) -> tuple[str | None, bytes | None]:
 
 
 class PreferenceEncoder:
-    """Preference pairs through trl's own preparation."""
+    """Preference pairs through trl's own preparation, which does not look at what the template leaves out."""
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
         self.job, self.tokenizer = job, tokenizer
+        self._rendered = RenderCheck(template_origin(job), masked=False)
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         from launcher.train.dpo import encode_preferences
 
-        return encode_preferences(self.job, self.tokenizer, rows)
+        notes: Counter[str] = Counter()
+        rows = [row if isinstance(row.values["chosen"], str) else self._checked(row, notes) for row in rows]
+        batch = encode_preferences(self.job, self.tokenizer, rows)
+        batch.notes = +notes
+        return batch
+
+    def _checked(self, row: Row, notes: Counter[str]) -> Row:
+        """The row with its messages as the template takes them. RecipeError where it leaves something out."""
+        require_template(self.tokenizer)
+        template = Template(self.tokenizer, row.values.get("tools"))
+
+        def find(messages: list[Message]) -> tuple[list[Message], Counter[str]]:
+            found: Counter[str] = Counter()
+            taken = self._rendered.adapted(template, messages, row)
+            self._rendered.check(template, taken, template.render(taken), row, found)
+            return taken, found
+
+        prompt, values = row.values["prompt"], dict(row.values)
+        for name in ("chosen", "rejected"):
+            messages = [plain_message(message) for message in [*prompt, *row.values[name]]]
+            taken, found = in_forms(find, messages, self._rendered.origin, row)
+            notes.update(found)
+            values |= {"prompt": taken[: len(prompt)], name: taken[len(prompt) :]}
+        return Row(values, row.file, row.number)

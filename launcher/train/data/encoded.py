@@ -38,7 +38,9 @@ class EncodedBatch:
     tokens_lost: int = 0
     """Tokens cut off by truncation."""
     dropped: dict[str, int] = field(default_factory=dict)
-    """Reason -> rows: no-targets | overlong | empty."""
+    """Reason -> rows: no-targets | masked | overlong | empty."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """What is not learned or not rendered of the conversations, see `counts.NOTES`."""
     rows: list[int] = field(default_factory=list)
     """For each sample, which row of the batch it came from."""
 
@@ -57,6 +59,7 @@ class Collector:
         self._inputs: list[list[int]] = []
         self._labels: list[list[int]] = []
         self._dropped: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
         self._batch = EncodedBatch({"input_ids": self._inputs, "labels": self._labels})
 
     def drop(self, reason: str) -> None:
@@ -101,6 +104,7 @@ class Collector:
 
     def batch(self) -> EncodedBatch:
         self._batch.dropped = dict(self._dropped)
+        self._batch.notes = +self.notes
         return self._batch
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.suggestions import listed
 
 Numbered = tuple[int, dict[str, Any]]
 """(1-based physical line, or row where the file has no lines; the row's values)."""
@@ -29,6 +30,7 @@ _BUFFER_BYTES = 1 << 20
 _BATCH_ROWS = 256  # of Parquet and Arrow: a batch of pictures must fit in memory too
 _CELL_CHARACTERS = 1 << 26  # of CSV: an unclosed quote must not swallow a whole file
 _ROW_KEYS = ("data", "rows")
+_ROW_HINT = 'a row is written {"column": value, ...}'
 _BROKEN_PACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
@@ -49,14 +51,18 @@ def known_suffixes() -> str:
     return f"{' '.join(KINDS)}, each also as {' '.join(_OPENERS)}"
 
 
-def read_file(path: Path, scratch: Path | None = None) -> Iterator[Numbered]:
+class CutOffError(Exception):
+    """The bytes that were to be read are used up, and the file is not."""
+
+
+def read_file(path: Path, scratch: Path | None = None, limit: int | None = None) -> Iterator[Numbered]:
     """Rows of a file whose `is_data_file` holds. `scratch` is where a packed Parquet file is unpacked.
 
-    RecipeError names file and line.
+    limit: bytes after which a file that is read by lines raises CutOffError. RecipeError names file and line.
     """
     try:
         if reader := _LINE_READERS.get(data_suffix(path)):
-            yield from reader(path)
+            yield from reader(path, limit)
             return
         with _unpacked(path, scratch) as plain:
             yield from _columnar_rows(plain, path)
@@ -89,12 +95,13 @@ _OPENERS: Mapping[str, Callable[[Path], Any]] = {
 }
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, limit: int | None) -> Iterator[tuple[int, str]]:
     """Numbered lines with their line ends, only `\\n` counting as one (JSON text may hold U+2028)."""
     number = 0
     try:
         with _open(path) as stream:
-            for number, raw in enumerate(stream, start=1):
+            lines = stream if limit is None else _first_lines(stream, limit)
+            for number, raw in enumerate(lines, start=1):
                 if number == 1:
                     raw = _without_mark(path, raw)
                 yield number, raw.decode("utf-8")
@@ -107,6 +114,14 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise fault(path, number or None, f"cannot be read further: {error}", hint) from error
 
 
+def _first_lines(stream: IO[bytes], limit: int) -> Iterator[bytes]:
+    while raw := stream.readline(limit + 1):
+        limit -= len(raw)
+        if limit < 0:
+            raise CutOffError
+        yield raw
+
+
 def _without_mark(path: Path, first: bytes) -> bytes:
     """The first line without UTF-8's byte order mark; UTF-16 is named as what it is."""
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -114,12 +129,12 @@ def _without_mark(path: Path, first: bytes) -> bytes:
     return first.removeprefix(codecs.BOM_UTF8)
 
 
-def _read_json_lines(path: Path) -> Iterator[Numbered]:
+def _read_json_lines(path: Path, limit: int | None) -> Iterator[Numbered]:
     # The standard library and not datasets' Arrow reader: that one unifies the objects of a column
     # into one struct and fills the keys which a row lacks with None (so a tool call gets the
     # arguments of all other tools), and it does not tell the line of a fault.
     loads = json.loads
-    for number, line in _lines(path):
+    for number, line in _lines(path, limit):
         try:
             row = loads(line)
         except (ValueError, RecursionError) as error:
@@ -148,12 +163,7 @@ def _bad_json(path: Path, line: int, text: str, error: Exception) -> RecipeError
 
 
 def _no_object(path: Path, line: int, value: Any) -> RecipeError:
-    return fault(
-        path,
-        line,
-        f"holds a JSON {_json_kind(value)}, expected an object",
-        'a row is written {"column": value, ...}',
-    )
+    return fault(path, line, f"holds a JSON {_json_kind(value)}, expected an object", _ROW_HINT)
 
 
 def _json_kind(value: Any) -> str:
@@ -169,12 +179,12 @@ def _refuse_half_characters(path: Path, line: int, row: Any) -> None:
         raise fault(path, line, message, "remove the lone \\ud800 to \\udfff escape") from error
 
 
-def _read_json(path: Path) -> Iterator[Numbered]:
+def _read_json(path: Path, limit: int | None) -> Iterator[Numbered]:
     """A list of rows, an object with the list under `data` or `rows`, or JSON lines by another name."""
-    if _looks_like_lines(path):
-        yield from _read_json_lines(path)
+    if _looks_like_lines(path, limit):
+        yield from _read_json_lines(path, limit)
         return
-    text = "".join(line for _, line in _lines(path))
+    text = "".join(line for _, line in _lines(path, limit))
     if not text.strip():
         return
     try:
@@ -190,13 +200,15 @@ def _read_json(path: Path) -> Iterator[Numbered]:
         raise fault(path, None, f"{message}, expected a list of rows", hint)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise fault(path, None, f"row {number} is a JSON {_json_kind(row)}, expected an object")
+            raise fault(
+                path, None, f"row {number} is a JSON {_json_kind(row)}, expected an object", _ROW_HINT
+            )
         yield number, row
 
 
-def _looks_like_lines(path: Path) -> bool:
+def _looks_like_lines(path: Path, limit: int | None) -> bool:
     """Whether the first line that is not blank is a whole row."""
-    for _, line in _lines(path):
+    for _, line in _lines(path, limit):
         if not line.strip():
             continue
         if not line.lstrip().startswith("{"):
@@ -218,9 +230,9 @@ def _listed_rows(value: Any) -> list[Any] | None:
     return None
 
 
-def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Numbered]:
+def _read_csv(path: Path, limit: int | None, delimiter: str = ",") -> Iterator[Numbered]:
     csv.field_size_limit(_CELL_CHARACTERS)
-    reader = csv.reader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    reader = csv.reader((line for _, line in _lines(path, limit)), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     start = 1
     while True:
@@ -238,21 +250,22 @@ def _read_csv(path: Path, delimiter: str = ",") -> Iterator[Numbered]:
             header = _checked_header(path, cells, delimiter, start)
             continue
         if len(cells) != len(header):
-            message = f"has {len(cells)} cells, but the header has {len(header)} ({', '.join(header)})"
+            message = f"has {len(cells)} cells, but the header has {len(header)} ({listed(header)})"
             hint = "put quotes around a cell that holds the separator or a line break"
             raise fault(path, start, message, hint)
         yield start, dict(zip(header, cells, strict=True))
 
 
-def _read_tsv(path: Path) -> Iterator[Numbered]:
-    return _read_csv(path, "\t")
+def _read_tsv(path: Path, limit: int | None) -> Iterator[Numbered]:
+    return _read_csv(path, limit, "\t")
 
 
 def _checked_header(path: Path, header: list[str], delimiter: str, line: int) -> list[str]:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        names = ", ".join(map(repr, twice))
-        raise fault(path, line, f"the header names {names} twice", "rename or delete one of them")
+        raise fault(
+            path, line, f"the header names {listed(map(repr, twice))} twice", "rename or delete one of them"
+        )
     others = [mark for mark in (",", ";", "\t") if mark != delimiter and mark in header[0]]
     if len(header) == 1 and others:
         hint = "save it with commas as .csv, or with tabs as .tsv"
@@ -260,9 +273,9 @@ def _checked_header(path: Path, header: list[str], delimiter: str, line: int) ->
     return header
 
 
-def _read_text(path: Path) -> Iterator[Numbered]:
+def _read_text(path: Path, limit: int | None) -> Iterator[Numbered]:
     """A row for each line that is not blank."""
-    for number, line in _lines(path):
+    for number, line in _lines(path, limit):
         text = line.rstrip("\r\n")
         if text.strip():
             yield number, {"text": text}
@@ -354,7 +367,7 @@ def without_none(value: Any) -> Any:
     return value
 
 
-_LINE_READERS: Mapping[str, Callable[[Path], Iterator[Numbered]]] = {
+_LINE_READERS: Mapping[str, Callable[[Path, int | None], Iterator[Numbered]]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,

@@ -1,8 +1,8 @@
 """Rows in one shape per format, whatever their columns were called.
 
-text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools} ·
-preference {prompt, chosen, rejected}, all text or all messages · classification {text, text_pair,
-label} · image {image, label}. Detection is in `detection`.
+text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools},
+and train where the row masks messages · preference {prompt, chosen, rejected}, all text or all messages ·
+classification {text, text_pair, label} · image {image, label}. Detection is in `detection`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.suggestions import listed
 from launcher.train.data.detection import Detected, detect
-from launcher.train.data.messages import is_conversation, kind_of, messages_of, tools_of
-from launcher.train.data.sources import Row, bad_row
+from launcher.train.data.masks import TRAIN, refuse_masks, row_flags
+from launcher.train.data.messages import is_conversation, messages_of, tools_of
+from launcher.train.data.sources import Row, bad_row, kind_of
+from launcher.train.data.turns import Message
 
 __all__ = [
     "Detected",
@@ -33,6 +36,11 @@ _DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 def canonical(row: Row, detected: Detected) -> Row:
     """The row's values in the canonical shape of its format. RecipeError names file and line."""
+    left_out = detected.left_out.difference(detected.columns.values())
+    if not left_out.isdisjoint(row.values):
+        row = Row(
+            {name: row.values[name] for name in row.values if name not in left_out}, row.file, row.number
+        )
     return Row(_SHAPERS[detected.format](row, detected.columns), row.file, row.number)
 
 
@@ -73,8 +81,7 @@ def label_id(row: Row, labels: Sequence[str]) -> int:
     try:
         return labels.index(name)
     except ValueError:
-        known = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
-        message = f"label {name!r} is not among the training labels {known}"
+        message = f"label {name!r} is not among the training labels {listed(labels)}"
         raise bad_row(row, message, "labels come from data.train; correct the row or leave it out") from None
 
 
@@ -84,7 +91,7 @@ _REGRESSION_HINT = "use whole numbers or names as labels"
 
 def _value(row: Row, column: str) -> Any:
     if column not in row.values:
-        raise bad_row(row, f"the row has no column {column}; it has {', '.join(map(str, row.values))}")
+        raise bad_row(row, f"the row has no column {column}; it has {listed(row.values)}")
     return row.values[column]
 
 
@@ -119,12 +126,23 @@ def _instruction(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _chat(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    fields = ("messages",) if "messages" in columns else ("prompt", "completion")
-    messages = []
-    for field in fields:
-        _value(row, columns[field])
-        messages += messages_of(row, columns[field])
-    return {"messages": messages, "tools": tools_of(row, columns["tools"]) if "tools" in columns else None}
+    flags = row_flags(row)
+    if "messages" in columns:
+        _value(row, columns["messages"])
+        messages = messages_of(row, columns["messages"], flags)
+    else:
+        if flags is not None:
+            message = "a column masks messages, and the messages are in two columns"
+            raise bad_row(row, message, 'write "train": false into the messages, or use one column')
+        messages = [turn for field in ("prompt", "completion") for turn in _turns(row, columns[field])]
+    train = [message.pop(TRAIN, None) for message in messages]
+    shaped = {"messages": messages, "tools": tools_of(row, columns["tools"]) if "tools" in columns else None}
+    return shaped if train.count(None) == len(train) else {**shaped, TRAIN: train}
+
+
+def _turns(row: Row, column: str) -> list[Message]:
+    _value(row, column)
+    return messages_of(row, column)
 
 
 def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -136,6 +154,7 @@ def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
         raise bad_row(row, f"of {sides[0]} and {sides[1]}, one is text and one is messages")
     if are_text == {False} or is_conversation(prompt):
         shaped = _preference_of_messages(row, sides, given if prompt is not None else None)
+        refuse_masks(row, shaped)
         tools = tools_of(row, columns["tools"]) if "tools" in columns else None
         return shaped if tools is None else {**shaped, "tools": tools}
     chosen, rejected = (_text(row, column) for column in sides)

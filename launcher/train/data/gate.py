@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
+from launcher.train.data.counts import lost_rows
 from launcher.train.data.encoded import IGNORED
 from launcher.train.data.samples import decode_pieces, mark_pieces
 from launcher.train.data.tokenize import loss_on_of
@@ -107,15 +108,25 @@ def check_truncation(job: Job, record: Mapping[str, Any]) -> None:
         _refuse_loss(job, split["counts"], f"the {name} tokens")
 
 
-def check_streamed_truncation(job: Job, processing: Any) -> None:
-    """`check_truncation` for rows that are streamed, on the first of them: nobody knows the others yet."""
+def check_dropped(job: Job, record: Mapping[str, Any]) -> None:
+    """RecipeError when more than `data.max_dropped` of a source's rows were dropped, unasked."""
+    for split in record["splits"].values():
+        for source in split["sources"]:
+            _refuse_dropped(job, source["rows"], source["dropped"], str(source["path"]))
+
+
+def check_stream(job: Job, processing: Any) -> None:
+    """`check_truncation` and `check_dropped` for rows that are streamed, on the first of them: nobody knows
+    the others yet."""
     from launcher.train.data.stream import Stream
 
     stream = Stream(job, processing)
     for _ in stream.unpacked(passes=1):
         if stream.counts["read"] >= SAMPLED:
             break
-    _refuse_loss(job, stream.counts, "the tokens in a sample of the streamed rows")
+    counts = stream.counts
+    _refuse_loss(job, counts, "the tokens in a sample of the streamed rows")
+    _refuse_dropped(job, counts["read"], counts["dropped"], "data.train, the first rows of the stream")
 
 
 def _refuse_loss(job: Job, counts: Mapping[str, Any], what: str) -> None:
@@ -131,6 +142,25 @@ def _refuse_loss(job: Job, counts: Mapping[str, Any], what: str) -> None:
             path="data.max_length",
             hint="raise data.max_length, use data.overlong: drop (or split, for text), "
             "or accept it with data.max_truncated",
+        )
+    )
+
+
+def _refuse_dropped(job: Job, read: int, dropped: Mapping[str, int], file: str) -> None:
+    allowed, lost = job.value("data.max_dropped"), lost_rows(dropped)
+    if lost <= allowed * read:
+        return
+    reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in dropped.items() if rows)
+    raise RecipeError(
+        Problem(
+            "too-much-dropped",
+            f"{lost:,} of {read:,} rows ({lost / read:.1%}) were dropped ({reasons}); "
+            f"at most {allowed:.0%} may be",
+            file=file,
+            path="data.max_dropped",
+            hint="empty: the row has no text or no answer; no-targets: data.max_length cuts the answer off, "
+            "or data.loss_on finds none; equal: both answers are the same; correct the rows, or raise "
+            "data.max_dropped",
         )
     )
 

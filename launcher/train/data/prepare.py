@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import MachineError, Problem, RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.facts.probe import cache_root
+from launcher.train.cached import cached, seal
 from launcher.train.data.counts import Counts
 from launcher.train.data.encode import encode_rows, encoder_for
 from launcher.train.data.encoded import EncodedBatch, Encoder
@@ -45,17 +43,16 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
         splits["eval"] = recognise(job, "eval", hooks)
     key = content_key(_key_parts(job, processing, hooks, splits))
     formats = [source.detected.format for source in splits["train"]]
+    _check_inserted(job, formats)
     if not keep:
         # Streamed rows are encoded during the run; only an evaluation set is small enough to keep.
         splits.pop("train")
     target = cache_root() / "data" / key
-    if not (target / RECORD).is_file():
-        try:
-            _build(job, processing, hooks, splits, key, target)
-        except OSError as error:  # faults of the data files are RecipeErrors already
-            message = f"cannot write the prepared data: {error}"
-            hint = "set EFFILAUNCH_CACHE to a folder with space that you may write to"
-            raise MachineError(Problem("cache-unwritable", message, file=str(target), hint=hint)) from error
+
+    def build(folder: Path) -> None:
+        _write(job, processing, hooks, splits, key, folder)
+
+    cached(target, "prepared data", build, rehash=True)
     record: dict[str, Any] = json.loads((target / RECORD).read_text(encoding="utf-8"))
     for name, sources in splits.items():
         # The files may have been moved since their contents were cached.
@@ -65,12 +62,21 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
     return {**record, "folder": str(target), "formats": formats}
 
 
+def _check_inserted(job: Job, formats: Sequence[str]) -> None:
+    """RecipeError where a recipe asks for what a template inserts, and nothing is rendered by one."""
+    name = "data.loss_on_inserted"
+    if name in job.plan["settings"] and job.value(name) and "chat" not in formats:
+        message = f"the rows are {' and '.join(sorted(set(formats)))}; only chats are rendered by a template"
+        raise RecipeError(Problem("loss-on", message, path=name, hint=f"remove {name}"))
+
+
 def prepare_rows(
     job: Job, processing: Any, hooks: Hooks, labels: Sequence[str] | None, folder: Path
 ) -> dict[str, Any]:
     """Prepare the rows of `data.eval` alone into a folder, for a run that has its labels; their record."""
     sources = recognise(job, "eval", hooks)
     written = _write_split(job, processing, hooks, "eval", sources, labels, folder)
+    seal(folder, [written["file"]])
     return {
         "schema_version": 1,
         "key": None,
@@ -82,31 +88,17 @@ def prepare_rows(
     }
 
 
-def _build(
-    job: Job,
-    processing: Any,
-    hooks: Hooks,
-    splits: Mapping[str, Sequence[Source]],
-    key: str,
-    target: Path,
+def _write(
+    job: Job, processing: Any, hooks: Hooks, splits: Mapping[str, Sequence[Source]], key: str, folder: Path
 ) -> None:
-    """Encode into a folder aside; the rename makes it complete. Two builders at once agree."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        labels = _labels(job, splits, hooks)
-        base = {"schema_version": 1, "key": key, "task": job.value("task"), "labels": labels}
-        written = {
-            name: _write_split(job, processing, hooks, name, sources, labels, aside)
-            for name, sources in splits.items()
-        }
-        write_json(aside / RECORD, {**base, "splits": written})
-        if not (target / RECORD).is_file():
-            shutil.rmtree(target, ignore_errors=True)  # what somebody left of an older one
-        with contextlib.suppress(OSError):  # somebody else was first, with the same samples
-            aside.rename(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    """Encode all splits into a folder, with their record."""
+    labels = _labels(job, splits, hooks)
+    written = {
+        name: _write_split(job, processing, hooks, name, sources, labels, folder)
+        for name, sources in splits.items()
+    }
+    base = {"schema_version": 1, "key": key, "task": job.value("task"), "labels": labels}
+    write_json(folder / RECORD, {**base, "splits": written})
 
 
 def _write_split(
@@ -126,7 +118,7 @@ def _write_split(
     title = f"Preparing {name} data"
     with SampleWriter(folder / f"{name}.arrow") as writer, Progress(title, total) as progress:
         for source in sources:
-            start, before = writer.samples, counts.read
+            start, read, dropped = writer.samples, counts.read, dict(counts.dropped)
             encoder = encoder_for(job, processing, source.detected, labels)
             for rows, encoded in _encoded(job, hooks, source, encoder, counts):
                 counts.add(encoded)
@@ -136,7 +128,7 @@ def _write_split(
                 {
                     "path": source.settings["path"],
                     "format": source.detected.format,
-                    "rows": counts.read - before,
+                    **counts.since(read, dropped),
                     "start": start,
                     "stop": writer.samples,
                 }
@@ -221,7 +213,15 @@ def _key_parts(
     """Everything that decides the samples; nothing that only decides how they are used."""
     import tokenizers
 
-    names = ["task", "data.max_length", "data.overlong", "data.loss_on", "data.fim", "data.streaming"]
+    names = [
+        "task",
+        "data.max_length",
+        "data.overlong",
+        "data.loss_on",
+        "data.loss_on_inserted",
+        "data.fim",
+        "data.streaming",
+    ]
     if job.value("data.fim"):
         names.append("seed")
     task = str(job.value("task"))
@@ -240,7 +240,13 @@ def _key_parts(
         "hooks": hooks.digest if hooks.format_row is not None else None,
         "sources": {
             name: [
-                [source.digest, source.detected.format, dict(source.detected.columns)] for source in sources
+                [
+                    source.digest,
+                    source.detected.format,
+                    dict(source.detected.columns),
+                    sorted(source.detected.left_out),
+                ]
+                for source in sources
             ]
             for name, sources in splits.items()
         },

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
+from launcher.facts.user_files import read_json
 from launcher.train.data.counts import Counts
 from launcher.train.data.formats import Detected, canonical, detect
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
+from launcher.train.data.unread import refuse_lost, unread_columns
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.outcome import write_json
@@ -46,8 +49,10 @@ class Source:
         hooked = after_hook(job, row, hooks)
         if hooked is None:
             return None
+        found = self.detected
+        refuse_lost(hooked, found.format, found.columns, found.left_out, job.value("task"))
         try:
-            return canonical(hooked, self.detected)
+            return canonical(hooked, found)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             message = f"the row cannot be read: {type(error).__name__}: {error}"
             raise bad_row(row, message, "mend or remove the row") from error
@@ -112,9 +117,15 @@ def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> 
     if not rows:
         raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))
     detected = detect(rows, settings["format"], settings["columns"], job.value("task"), path)
-    names = dict.fromkeys(str(name) for row in rows for name in row.values)
-    unused = tuple(name for name in names if name not in detected.columns.values())
-    return Source(settings, place, detected, unused=unused)
+    require_packages(detected)
+    return Source(settings, place, detected, unused=unread_columns(rows, detected))
+
+
+def require_packages(detected: Detected) -> None:
+    """MachineError where a package is missing that encodes rows of this format."""
+    if detected.format == "preference" and importlib.util.find_spec("trl") is None:
+        hint = "pip install 'effilaunch[dpo]'"
+        raise MachineError(Problem("package-missing", "preference rows need the package trl", hint=hint))
 
 
 def _digested(job: Job, source: Source, files: list[Path]) -> Source:
@@ -145,15 +156,19 @@ def _from_hub(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -
     try:
         source = _detect(job, settings, place, hooks)
     except MachineError:
-        if not note.is_file():
-            raise
-        known = json.loads(note.read_text(encoding="utf-8"))
-        detected = Detected(known["format"], known["columns"])
-        return Source(settings, place, detected, known["digest"], (name,), tuple(known["unused"]))
+        try:
+            known = read_json(note)
+            detected = Detected(known["format"], known["columns"], frozenset(known.get("left_out", ())))
+            return Source(settings, place, detected, known["digest"], (name,), tuple(known["unused"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass  # no note, a damaged one, or one of another user: as if the hub had never been asked
+        raise
     digest = f"hub:{name}:{settings['name']}:{settings['split']}:{_commit(settings)}"
-    note.parent.mkdir(parents=True, exist_ok=True)
     known = {"format": source.detected.format, "columns": dict(source.detected.columns)}
-    write_json(note, {**known, "digest": digest, "unused": list(source.unused)})
+    known |= {"left_out": sorted(source.detected.left_out)}
+    with contextlib.suppress(OSError):  # only a machine without a network misses it
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, {**known, "digest": digest, "unused": list(source.unused)})
     return replace(source, digest=digest, files=(name,))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
+from launcher.facts.user_files import exists, is_dir
 from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
 
@@ -41,6 +42,21 @@ def bad_row(row: Row, message: str, hint: str | None = None) -> RecipeError:
     return RecipeError(Problem("bad-row", message, file=row.file, line=row.number, hint=hint))
 
 
+def kind_of(value: Any) -> str:
+    """What a value is, for messages."""
+    names = {type(None): "nothing", str: "text", list: "a list", tuple: "a list", dict: "an object"}
+    names |= {int: "an integer", float: "a float", bool: "a boolean", bytes: "bytes"}
+    return names.get(type(value), type(value).__name__)
+
+
+def parsed_json(row: Row, place: str, text: str) -> Any:
+    """The value of JSON text that stands at `place` of a row."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise bad_row(row, f"the text in {place} is not JSON: {error}") from error
+
+
 def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) -> Iterator[Row]:
     """Rows of a source (`path`, and for hub ids `split`, `name`, `revision`), at least one.
 
@@ -51,8 +67,8 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
         rows = _hub_rows(source, cache_dir)
     else:
         files = source_files(source)
-        if _is_picture(files[0]):
-            rows = (_picture_row(file) for file in files)
+        if is_picture(files[0]):
+            rows = map(picture_row, files)
         else:
             rows = _file_rows(files, None if cache_dir is None else Path(cache_dir))
     row = None
@@ -74,12 +90,17 @@ def source_files(source: Mapping[str, Any]) -> list[Path]:
     path, pattern = _split_glob(reference)
     if pattern is not None:
         return _matching(path, pattern, reference)
-    if path.is_dir():
+    if is_dir(path):
         return _files_below(path, source.get("split") or "train")
-    if not path.exists():
+    if not exists(path):
         raise _absent(path)
     if not is_data_file(path):
         raise _unknown_kind(path)
+    if not path.is_file():
+        message = "is a pipe or a device, and rows are read more than once"
+        raise RecipeError(
+            Problem("data-unreadable", message, file=str(path), hint="write the rows into a file")
+        )
     return [path]
 
 
@@ -106,7 +127,7 @@ def _split_glob(reference: str) -> tuple[Path, str | None]:
     """(path, None), or (folder, pattern) where the path has glob characters and no file is called so."""
     parts = reference.split("/")
     magic = [index for index, part in enumerate(parts) if glob.has_magic(part)]
-    if not magic or Path(reference).expanduser().exists():
+    if not magic or exists(Path(reference).expanduser()):
         return resolve_path(reference), None
     folder = "/".join(parts[: magic[0]]) or ("/" if reference.startswith("/") else ".")
     return resolve_path(folder), "/".join(parts[magic[0] :])
@@ -155,9 +176,9 @@ def _visible_files(folder: Path) -> tuple[list[Path], list[Path]]:
             file = Path(place, name)
             if name.startswith("."):
                 continue
-            if is_data_file(file):
+            if is_data_file(file) and file.is_file():
                 data.append(file)
-            elif _is_picture(file):
+            elif is_picture(file):
                 pictures.append(file)
     return sorted(data), sorted(pictures)
 
@@ -168,7 +189,7 @@ def _saved_files(folder: Path) -> list[str]:
     return [str(entry["filename"]) for entry in state["_data_files"]]
 
 
-def _is_picture(file: Path) -> bool:
+def is_picture(file: Path) -> bool:
     return file.suffix.lower() in _IMAGE_SUFFIXES
 
 
@@ -180,7 +201,7 @@ def _checked_picture(folder: Path, picture: Path) -> Path:
     raise RecipeError(Problem("picture-folders", message, file=str(picture), hint=hint))
 
 
-def _picture_row(picture: Path) -> Row:
+def picture_row(picture: Path) -> Row:
     return Row({"image": str(picture.absolute()), "label": picture.parent.name}, str(picture), 1)
 
 
@@ -200,7 +221,7 @@ def _unknown_kind(path: Path) -> RecipeError:
 def _what_is_near(folder: Path) -> str:
     """The nearest folder above that exists, and what it holds."""
     folder = folder.absolute()
-    while not folder.is_dir():
+    while not is_dir(folder):
         folder = folder.parent
     names = sorted(file.name for file in folder.iterdir())
     held = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")

@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.train.cached import defect
 from launcher.train.job import Job
 
-VERSION = 1
+VERSION = 2
 """Part of every key: raised when the same settings would give other samples."""
 RECORD = "data.json"
 
@@ -111,8 +112,11 @@ def open_samples(path: Path) -> Any:
     return Dataset.from_file(str(path))
 
 
-def read_record(job: Job) -> dict[str, Any]:
-    """What `prepare` left in the run directory; RecipeError when it or its cache is gone."""
+def read_record(job: Job, *, rehash: bool = False) -> dict[str, Any]:
+    """What `prepare` left in the run directory; RecipeError when it or its cache is gone or damaged.
+
+    rehash: read the samples for that, which `prepare` does before each run.
+    """
     path = job.run_dir / RECORD
     hint = f"prepare it again: python -m launcher.train.prepare {job.run_dir}"
     try:
@@ -124,7 +128,8 @@ def read_record(job: Job) -> dict[str, Any]:
         message = "the data of this run is not prepared: no JSON object"
         raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint))
     folder = record.get("folder")
-    if folder is not None and not Path(folder, RECORD).is_file():
-        message = "the prepared data has been removed from the cache"
+    wrong = None if folder is None else defect(Path(folder), "prepared data", rehash=rehash)
+    if wrong is not None:
+        message = f"the prepared data in the cache is gone or damaged: {wrong}"
         raise RecipeError(Problem("data-not-prepared", message, file=folder, hint=hint))
     return record

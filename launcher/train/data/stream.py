@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.counts import REASONS, TOTALS, Counts, result_rows
+from launcher.train.data.counts import NOTES, REASONS, TOTALS, Counts, lost_rows, result_rows
 from launcher.train.data.encode import encode_rows, encoder_for
 from launcher.train.data.pack import join_documents, pack_lengths
 from launcher.train.data.recognise import Source, raw_rows, recognise
@@ -28,7 +28,7 @@ ENCODED_TOGETHER = 64
 SLOTS = 1024
 """Places for counts: one for the process itself, and one for each of its dataloader workers."""
 _COLUMNS = ("input_ids", "labels")
-_COUNTED = ("train", *TOTALS, *REASONS)
+_COUNTED = ("train", *TOTALS, *REASONS, *NOTES)
 
 Sample = dict[str, list[int]]
 
@@ -126,6 +126,7 @@ class Stream(IterableDataset):
             numbers = [
                 *(getattr(counts, name) for name in TOTALS),
                 *(counts.dropped[name] for name in REASONS),
+                *(sum(n for key, n in counts.notes.items() if key.startswith(name)) for name in NOTES),
             ]
             self._counts[slot, 1:] += torch.tensor(numbers)
             yield from found
@@ -193,24 +194,40 @@ def named_counts(totals: torch.Tensor) -> dict[str, Any]:
     """Totals of a stream in the shape that a prepared split's counts have, with `train` beside them."""
     found = dict(zip(_COUNTED, totals.tolist(), strict=True))
     dropped = {reason: found.pop(reason) for reason in REASONS}
-    return {**found, "dropped": {reason: rows for reason, rows in sorted(dropped.items()) if rows}}
+    notes = {name: found.pop(name) for name in NOTES}
+    return {
+        **found,
+        "dropped": {reason: rows for reason, rows in sorted(dropped.items()) if rows},
+        "notes": {name: count for name, count in sorted(notes.items()) if count},
+    }
 
 
 def streamed_rows(job: Job, stream: Stream, prepared: Mapping[str, Any]) -> dict[str, Any]:
     """`rows` of result.json, over all processes; every process must call it.
 
-    prepared: the same of the evaluation rows, which are not streamed. Rank 0 warns of much truncation.
+    prepared: the same of the evaluation rows, which are not streamed. Rank 0 warns of much that was lost.
     """
     counts = named_counts(_summed(stream.totals))
-    lost = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
-    allowed = job.value("data.max_truncated")
-    if rank() == 0 and lost > allowed:
-        print(
-            f"warning: {lost:.1%} of the streamed tokens were cut off, in {counts['truncated']:,} of "
-            f"{counts['read']:,} rows; data.max_truncated is {allowed:.0%}"
-        )
+    if rank() == 0:
+        _warn_of_losses(job, counts)
     evaluated = {**prepared, "dropped": prepared["dropped_reasons"]}
     return result_rows(counts["train"], prepared["eval"], [counts, evaluated])
+
+
+def _warn_of_losses(job: Job, counts: Mapping[str, Any]) -> None:
+    read, allowed = counts["read"], job.value("data.max_truncated")
+    cut = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
+    if cut > allowed:
+        print(
+            f"warning: {cut:.1%} of the streamed tokens were cut off, in {counts['truncated']:,} of "
+            f"{read:,} rows; data.max_truncated is {allowed:.0%}"
+        )
+    lost, allowed = lost_rows(counts["dropped"]), job.value("data.max_dropped")
+    if lost > allowed * read:
+        print(
+            f"warning: {lost:,} of {read:,} streamed rows ({lost / read:.1%}) were dropped; "
+            f"data.max_dropped is {allowed:.0%}"
+        )
 
 
 def _summed(totals: torch.Tensor) -> torch.Tensor:

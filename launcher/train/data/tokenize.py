@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.vocabulary import LOSS_OF_FORMAT
-from launcher.train.data.chat import EncodeChat
+from launcher.train.data.chat import EncodeChat, template_origin
 from launcher.train.data.encoded import (
     IGNORED,
     Collector,
@@ -50,7 +50,14 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected, labels: Sequence[
         message = f"the rows are {detected.format}; only text has a middle to fill in"
         raise RecipeError(Problem("fim-format", message, path="data.fim", hint="remove data.fim"))
     if detected.format == "chat":
-        return EncodeChat(tokenizer, max_length, overlong, loss_on)
+        return EncodeChat(
+            tokenizer,
+            max_length,
+            overlong,
+            loss_on,
+            loss_on_inserted=bool(job.value("data.loss_on_inserted")),
+            origin=template_origin(job),
+        )
     if detected.format != "text":
         return EncodePairs(tokenizer, max_length, overlong, loss_on)
     fim = job.value("data.fim")

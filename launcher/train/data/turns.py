@@ -101,33 +101,51 @@ class Template:
             return None
 
 
-def find_spans(
-    template: Template, messages: Sequence[Message], last_only: bool
-) -> tuple[str, list[Span] | None]:
-    """The rendered text and the ranges of the assistant's turns, closing tokens included.
+def assistant_turns(messages: Sequence[Message]) -> list[int]:
+    """The places of the assistant's messages."""
+    return [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
 
-    None for ranges that cannot be told. Whatever the template raises at the whole conversation passes.
+
+def find_spans(
+    template: Template, messages: Sequence[Message], turns: Sequence[int]
+) -> tuple[str, list[Span] | None]:
+    """The rendered text and the ranges of these turns of the assistant, closing tokens included.
+
+    One range for each turn, or more where the template marks several; None for ranges that cannot be told.
+    Whatever the template raises at the whole conversation passes.
     """
-    turns = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
     text = ""
     if template.has_generation:
         text, spans = template.render_marked(messages)
-        if not last_only or len(turns) < 2:
+        spoken = assistant_turns(messages)
+        if list(turns) == spoken:
             return text, spans
-        if len(spans) == len(turns):
-            return text, spans[-1:]
-        earlier = template.attempt(messages[: turns[-1]])
-        if earlier is not None and text.startswith(earlier):
-            return text, [span for span in spans if span[0] >= len(earlier)]
+        if len(spans) == len(spoken):
+            return text, [span for turn, span in zip(spoken, spans, strict=True) if turn in turns]
+        if (within := _within(template, messages, turns, text, spans)) is not None:
+            return text, within
     text = text or template.render(messages)
-    if last_only:
-        turns = turns[-1:]
     if not turns:
         return text, []
     spans_or_none = _by_prefixes(template, messages, turns, text)
     if spans_or_none is None:
         spans_or_none = _by_marks(template, messages, turns, text)
     return text, spans_or_none
+
+
+def _within(
+    template: Template, messages: Sequence[Message], turns: Sequence[int], text: str, spans: Sequence[Span]
+) -> list[Span] | None:
+    """Those of the marked ranges that lie in these turns; None where the turns' borders are not known."""
+    found: list[Span] = []
+    for turn in turns:
+        before, after = template.attempt(messages[:turn]), template.attempt(messages[: turn + 1])
+        if turn == len(messages) - 1:
+            after = text
+        if before is None or after is None or not (text.startswith(before) and text.startswith(after)):
+            return None
+        found += [span for span in spans if len(before) <= span[0] < len(after)]
+    return found
 
 
 def _by_prefixes(
@@ -177,7 +195,7 @@ def _by_marks(
         else:
             header = _end_of_header(piece, prompt)
         closing = _closing(template, marked[: turn + 1], marks[number], following)
-        if closing is None and turn + 1 in turns:
+        if closing is None and turn + 1 in assistant_turns(messages):
             closing = ""  # the template runs one turn into the next
         if ends is None or closing is None:
             return None

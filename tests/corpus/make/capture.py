@@ -92,6 +92,7 @@ def capture(
         shutil.copy(Path(__file__).with_name("tiny.py"), work)
         for file, content in files.items():
             text = content if isinstance(content, str) else json.dumps(content, indent=2)
+            (work / file).parent.mkdir(parents=True, exist_ok=True)
             (work / file).write_text(text, encoding="utf-8")
         if isinstance(script, str):
             command = ["bash", "-c", script]

@@ -64,6 +64,19 @@ def test_killed():
     with pytest.raises(RuntimeError, match="out of memory"):
         raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
 """
+_EXPECTED = """\
+import pytest
+
+
+@pytest.mark.xfail(reason="known: RuntimeError: CUDA out of memory. Tried to allocate 1 GiB")
+def test_big():
+    raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+
+
+@pytest.mark.skip(reason="OSError: [Errno 28] No space left on device")
+def test_disk():
+    pass
+"""
 _WEB = """\
 import threading
 import urllib.request
@@ -100,6 +113,22 @@ _shell(
     **{"test-train_py": "def test_message():\n    message = 'CUDA out of memory. Tried to allocate 2 GiB'\n"
        "    assert message.startswith('torch')\n"},
 )  # fmt: skip
+_shell(
+    "pytest-xfail",
+    "python -m pytest -v -rA --xfail-tb -p no:cacheprovider test-train.py; true",
+    **{"test-train_py": _EXPECTED},
+)
+_shell(
+    "diff-of-logs",
+    "diff old.log new.log; true",
+    **{
+        "old_log": "starting\nRuntimeError: CUDA error: device-side assert triggered\n{'loss': 2.5}\n",
+        "new_log": "starting\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+        "{'loss': 2.4}\n",
+    },
+)
+_shell("numbered-readme", "nl README.md; cat -n explain.py", README_md=_QUOTES, explain_py=_CODE)
+_shell("libraries", "ldd --version; python -c 'import torch; print(torch.__config__.show())'")
 _shell(
     "json", "python -c 'import tiny; print(tiny.config(finetuning_task=\"error: killed\").to_json_string())'"
 )
@@ -382,6 +411,24 @@ def converges():
         disable_tqdm=True, per_device_train_batch_size=1,
     )  # fmt: skip
     Trainer(tiny.model(), args, train_dataset=tiny.rows(1)).train()
+
+
+@healthy("falls-back-to-new-names")
+def falls_back():
+    import tiny
+    from transformers import Trainer, TrainingArguments
+
+    try:
+        args = TrainingArguments("out", evaluation_strategy="steps")
+    except TypeError as error:
+        print(f"older name refused: {error}")
+        args = TrainingArguments("out", eval_strategy="no", max_steps=4, logging_steps=1, use_cpu=True)
+    try:
+        trainer = Trainer(model=tiny.model(), args=args, train_dataset=tiny.rows(), tokenizer=None)
+    except TypeError as error:
+        print(f"TypeError: {error}")
+        trainer = Trainer(model=tiny.model(), args=args, train_dataset=tiny.rows())
+    trainer.train()
 
 
 @healthy("evaluate-only")

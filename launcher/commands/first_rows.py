@@ -1,0 +1,243 @@
+"""What the first rows of a recipe's local files say, before anything is planned.
+
+Bounded: so many rows and bytes of so many files of a source, and so many seconds in all. Where no answer is
+found within that, or without a package, nothing is said: `prepare` reads every row.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.facts import probe
+from launcher.facts.hardware import device_facts
+from launcher.plan.planner import missing_data
+from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
+from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.schema import DataSource, Recipe
+from launcher.recipe.suggestions import listed
+from launcher.recipe.vocabulary import FORMAT_FIELDS
+from launcher.train.data.detection import Detected, detect
+from launcher.train.data.files import CutOffError, data_suffix, read_file
+from launcher.train.data.formats import canonical
+from launcher.train.data.sources import Row, is_picture, picture_row, source_files
+from launcher.train.data.unread import refuse_lost, unread_columns
+
+_ROWS = 100
+_BYTES = 4 << 20
+"""Of each file."""
+_FILES = 16
+"""Of each source."""
+_SECONDS = 2.0
+_NEAR = 0.75
+_SIBLINGS = 10_000
+_COLUMNAR = (".parquet", ".arrow")
+
+
+class _TimeUpError(BaseException):
+    """The seconds are used up. No Exception: nothing on the way shall take it for an error of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found without reading data as a whole."""
+
+    absent: list[Problem] = field(default_factory=list)
+    """Paths with nothing at them, which another machine may have."""
+    wrong: list[Problem] = field(default_factory=list)
+    """What is here and cannot be trained on, and paths that are nearly those of something that is here."""
+    unread: list[str] = field(default_factory=list)
+    """Columns that are not read, a line for each source."""
+
+
+def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
+    """Look at the paths and first rows of `data.train` and `data.eval`.
+
+    hooks: names of the recipe's hooks; rows that a `format_row` changes are not judged by their columns.
+    """
+    rows, looked = loaded.recipe.data, Looked()
+    sources = {f"data.train[{index}]": source for index, source in enumerate(rows.train)}
+    if isinstance(rows.eval, list):
+        sources |= {f"data.eval[{index}]": source for index, source in enumerate(rows.eval)}
+    exists = {source.path: _exists(source.path) for source in sources.values()}
+    for problem in missing_data(loaded, exists):
+        near = _similar(sources[str(problem.path).removesuffix(".path")].path)
+        if near is None:
+            looked.absent.append(problem)
+        else:
+            looked.wrong.append(replace(problem, hint=f"did you mean {near}?"))
+    try:
+        with _deadline(_SECONDS):
+            for place, source in sources.items():
+                if exists[source.path] and not is_loaded_hub_id(source.path):
+                    _look_at(source, place, loaded.recipe.task, "format_row" in hooks, looked)
+    except _TimeUpError:
+        pass
+    return looked
+
+
+def data_problems(loaded: LoadedRecipe) -> list[Problem]:
+    """What stands in the way of a run here: data that is absent, and files that do not fit the task."""
+    looked = look_at_data(loaded, hook_names(loaded.recipe.python))
+    return [*looked.absent, *looked.wrong]
+
+
+def judged_data(loaded: LoadedRecipe, on: str | None) -> tuple[list[str], list[str]]:
+    """(warnings, columns that are not read) of the recipe's data, as far as it can be looked at.
+
+    RecipeError where the plan is for this machine and what is here cannot be trained on.
+    """
+    looked = look_at_data(loaded, hook_names(loaded.recipe.python))
+    if looked.wrong and _is_for_here(loaded.recipe, on):
+        raise RecipeError(looked.wrong)
+    return [_warning(problem) for problem in (*looked.absent, *looked.wrong)], looked.unread
+
+
+def hook_names(file: str | None) -> tuple[str, ...]:
+    """Names of the functions that the recipe's `python` file defines."""
+    if file is None:
+        return ()
+    from launcher.recipe.hooks import read_hooks
+
+    return read_hooks(Path(file)).names
+
+
+def _is_for_here(recipe: Recipe, on: str | None) -> bool:
+    """Whether a plan is for this machine: its hardware is neither given nor another's."""
+    asked = recipe.hardware
+    if on is not None or asked is None:
+        return on is None
+    if asked.num_nodes > 1 or asked.device == "cpu":
+        return asked.num_nodes == 1
+    found = probe.probe_hardware()
+    return device_facts(asked.device)[0] == found.device and asked.devices_per_node <= found.devices_per_node
+
+
+def _exists(path: str) -> bool:
+    """Whether a data path leads to something; what the hub has is not asked."""
+    if is_loaded_hub_id(path):
+        return True
+    try:
+        if is_glob(path) and not Path(path).exists():
+            pattern = Path(path)
+            return any(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+        return probe.resolve_path(path).exists()
+    except (RecipeError, OSError, ValueError):
+        return False
+
+
+def _similar(path: str) -> Path | None:
+    """What lies beside a path that is absent under nearly its name."""
+    try:
+        wanted = Path(path).expanduser()
+        with os.scandir(wanted.parent) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _SIBLINGS)]
+    except (OSError, ValueError, RuntimeError):
+        return None
+    near = difflib.get_close_matches(wanted.name, names, 1, _NEAR)
+    return wanted.parent / near[0] if near else None
+
+
+def _look_at(source: DataSource, place: str, task: str, hooked: bool, looked: Looked) -> None:
+    settings = source.model_dump()
+    first: Detected | None = None
+    try:
+        files = source_files(settings)
+        if len(files) == 1 and files[0].stat().st_size == 0:
+            raise RecipeError(Problem("no-rows", "is empty", file=source.path, hint="give a file with rows"))
+        for number, file in enumerate(files[:_FILES]):
+            rows = _first_rows(file)
+            if not rows or hooked:
+                continue
+            if first is None:
+                path = str(file) if number else source.path
+                first = detect(rows, settings["format"], settings["columns"], task, path)
+                if unread := unread_columns(rows, first):
+                    looked.unread.append(f"columns that are not read: {listed(unread)} ({place})")
+            _check_rows(rows, first, task)
+    except RecipeError as error:
+        looked.wrong.extend(replace(p, path=f"{place}.{p.path or 'path'}") for p in error.problems)
+    except (OSError, ValueError) as error:  # a folder that may not be listed, a name that no file can have
+        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        looked.wrong.append(Problem("data-unreadable", message, file=source.path, path=f"{place}.path"))
+
+
+def _first_rows(file: Path) -> list[Row]:
+    """The first rows of a file; none where they are not to be had at this price."""
+    if is_picture(file):
+        return [picture_row(file)]
+    if data_suffix(file) in _COLUMNAR and (file.suffix.lower() not in _COLUMNAR or not _has_pyarrow()):
+        return []  # packed ones would be unpacked as a whole
+    rows: list[Row] = []
+    try:
+        for number, values in itertools.islice(read_file(file, None, _BYTES), _ROWS):
+            rows.append(Row(values, str(file), number))
+    except (CutOffError, ModuleNotFoundError, MemoryError):
+        pass
+    return rows
+
+
+def _has_pyarrow() -> bool:
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        return False
+    return True
+
+
+def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
+    """RecipeError as `prepare` would raise it for one of these rows."""
+    fields = FORMAT_FIELDS[detected.format][0]
+    needed = [detected.columns[name] for name in fields if name in detected.columns]
+    present = {name for row in rows for name in row.values}
+    if absent := [column for column in needed if column not in present]:
+        message = f"no column {', '.join(absent)} for {detected.format} rows, as those of the other files are"
+        hint = f"the columns here are {listed(dict.fromkeys(n for row in rows for n in row.values))}"
+        raise RecipeError(Problem("column-missing", message, file=rows[0].file, hint=hint))
+    for row in rows:
+        refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
+        if detected.format == "preference":  # trl would find the prompt
+            continue
+        try:
+            canonical(row, detected)
+        except EffilaunchError:
+            raise
+        except (TypeError, AttributeError, KeyError, ValueError):
+            return
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """_TimeUpError after so many seconds; no limit where there is no timer: WebAssembly, other threads."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise _TimeUpError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _warning(problem: Problem) -> str:
+    """A problem as a warning of a plan for another machine."""
+    if problem.code != "data-missing":
+        return str(problem)
+    near = f"; {problem.hint}" if (problem.hint or "").startswith("did you mean") else ""
+    return f"{problem.message} ({problem.path}){near}"

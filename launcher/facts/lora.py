@@ -1,0 +1,390 @@
+"""Which modules a LoRA adapter changes, and how many parameters it trains: peft's rules in closed form. Pure.
+
+As read in peft 0.21 (tuners/tuners_utils.py: `check_target_module_exists`, `inject_adapter`;
+tuners/lora/config.py; utils/other.py). Where this cannot count, the real peft is asked
+(train/trace_spec.py), and its answer is among the spec's `adapters`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.shipped import facts_file
+
+if TYPE_CHECKING:
+    from launcher.facts.model import ModelSpec
+
+DEFAULT_TARGETS: dict[str, list[str]] = {
+    "gpt2": ["c_attn"],
+    "gpt_bigcode": ["c_attn"],
+    "gpt_neox": ["query_key_value"],
+    "t5": ["q", "v"],
+    "mt5": ["q", "v"],
+    "bert": ["query", "value"],
+    **{
+        family: ["q_proj", "v_proj"]
+        for family in (
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "llama",
+            "mistral",
+            "mixtral",
+            "opt",
+            "qwen2",
+            "qwen3",
+        )
+    },
+}
+"""Modules that peft adapts when no target is named; other families need a name."""
+
+_COUNTED = (
+    "r", "target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern",
+    "rank_pattern", "use_dora",
+)  # fmt: skip
+_NO_PARAMETERS = (
+    "type", "path", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora", "alpha_pattern",
+    "cast_input_dtype_enabled", "autocast_adapter_dtype", "runtime_config", "task_type", "init_lora_weights",
+)  # fmt: skip
+_ABSENT: tuple[Any, ...] = (None, False, [], {}, "none")
+_ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv2d")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What an adapter does to a model."""
+
+    params: int
+    """Parameters that are trained: adapters, modules that are trained whole, a classifier."""
+    paths: tuple[str, ...] | None
+    """Paths of the adapted modules, `{}` for the layer's index; None: `all-linear`."""
+    rank: int
+    """Mean rank over the modules of `paths`, at least 1."""
+    uneven: bool = False
+    """Layers differ: some have no adapter, or one of another rank."""
+    whole: tuple[str, ...] = ()
+    """Paths of modules that are trained whole beside it (modules_to_save)."""
+
+
+def is_all_linear(targets: Any) -> bool:
+    """Whether `target_modules` names all linear layers; peft reads it in any case of letters."""
+    return isinstance(targets, str) and targets.lower() == "all-linear"
+
+
+def adapter_fields(adapter: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of LoraConfig that decide what is trained, as the plan completes them."""
+    given = {"r": 16, "target_modules": "all-linear"} | dict(adapter)
+    return {
+        key: value
+        for key, value in given.items()
+        if key not in _NO_PARAMETERS and (key == "target_modules" or value not in _ABSENT)
+    }
+
+
+def adapter_key(adapter: Mapping[str, Any]) -> str:
+    """Equal for adapters that train the same modules at the same ranks."""
+    return json.dumps(adapter_fields(adapter), sort_keys=True, default=str)
+
+
+def adapted_by(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted:
+    """What the LoraConfig fields `adapter` do to the model.
+
+    RecipeError where peft refuses, or where a name matches nothing; `not-in-closed-form` where only peft
+    can tell and was not asked.
+    """
+    asked = dict(spec.adapters).get(adapter_key(adapter))
+    found = asked or count_adapter(spec, adapter)
+    if found is not None:
+        return found
+    message = f"what this adapter trains of model_type {spec.model_type} is not known in closed form"
+    hint = "`plan RECIPE` asks peft, where the training packages are installed"
+    raise RecipeError(Problem("not-in-closed-form", message, path="adapter", hint=hint))
+
+
+def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None:
+    """`adapted_by` in closed form; None where it has none."""
+    fields = adapter_fields(adapter)
+    targets: str | Sequence[str] | None = fields.get("target_modules")
+    if targets is None:
+        targets = DEFAULT_TARGETS.get(spec.model_type, ())
+    every = is_all_linear(targets)
+    beside = set(fields) - {"r", "target_modules"}
+    _check_alphas(spec, adapter.get("alpha_pattern") or ())
+    if every and not beside:
+        return _all_linear(spec, fields["r"])
+    # peft rewrites patterns, and names of experts, into names of fused parameters.
+    experts = spec.layout.num_experts and (isinstance(targets, str) or beside or not fields["target_modules"])
+    if spec.foreign or beside - set(_COUNTED) or experts:
+        return None
+    _check_patterns(fields, targets)
+    modules = list(_modules(spec))
+    if not (names := _problems(spec, modules, fields, targets)):
+        return _count(spec, modules, fields, None if every else targets)
+    if any(problem is None for problem in names):
+        return None
+    raise RecipeError([problem for problem in names if problem is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module of every copy: `kind` is peft's way to treat it, or the name of its class."""
+
+    path: str
+    count: int
+    kind: str
+    inputs: int = 0
+    outputs: int = 0
+    params: int = 0
+    """Of one copy."""
+    shared: bool = False
+    """Its matrix is another module's, too."""
+
+    def names(self) -> Iterator[str]:
+        if "{}" not in self.path:
+            yield self.path
+        else:
+            yield from (self.path.replace("{}", str(i), 1) for i in range(self.count))
+
+
+def _all_linear(spec: ModelSpec, r: int) -> Adapted:
+    width = lora_width(spec, None)
+    return Adapted(r * width + _classifier(spec), None, r)
+
+
+def _classifier(spec: ModelSpec) -> int:
+    """A classification's head is trained whole beside every adapter."""
+    return spec.head.own_params if spec.head.saved else 0
+
+
+def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
+    """Parameters of adapters of rank 1 on the modules of these paths; None: all linears."""
+    if paths is None:
+        experts = sum(width * count for width, count in _experts(spec))
+        return experts + sum((x.in_features + x.out_features) * x.count for x in spec.linears)
+    return sum((m.inputs + m.outputs) * m.count for m in _modules(spec) if m.inputs and m.path in paths)
+
+
+def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
+    """What `all-linear` adapts of a mixture of experts, as peft 0.21 does for fused experts.
+
+    The router, and each expert's two fused weights; gate_up_proj holds two matrices and gets rank 2r.
+    """
+    count, hidden = spec.layout.num_experts, spec.hidden_size
+    if count == 0:
+        return
+    inner = spec.layout.experts // (3 * count * hidden)
+    yield hidden + count, spec.num_layers
+    yield 2 * count * (2 * inner + hidden) + count * (inner + hidden), spec.num_layers
+
+
+def _modules(spec: ModelSpec) -> Iterator[_Module]:
+    """Every module of the model."""
+    known = set()
+    for x in spec.linears:
+        known.add(x.path)
+        yield _Module(x.path, x.count, "Linear", x.in_features, x.out_features, x.params // x.count)
+    layout, head = spec.layout, spec.head
+    if not head.saved:
+        known.add(head.name)
+        size = head.out_features * (head.in_features + (1 if head.bias else 0))
+        yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
+    rows = (spec.vocab_size, layout.positions, layout.segments)
+    widths = (layout.embed_width, spec.hidden_size, spec.hidden_size)
+    for i, (path, row, width) in enumerate(zip(layout.embed_paths, rows, widths, strict=False)):
+        known.add(path)
+        yield _Module(path, 1, "Embedding", row, width, row * width, i == 0 and head.tied)
+    depth = {x.path.partition("{}")[0]: x.count for x in spec.linears if "{}" in x.path}
+    for path, kind in module_names().get(spec.model_type, {}).items():
+        if path not in known:
+            yield _Module(path, depth.get(path.partition("{}")[0], 1), kind)
+
+
+@functools.cache
+def module_names() -> dict[str, dict[str, str]]:
+    """Family -> path of every module that holds no matrix, and of convolutions -> its class."""
+    names: dict[str, dict[str, str]] = json.loads(facts_file("module_names.json").read_text("utf-8"))["names"]
+    return names
+
+
+def _problems(
+    spec: ModelSpec, modules: Sequence[_Module], fields: Mapping[str, Any], targets: str | Sequence[str]
+) -> list[Problem | None]:
+    """What of the fields names nothing, or what peft cannot adapt; None: only peft can tell."""
+    found: list[Problem | None] = []
+    names = [name for module in modules for name in module.names()]
+    if spec.layout.num_experts and not isinstance(targets, str):
+        linears = [name for m in modules if m.inputs for name in m.names()]
+        if any(not _matching([target], linears) for target in targets):
+            return [None]
+    for field, wanted in (
+        ("target_modules", targets),
+        ("modules_to_save", fields.get("modules_to_save", ())),
+    ):
+        every = [wanted] if isinstance(wanted, str) and field == "target_modules" else list(wanted)
+        none = [w for w in every if not _matching(w if wanted == w else [w], names) and not is_all_linear(w)]
+        found += [_absent(spec, field, w, alone=len(none) == len(every)) for w in none]
+    if not targets:
+        message = f"peft knows no target_modules for {spec.model_type}"
+        hint = "name modules, or all-linear"
+        found.append(Problem("no-target-modules", message, path="adapter.target_modules", hint=hint))
+    if isinstance(targets, str) and fields.get("layers_to_transform") is not None:
+        message = "excludes a pattern in `target_modules`: peft chooses layers of listed names alone"
+        found.append(Problem("bad-adapter", message, path="adapter.layers_to_transform"))
+    if fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
+        message = "does nothing without `layers_to_transform`, and peft refuses it"
+        found.append(Problem("bad-adapter", message, path="adapter.layers_pattern"))
+    return found
+
+
+def _check_patterns(fields: Mapping[str, Any], targets: str | Sequence[str]) -> None:
+    """RecipeError for a regular expression that is none."""
+    single = {"target_modules": targets, "exclude_modules": fields.get("exclude_modules")}
+    patterns = [(key, value) for key, value in single.items() if isinstance(value, str)]
+    patterns += [(key, p) for key in ("rank_pattern", "modules_to_save") for p in fields.get(key, ())]
+    for key, pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            message = f"{pattern!r} is no regular expression: {error}"
+            hint = "a single text is a pattern for whole module names, as '.*q_proj'; names go in a list"
+            raise RecipeError(Problem("bad-adapter", message, path=f"adapter.{key}", hint=hint)) from None
+
+
+def _check_alphas(spec: ModelSpec, patterns: Sequence[str]) -> None:
+    """RecipeError for a key of alpha_pattern that names no module; peft rewrites those of experts."""
+    if not patterns or spec.foreign or spec.layout.num_experts:
+        return
+    _check_patterns({"rank_pattern": patterns}, ())
+    names = [name for module in _modules(spec) for name in module.names()]
+    idle = [key for key in patterns if not any(_named_by(key, name) for name in names)]
+    if idle:
+        raise RecipeError([_idle("alpha_pattern", key) for key in idle])
+
+
+def _named_by(key: str, name: str) -> bool:
+    """peft's `get_pattern_key`."""
+    return re.match(rf"(.*\.)?({key})$", name) is not None
+
+
+def _absent(spec: ModelSpec, field: str, wanted: str, *, alone: bool) -> Problem:
+    names = ", ".join(sorted({linear.name for linear in spec.linears}))
+    return Problem(
+        "no-target-modules" if field == "target_modules" and alone else "target-modules-missing",
+        f"{field} {wanted!r} matches no module of {spec.model_type}",
+        path=f"adapter.{field}",
+        hint=f"its linear layers are {names}" + ("; all-linear takes them all" if field[0] == "t" else ""),
+    )
+
+
+def _matching(target: str | Sequence[str], names: Sequence[str]) -> bool:
+    return any(_matches(target, name) for name in names)
+
+
+def _matches(target: str | Sequence[str], path: str) -> bool:
+    if isinstance(target, str):
+        return re.fullmatch(target, path) is not None
+    return any(path == name or path.endswith("." + name) for name in target)
+
+
+def _count(
+    spec: ModelSpec,
+    modules: Sequence[_Module],
+    fields: Mapping[str, Any],
+    targets: str | Sequence[str] | None,
+) -> Adapted | None:
+    """The adapter over the modules that it matches; `targets` None: all linears."""
+    ranks: dict[str, list[int]] = {}
+    width = params = 0
+    used: set[str] = set()
+    for module in modules:
+        for name in module.names():
+            if targets is None and (module.kind != "Linear" or module.path == spec.head.name):
+                continue
+            if not _chosen(name, fields, targets):
+                continue
+            if module.kind not in _ADAPTABLE:
+                raise RecipeError(_unsupported(name, module.kind))
+            dora = module.outputs if fields.get("use_dora") else 0
+            if module.kind == "Conv2d" or module.shared or (dora and module.kind == "Embedding"):
+                return None
+            key = _pattern_of(name, fields)
+            used |= {key} if key else set()
+            rank = fields["rank_pattern"][key] if key else fields["r"]
+            ranks.setdefault(module.path, []).append(rank)
+            width += module.inputs + module.outputs
+            params += rank * (module.inputs + module.outputs) + dora
+    if unused := sorted(set(fields.get("rank_pattern", ())) - used):
+        raise RecipeError([_idle("rank_pattern", key) for key in unused])
+    if not ranks:
+        message = "no module is left: excluded, saved whole, or in layers that are not chosen"
+        raise RecipeError(Problem("no-target-modules", message, path="adapter.target_modules"))
+    saved = _whole(modules, fields, ranks)
+    if saved is None:
+        return None
+    copies = {module.path: module.count for module in modules}
+    uneven = len({r for each in ranks.values() for r in each}) > 1 or any(
+        "{}" in path and len(each) != copies[path] for path, each in ranks.items()
+    )
+    whole = sum(m.params * m.count for m in modules if m.path in saved)
+    return Adapted(
+        params + whole + _classifier(spec), tuple(ranks), max(1, params // width), uneven, tuple(saved)
+    )
+
+
+def _chosen(name: str, fields: Mapping[str, Any], targets: str | Sequence[str] | None) -> bool:
+    """peft's `check_target_module_exists`."""
+    if (excluded := fields.get("exclude_modules")) and _matches(excluded, name):
+        return False
+    if any(re.match(rf"(^|.*\.){saved}($|\..*)", name) for saved in fields.get("modules_to_save", ())):
+        return False
+    if targets is None or isinstance(targets, str) or name in targets:
+        return targets is None or _matches(targets, name)
+    return _matches(targets, name) and _in_layers(name, fields)
+
+
+def _in_layers(name: str, fields: Mapping[str, Any]) -> bool:
+    layers, patterns = fields.get("layers_to_transform"), fields.get("layers_pattern") or [r"[^.]*"]
+    if layers is None:
+        return True
+    prefix = r".*?\." if not fields.get("layers_pattern") else r"(?:^|.*?\.)"
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if match := re.match(rf"{prefix}{pattern}\.(?P<index>\d+)\.", name):
+            return int(match["index"]) in ([layers] if isinstance(layers, int) else layers)
+    return False
+
+
+def _pattern_of(name: str, fields: Mapping[str, Any]) -> str | None:
+    patterns = fields.get("rank_pattern", ())
+    return next((key for key in patterns if _named_by(key, name)), None)
+
+
+def _whole(
+    modules: Sequence[_Module], fields: Mapping[str, Any], adapted: Mapping[str, Any]
+) -> list[str] | None:
+    """Paths of the modules to save; None where they hold others, are adapted too, or share their matrix."""
+    saved = []
+    for module in modules:
+        named = [name for name in module.names() if name.endswith(tuple(fields.get("modules_to_save", ())))]
+        if not named:
+            continue
+        if not module.params or module.shared or module.path in adapted or len(named) != module.count:
+            return None
+        saved.append(module.path)
+    return saved
+
+
+def _unsupported(name: str, kind: str) -> Problem:
+    message = f"matches {name}, a {kind}, which peft cannot adapt"
+    hint = "match linear layers and embeddings alone; modules_to_save trains other modules whole"
+    return Problem("bad-adapter", message, path="adapter.target_modules", hint=hint)
+
+
+def _idle(field: str, key: str) -> Problem:
+    message = f"{key!r} matches no module that is adapted, and peft would ignore it"
+    return Problem("target-modules-missing", message, path=f"adapter.{field}")

@@ -1,0 +1,116 @@
+"""Read files whose content and size nobody has checked: recipes, configurations, records of a run.
+
+Opening never waits and reading is bounded: a FIFO, a device, /proc/kmsg or a sparse file of many GiB is an
+error within milliseconds and never a hang or a MemoryError. Errors are the builtin ones: OSError, whose
+`strerror` says what is wrong, and ValueError for content.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+
+LARGEST_TEXT = 1_000_000
+"""Bytes of the largest recipe, hook file, chat template, hostfile or DeepSpeed profile."""
+LARGEST_CONFIG = 16 << 20
+"""Bytes of the largest JSON configuration: a config.json with one entry per expert of a layer has some MB."""
+LARGEST_RECORD = 256 << 20
+"""Bytes of the largest record of a run; a metrics.jsonl has about 300 bytes a line."""
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):  # also a part of over 255 characters, a loop of links, a null byte
+        return None
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; False too for a name that no file system takes."""
+    return _mode(path) is not None
+
+
+def is_file(path: Path) -> bool:
+    """Whether it is a regular file; False too for a name that no file system takes."""
+    return (mode := _mode(path)) is not None and stat.S_ISREG(mode)
+
+
+def is_dir(path: Path) -> bool:
+    """Whether it is a folder; False too for a name that no file system takes."""
+    return (mode := _mode(path)) is not None and stat.S_ISDIR(mode)
+
+
+def read_bytes(path: str | Path, largest: int) -> bytes:
+    """The content of a regular file of at most `largest` bytes; OSError for everything else."""
+    # Without O_NONBLOCK, opening a FIFO waits for its writer, and reading /proc/kmsg for the kernel.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as stream:  # noqa: PTH123 - of a descriptor
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):  # of a directory, open has said so
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if found.st_size > largest:
+            raise _too_large(path, largest)
+        parts, size = [], 0
+        while part := stream.read(min(1 << 20, largest + 1 - size)):  # files of /proc have a size of 0
+            parts.append(part)
+            size += len(part)
+            if size > largest:
+                raise _too_large(path, largest)
+    return b"".join(parts)
+
+
+def _too_large(path: str | Path, largest: int) -> OSError:
+    return OSError(errno.EFBIG, f"it has more than {largest:,} bytes", str(path))
+
+
+def read_text(path: str | Path, largest: int) -> str:
+    """The same as text; ValueError (UnicodeDecodeError) where it is not UTF-8."""
+    return read_bytes(path, largest).decode("utf-8-sig")
+
+
+def read_json(path: str | Path, largest: int = LARGEST_CONFIG) -> Any:
+    """The same as a JSON value; ValueError where it is not JSON, or nested too deeply for the parser."""
+    try:
+        return json.loads(read_text(path, largest))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A JSON object that a run wrote; RecipeError (`record-unreadable`) where it was damaged since."""
+    try:
+        found = read_json(path, LARGEST_RECORD)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    else:
+        if isinstance(found, dict):
+            return found
+        reason = "it is not a JSON object"
+    hint = "the file was damaged after the run wrote it: restore it, or start a new run"
+    raise RecipeError(Problem("record-unreadable", f"cannot be read: {reason}", str(path), hint=hint))
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines record of ours; none where there is no such file.
+
+    A line that is not a JSON object is left out: a killed process or a full disk leaves half a line.
+    """
+    try:
+        lines = read_bytes(path, LARGEST_RECORD).decode("utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,0 +1,353 @@
+"""Whether the rendered text of a conversation holds all that the row holds.
+
+Templates leave out what they do not know without an error: roles, tool calls, reasoning. So the texts of the
+messages are replaced by marks, each of which must come out of the template; and the texts themselves must be
+in the text of the row. The marks are rendered once for each kind of conversation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.train.data.other_tasks import is_content, is_empty
+from launcher.train.data.pieces import (
+    REASONING,
+    Piece,
+    Place,
+    is_in_other_words,
+    is_thought,
+    mark,
+    marked_messages,
+    pieces_of,
+    replaced,
+    split_thought,
+    squeezed,
+)
+from launcher.train.data.sources import Row
+from launcher.train.data.turns import Message, Span, Template, assistant_turns, find_spans, render_errors
+
+_KNOWN = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", *REASONING})
+_COMMON = frozenset({"system", "user", "assistant"})
+_TOOL = ("tool", "ipython", "function", "observation", "tool_response")
+_SAME: Mapping[str, tuple[str, ...]] = {**dict.fromkeys(_TOOL, _TOOL), "developer": ("system",)}
+"""Role -> roles that mean the same, for templates that do not know it."""
+_STRANGER = "qzrolezq"
+_OUTLINES = 4096
+"""Kinds of conversations that are remembered."""
+
+
+@dataclass(slots=True)
+class Outline:
+    """What a template does with conversations of one kind."""
+
+    lost: frozenset[Place] | None
+    """What does not come out; None where the template refuses the marks."""
+    inserted: dict[int, str] = field(default_factory=dict)
+    """Turn of the assistant -> text that the template writes ahead of the row's own."""
+    tools_lost: bool = False
+    """Whether descriptions of tools do not come out, or cannot be marked."""
+
+
+class RenderCheck:
+    """Refuses rows of which the template leaves something out."""
+
+    def __init__(self, origin: str, *, masked: bool) -> None:
+        """origin: the template's, for errors; masked: whether it matters what is learned of a turn."""
+        self.origin = origin
+        self._masked = masked
+        self._roles: dict[tuple[str, str], str] = {}
+        self._reasoning: dict[str, tuple[str, ...]] = {}
+        self._parsed: dict[str, bool] = {}
+        self._headers: dict[str, str] = {}
+        self._frames: dict[str, str | None] = {}
+        self._keys: dict[tuple[str, str, str], bool] = {}
+        self._outlines: dict[Any, Outline] = {}
+
+    def adapted(self, template: Template, messages: Sequence[Message], row: Row) -> list[Message]:
+        """The messages with roles and reasoning as this template takes them. RecipeError where it cannot."""
+        taken = [self._with_reasoning(template, message, row) for message in messages]
+        for role in dict.fromkeys(str(message["role"]) for message in taken):
+            if role in _COMMON:
+                continue
+            name = self._roles.get((template.source, role)) or self._role(template, taken, role, row)
+            taken = [{**message, "role": name} if message["role"] == role else message for message in taken]
+        return taken
+
+    def check(
+        self, template: Template, messages: Sequence[Message], text: str, row: Row, notes: Counter[str]
+    ) -> Outline:
+        """RecipeError when `text` lacks something of the messages; what is left out by design is counted."""
+        pieces = list(pieces_of(messages))
+        outline = self._outline(template, messages, pieces)
+        last = max(assistant_turns(messages), default=-1)
+        for piece in pieces:
+            found = piece.text in text
+            lost = outline.lost is None or (piece.turn, piece.kind, piece.call) in outline.lost
+            if found and not lost:
+                continue
+            missing = lost and template.attempt(replaced(messages, piece)) == text
+            if not missing and (found or is_in_other_words(piece.text, text)):
+                continue
+            if piece.turn < last and (piece.kind == "thought" or piece.kind in REASONING):
+                notes["reasoning-left-out"] += 1
+            else:
+                raise self._left_out(piece, messages[piece.turn], row, partly=not missing)
+        self._count_keys(template, messages, text, notes)
+        self._check_tools(template, messages, text, outline.tools_lost, row)
+        return outline
+
+    def inserted(
+        self, template: Template, outline: Outline, turn: int, own: str, text: str, start: int
+    ) -> int:
+        """Characters at the start of a learned turn that the template wrote and the row does not hold."""
+        added = outline.inserted.get(turn, "")
+        held = own.lstrip().startswith(added.strip())
+        return 0 if held or not text.startswith(added, start) else len(added)
+
+    def _role(self, template: Template, messages: Sequence[Message], role: str, row: Row) -> str:
+        """The role under which the template takes the messages of `role`, remembered where that is certain.
+
+        RecipeError where it knows none.
+        """
+        stranger = template.attempt(_renamed(messages, role, _STRANGER))
+        shown = {
+            name: template.attempt(_renamed(messages, role, name)) for name in (role, *_SAME.get(role, ()))
+        }
+        known = [
+            name
+            for name, text in shown.items()
+            if text is not None
+            and (name in _COMMON or stranger is None or stranger.replace(_STRANGER, name) != text)
+        ]
+        if shown.get("tool") and _STRANGER in (stranger or ""):
+            known.append("tool")  # the template writes each role's name, and this one is common
+        if role not in _SAME and re.search(rf"""['"]{re.escape(role)}['"]""", template.source):
+            known.append(role)
+        if known:
+            self._roles[template.source, role] = known[0]
+            return known[0]
+        without = [message for message in messages if message["role"] != role]
+        if not any(shown.values()) and template.attempt(without) is None:
+            return _SAME.get(role, (role,))[0]  # the template refuses it for another reason, which is told
+        raise RecipeError(
+            Problem(
+                "chat-template-role",
+                f"{self.origin} does not know the role {role}",
+                file=row.file,
+                line=row.number,
+                path="model.chat_template",
+                hint="rename the role (system, user, assistant, tool), leave such rows out, or give a "
+                "template that renders it",
+            )
+        )
+
+    def _with_reasoning(self, template: Template, message: Message, row: Row) -> Message:
+        """The message with its reasoning where the template looks for it."""
+        if message["role"] != "assistant":
+            return message
+        held = [key for key in REASONING if isinstance(message.get(key), str) and message[key].strip()]
+        if not held:
+            return self._with_parsed_thought(template, message)
+        known = self._reasoning_keys(template)
+        if (len(held) == 1 and held[0] in known) or len({message[key].strip() for key in held}) > 1:
+            return message
+        rest = {key: value for key, value in message.items() if key not in held}
+        if known:
+            return {**rest, (held[0] if held[0] in known else known[0]): message[held[0]]}
+        if "</think>" in template.source:
+            thought = f"<think>\n{message[held[0]].strip()}\n</think>\n\n"
+            return {**rest, "content": thought + (message.get("content") or "")}
+        raise self._left_out(Piece(0, held[0], ""), message, row)
+
+    def _with_parsed_thought(self, template: Template, message: Message) -> Message:
+        """A thought in <think> tags as the template's own reasoning, if it takes the tags for common text."""
+        content = message.get("content")
+        if not content or "</think>" not in content or not (known := self._reasoning_keys(template)):
+            return message
+        _, thought, _, rest = split_thought(content)
+        if not thought.strip() or self._parses_thoughts(template, known[0]):
+            return message
+        return {**message, "content": rest.lstrip(), known[0]: thought}
+
+    def _parses_thoughts(self, template: Template, key: str) -> bool:
+        """Whether the template renders a thought in <think> tags as it renders one under `key`."""
+        if template.source not in self._parsed:
+            tagged = template.attempt([_ASK, {**_ANSWER, "content": _THOUGHT + _ANSWER["content"]}])
+            keyed = template.attempt([_ASK, {**_ANSWER, key: "qzTHOUGHTzq"}])
+            self._parsed[template.source] = squeezed(tagged or "") == squeezed(keyed or "")
+        return self._parsed[template.source]
+
+    def _reasoning_keys(self, template: Template) -> tuple[str, ...]:
+        """The keys of REASONING that the template renders in a last answer."""
+        if template.source not in self._reasoning:
+            found = tuple(
+                key
+                for key in REASONING
+                if "qzTHOUGHTzq" in (template.attempt([_ASK, {**_ANSWER, key: "qzTHOUGHTzq"}]) or "")
+            )
+            self._reasoning[template.source] = found
+        return self._reasoning[template.source]
+
+    def _frame(self, template: Template) -> str | None:
+        """What the template writes around reasoning, without spaces; None where it knows none."""
+        if template.source not in self._frames:
+            known = self._reasoning_keys(template)
+            answer = {known[0]: "qzTHOUGHTzq"} if known else {"content": _THOUGHT + _ANSWER["content"]}
+            frame = None
+            try:
+                text, spans = find_spans(template, [_ASK, {**_ANSWER, **answer}], [1])
+            except render_errors():
+                text, spans = "", None
+            if spans and _ANSWER["content"] in text:
+                around = text[spans[0][0] : text.index(_ANSWER["content"])]
+                frame = squeezed(around.replace("qzTHOUGHTzq", "")) if "qzTHOUGHTzq" in around else None
+            self._frames[template.source] = frame
+        return self._frames[template.source]
+
+    def _outline(self, template: Template, messages: Sequence[Message], pieces: Sequence[Piece]) -> Outline:
+        """What the template does with conversations that have texts in the same places."""
+        roles = tuple((m["role"], frozenset(m) if len(m) > 2 else None) for m in messages)
+        places = tuple((piece.turn, piece.kind, piece.call) for piece in pieces)
+        key = (template.source, bool(template.tools), roles, places)
+        if key not in self._outlines:
+            if len(self._outlines) >= _OUTLINES:
+                self._outlines.clear()
+            self._outlines[key] = self._drawn(template, messages)
+        return self._outlines[key]
+
+    def _drawn(self, template: Template, messages: Sequence[Message]) -> Outline:
+        for extra in (True, False):
+            marked, marks = marked_messages(messages, extra=extra)
+            text = template.attempt(marked)
+            if text is None:
+                continue
+            lost = frozenset(
+                place for place, sign in marks.items() if sign not in text and place[1] != "extra"
+            )
+            inserted = self._insertions(template, marked, text, marks) if self._masked else {}
+            return Outline(lost, inserted, tools_lost=self._tools_lost(template, marked))
+        return Outline(None)
+
+    def _insertions(
+        self, template: Template, marked: Sequence[Message], text: str, marks: Mapping[Place, str]
+    ) -> dict[int, str]:
+        """Turn -> text between its header and its content that is no part of how the row's own is written."""
+        everyone = assistant_turns(marked)
+        header = "" if template.has_generation else self._header(template)
+        found: dict[int, str] = {}
+        spans: list[Span] | None = None
+        for turn in everyone:
+            place = _content_place(turn, text, marks)
+            if place is None:
+                continue
+            start = text.rfind(header, 0, place) + len(header)
+            if not header or start < len(header) or any(sign in text[start:place] for sign in marks.values()):
+                if spans is None:  # the header is not that of the prompt
+                    spans = find_spans(template, marked, everyone)[1] or []
+                start = spans[everyone.index(turn)][0] if len(spans) == len(everyone) else place
+            if self._is_insertion(template, text[start:place]):
+                found[turn] = text[start:place]
+        return found
+
+    def _is_insertion(self, template: Template, added: str) -> bool:
+        """Whether text ahead of an answer is no syntax: words without special tokens, or empty reasoning."""
+        special = any(token in added for token in template.special)
+        return bool(re.search(r"\w", added) and not special) or (
+            bool(added.strip()) and squeezed(added) == self._frame(template)
+        )
+
+    def _header(self, template: Template) -> str:
+        """What asks the assistant to speak; empty where the template does not know it."""
+        if template.source not in self._headers:
+            before, asked = template.attempt([_ASK]), template.attempt([_ASK], prompt=True)
+            known = before is not None and asked is not None and asked.startswith(before)
+            self._headers[template.source] = (asked or "")[len(before or "") :] if known else ""
+        return self._headers[template.source]
+
+    def _count_keys(
+        self, template: Template, messages: Sequence[Message], text: str, notes: Counter[str]
+    ) -> None:
+        """Count keys of messages that the template does not read; their text is lost."""
+        for turn, message in enumerate(messages):
+            if len(message) < 3:
+                continue
+            for key, value in message.items():
+                if key in _KNOWN or not is_content(value) or is_empty(value):
+                    continue
+                place = (template.source, str(message["role"]), key)
+                if place not in self._keys:
+                    other = [{**m, key: mark(0)} if n == turn else m for n, m in enumerate(messages)]
+                    self._keys[place] = template.attempt(other) == text
+                if self._keys[place] and not (message["role"] in _TOOL and str(value) in text):
+                    notes[f"field-not-rendered: {key}"] += 1
+
+    def _check_tools(
+        self, template: Template, messages: Sequence[Message], text: str, lost: bool, row: Row
+    ) -> None:
+        """RecipeError where the template leaves out the description of a tool."""
+        lost = lost and Template(template.tokenizer, None).attempt(messages) == text
+        for item in template.tools or ():
+            name = _tool(item).get("name")
+            if isinstance(name, str) and (lost or name not in text):
+                raise self._error("chat-template-tools", f"leaves out the tool {name}", row, TOOLS_HINT)
+
+    def _tools_lost(self, template: Template, messages: Sequence[Message]) -> bool:
+        """Whether the template leaves out a tool whose name is a mark."""
+        if not template.tools or not isinstance(_tool(template.tools[0]).get("name"), str):
+            return False
+        first = dict(template.tools[0])
+        name = mark(-1)
+        if "function" in first:
+            first["function"] = {**first["function"], "name": name}
+        else:
+            first["name"] = name
+        shown = Template(template.tokenizer, [first, *template.tools[1:]]).attempt(messages)
+        return shown is None or name not in shown
+
+    def _left_out(self, piece: Piece, message: Message, row: Row, *, partly: bool = False) -> RecipeError:
+        if piece.kind in ("call", "argument"):
+            calls = message["tool_calls"][piece.call]
+            name = calls.get("function", calls).get("name")
+            what = f"the tool call {name}" if piece.kind == "call" else f"an argument of the tool call {name}"
+            return self._error("chat-template-tools", f"leaves out {what}", row, TOOLS_HINT)
+        if is_thought(piece.kind):
+            hint = "give a template that keeps the reasoning of the last answer, or take it out of the rows"
+            return self._error("chat-template-reasoning", "leaves out the assistant's reasoning", row, hint)
+        role = message["role"]
+        what = f"{'a part of ' if partly else ''}message {piece.turn + 1} (role {role})"
+        hint = "give a template that renders it, or leave such rows out"
+        return self._error("chat-template-message", f"leaves out {what}", row, hint)
+
+    def _error(self, code: str, what: str, row: Row, hint: str) -> RecipeError:
+        place = {"file": row.file, "line": row.number, "path": "model.chat_template"}
+        return RecipeError(Problem(code, f"{self.origin} {what}", hint=hint, **place))  # type: ignore[arg-type]
+
+
+_ASK: Message = {"role": "user", "content": "qzASKzq"}
+_ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
+_THOUGHT = "<think>\nqzTHOUGHTzq\n</think>\n\n"
+TOOLS_HINT = "give a template that renders it, describe tools in a system message, or leave such rows out"
+
+
+def _renamed(messages: Sequence[Message], role: str, name: str) -> list[Message]:
+    return [{**message, "role": name} if message["role"] == role else message for message in messages]
+
+
+def _tool(item: Any) -> Mapping[str, Any]:
+    inner = item.get("function", item) if isinstance(item, Mapping) else {}
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _content_place(turn: int, text: str, marks: Mapping[Place, str]) -> int | None:
+    """Where a turn's content begins; None where its reasoning or a call comes first, or it is left out."""
+    found = {
+        kind: text.find(sign) for (place, kind, _), sign in reversed(list(marks.items())) if place == turn
+    }
+    places = {kind: at for kind, at in found.items() if at >= 0}
+    first = min(places, key=lambda kind: places[kind], default="")
+    return places[first] if first in ("content", "extra") else None

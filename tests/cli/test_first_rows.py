@@ -1,0 +1,185 @@
+"""`plan`, `validate` and the dry run look at the first rows of local files, within limits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import main
+from launcher.commands import first_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch, capsys):
+    """Writes a recipe for data and runs a command on it: (status, its JSON)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(train, *words, command="validate", **recipe):
+        sources = train if isinstance(train, list) else [train]
+        text = {"model": {"config": LLAMA, "tokenizer": "./none"}, "data": {"train": sources}, **recipe}
+        text["data"] = {**text["data"], "max_length": 64}
+        (tmp_path / "recipe.yaml").write_text(json.dumps(text))
+        code = main([command, "recipe.yaml", "--json", *words])
+        return code, json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def codes(said):
+    return [(error["code"], error["path"]) for error in said["errors"]]
+
+
+WRONG = [
+    ({"path": "rows.jsonl", "columns": {"messages": "dialog"}}, [CHAT], "column-missing"),
+    ({"path": "rows.jsonl"}, [{"frage": "a", "antwort": "b"}], "format-unknown"),
+    ({"path": "rows.jsonl"}, [{**CHAT, "label": False}], "rows-of-another-task"),
+    ({"path": "rows.jsonl"}, [{**CHAT, "system": "Be brief."}], "column-unread"),
+    ({"path": "rows.jsonl"}, [CHAT, {"messages": []}], "bad-row"),
+    ({"path": "rowz.jsonl"}, [CHAT], "data-missing"),
+]
+
+
+@pytest.mark.parametrize(("source", "rows", "code"), WRONG)
+def test_what_is_wrong_with_local_rows_is_an_error_here_and_a_warning_elsewhere(
+    asked, tmp_path, source, rows, code
+):
+    write(tmp_path / "rows.jsonl", rows)
+    expected = [(code, "data.train[0].path")]
+    for command in ("validate", "plan"):
+        status, said = asked(source, command=command)
+        assert (status, codes(said)) == (2, expected), command
+    elsewhere = {"hardware": {"device": "H100-80GB"}}
+    status, said = asked(source, **elsewhere)
+    assert (status, len(said["recipes"][0]["warnings"])) == (0, 1)
+    for given in ({}, elsewhere):
+        status, said = asked(source, "--on", "1xA100-80GB", command="plan", **given)
+        assert status == 0
+        assert [w for w in said["warnings"] if "data.train[0]" in w], "named, and no reason to refuse"
+    status, said = asked(source, command="plan", hardware={"device": "cpu"})
+    assert (status, codes(said)) == (2, expected), "a CPU is here"
+    status, said = asked(source, "--on", "cpu", command="prepare", **elsewhere)
+    assert (status, codes(said)) == (2, expected), "what is run is run here"
+
+
+def test_a_file_that_may_lie_elsewhere_is_a_warning(asked, tmp_path):
+    write(tmp_path / "rows.jsonl", [CHAT])
+    status, said = asked({"path": "on_the_cluster.jsonl"})
+    assert status == 0
+    assert "on_the_cluster.jsonl" in said["recipes"][0]["warnings"][0]
+
+
+def test_rows_that_are_held_out_and_each_file_of_a_source_are_looked_at(asked, tmp_path):
+    write(tmp_path / "good.jsonl", [CHAT])
+    write(tmp_path / "bad.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    data = {"train": [{"path": "good.jsonl"}], "eval": [{"path": "bad.jsonl"}]}
+    status, said = asked(None, data=data)
+    assert (status, codes(said)[0][1]) == (2, "data.eval[0].path")
+    status, said = asked({"path": "*.jsonl", "format": "chat"})
+    assert status == 2
+    write(tmp_path / "apart.jsonl", [CHAT])  # the format is that of the first file
+    status, said = asked({"path": "*.jsonl"})
+    assert (status, said["errors"][0]["file"]) == (2, str(tmp_path / "bad.jsonl"))
+
+
+def test_columns_that_are_not_read_are_named_in_the_plan(asked, tmp_path):
+    write(tmp_path / "rows.jsonl", [{**CHAT, "id": 1, "source": "x"}])
+    status, said = asked({"path": "rows.jsonl"}, command="plan")
+    assert status == 0
+    assert [w for w in said["warnings"] if "id, source" in w and "data.train[0]" in w]
+
+
+def test_rows_that_a_hook_changes_are_not_judged(asked, tmp_path):
+    write(tmp_path / "rows.jsonl", [{"frage": "a", "antwort": "b"}])
+    (tmp_path / "hooks.py").write_text("def format_row(row):\n    return {'text': row['frage']}\n")
+    assert asked({"path": "rows.jsonl"}, python="hooks.py")[0] == 0
+    (tmp_path / "rows.jsonl").write_text("{")
+    assert asked({"path": "rows.jsonl"}, python="hooks.py")[0] == 2
+
+
+def hostile(folder):
+    """Files that a reader without limits waits for, or fills the memory with."""
+    os.mkfifo(folder / "pipe.jsonl")
+    (folder / "null.jsonl").symlink_to("/dev/zero")
+    with (folder / "sparse.jsonl").open("wb") as stream:
+        stream.truncate(40 << 30)
+    with (folder / "sparse.json").open("wb") as stream:
+        stream.write(b"[")
+        stream.truncate(40 << 30)
+    (folder / "sparse.csv").write_text("prompt,completion\n")
+    os.truncate(folder / "sparse.csv", 40 << 30)
+    with gzip.open(folder / "bomb.jsonl.gz", "wb", compresslevel=1) as stream:
+        for _ in range(64):
+            stream.write(b" " * (1 << 20))
+    (folder / "binary.jsonl").write_bytes(bytes(range(256)) * 100)
+    (folder / "binary.parquet").write_bytes(b"PAR1" + bytes(range(256)) * 100)
+    (folder / "binary.arrow").write_bytes(os.urandom(4096))
+    (folder / "deep.json").write_text("[" * 200_000)
+    (folder / "deep.jsonl").write_text('{"a":' * 200_000)
+    (folder / "digits.jsonl").write_text('{"text": ' + "9" * 100_000 + "}")
+    (folder / "wide.csv").write_text(",".join(f"c{n}" for n in range(50_000)) + "\n")
+    (folder / "empty.jsonl").write_text("")
+    (folder / "folder.jsonl").mkdir()
+    (folder / "loop").mkdir()
+    (folder / "loop" / "again").symlink_to(folder / "loop")
+    (folder / "sealed.jsonl").write_text("{}")
+    (folder / "sealed.jsonl").chmod(0)
+    names = [path.name for path in folder.iterdir() if path.name != "recipe.yaml"]
+    return [*names, "**/*.jsonl", "x" * 300 + "*.jsonl", "a\x00b*"]
+
+
+def test_nothing_hostile_crashes_or_stalls_the_look(asked, tmp_path):
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in hostile(folder):
+        begun = time.monotonic()
+        status, _ = asked({"path": f"rows/{name}"})
+        assert status in (0, 2), name
+        assert time.monotonic() - begun < 10, name
+
+
+def test_the_look_ends_with_its_time(asked, tmp_path, monkeypatch):
+    write(tmp_path / "rows.jsonl", [CHAT])
+    monkeypatch.setattr(first_rows, "_SECONDS", 0.2)
+    monkeypatch.setattr(first_rows, "source_files", lambda settings: time.sleep(60))
+    begun = time.monotonic()
+    assert asked({"path": "rows.jsonl"})[0] == 0
+    assert time.monotonic() - begun < 20
+
+
+def test_a_large_file_is_read_at_its_beginning_alone(asked, tmp_path):
+    good = json.dumps(CHAT) + "\n"
+    (tmp_path / "rows.jsonl").write_text(good * 200 + "broken\n")
+    assert asked({"path": "rows.jsonl"})[0] == 0
+    (tmp_path / "rows.jsonl").write_text(good * 50 + "broken\n")
+    assert asked({"path": "rows.jsonl"})[0] == 2
+    long = json.dumps({"text": "x" * (5 << 20)})
+    (tmp_path / "rows.jsonl").write_text(f"{long}\n{long}\n")
+    assert asked({"path": "rows.jsonl"})[0] == 0, "no row within the bytes, so nothing is said"
+
+
+def test_parquet_is_looked_at_where_pyarrow_is(asked, tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"frage": ["a"], "antwort": ["b"]}), tmp_path / "rows.parquet")
+    assert asked({"path": "rows.parquet"})[0] == 2
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert asked({"path": "rows.parquet"})[0] == 0

@@ -1,0 +1,233 @@
+"""What a plan counts of every form of LoraConfig is what the real peft builds, over many families."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from launcher.commands.foreign import find_spec
+from launcher.errors import DoesNotFit, RecipeError
+from launcher.facts.hardware import parse_hardware
+from launcher.facts.heads import FAMILY_TASKS
+from launcher.facts.lora import DEFAULT_TARGETS, adapted_by, module_names
+from launcher.plan.inputs import Facts
+from launcher.plan.planner import make_plan
+from launcher.plan.tiny import NARROW, tiny_recipe
+from tests import factories
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OTHERS = (
+    "granite", "granitemoe", "cohere", "cohere2", "olmo", "olmo2", "olmo3", "glm", "glm4", "falcon", "bloom",
+    "phi", "stablelm", "mpt", "gptj",
+)  # fmt: skip
+KNOWN = tuple(family for family, tasks in FAMILY_TASKS.items() if "causal-lm" in tasks)
+NAMES = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn", "c_proj")),
+    **dict.fromkeys(("gpt_neox", "falcon", "bloom"), ("query_key_value", "dense")),
+    **dict.fromkeys(("opt", "gptj"), ("q_proj", "out_proj")),
+    "phi3": ("qkv_proj", "o_proj"),
+    "mpt": ("Wqkv", "out_proj"),
+    "phi": ("q_proj", "dense"),
+}
+REFUSED = {"no-target-modules", "target-modules-missing", "bad-adapter"}
+
+
+def forms(family: str, head: str, embedding: str, linears: list[str]) -> dict[str, dict[str, Any]]:
+    """Each of peft's forms, with names that this family has."""
+    first, second = NAMES.get(family, ("q_proj", "o_proj"))
+    layers = linears[0].split(".")[-1 - linears[0].split(".")[::-1].index("0") - 1]
+    return {
+        "all-linear": {"target_modules": "all-linear"},
+        "all-linear-in-capitals": {"target_modules": "All-Linear"},
+        "names": {"target_modules": [first, second]},
+        "paths": {"target_modules": [linears[0], linears[-1]]},
+        "pattern": {"target_modules": rf".*\.[12]\..*\.{first}"},
+        "pattern-of-containers": {"target_modules": rf".*\.{layers}\..*"},
+        "some-layers": {"target_modules": [first], "layers_to_transform": [1], "layers_pattern": layers},
+        "one-layer": {"target_modules": [first], "layers_to_transform": 2},
+        "no-such-layer": {"target_modules": [first], "layers_to_transform": [7]},
+        "layers-of-a-pattern": {"target_modules": f".*{first}", "layers_to_transform": [1]},
+        "pattern-without-layers": {"target_modules": [first], "layers_pattern": layers},
+        "ranks": {"target_modules": [first, second], "rank_pattern": {second: 3}},
+        "alphas": {"target_modules": [first, second], "alpha_pattern": {first: 2}},
+        "rank-of-one-layer": {"target_modules": [first], "rank_pattern": {rf"{layers}\.0\..*{first}": 5}},
+        "head-pattern": {"target_modules": f".*{head}"},
+        "head": {"target_modules": [head, first]},
+        "embedding": {"target_modules": [embedding.rpartition(".")[2]]},
+        "saved-head": {"target_modules": [first], "modules_to_save": [head]},
+        "saved-embedding": {"target_modules": [first], "modules_to_save": [embedding.rpartition(".")[2]]},
+        "saved-and-targeted": {"target_modules": [first], "modules_to_save": [first]},
+        "excluded": {"target_modules": "all-linear", "exclude_modules": [second]},
+        "all-excluded": {"target_modules": [first], "exclude_modules": f".*{first}"},
+        "tokens": {"target_modules": [first], "trainable_token_indices": [1, 2, 5]},
+        "dora": {"target_modules": [first], "use_dora": True},
+        "biases": {"target_modules": [second], "bias": "lora_only"},
+        "missing": {"target_modules": ["no_such_module"]},
+        "broken-pattern": {"target_modules": "*.q_proj"},
+        "default": {"target_modules": None},
+    }  # fmt: skip
+
+
+def config_of(family: str) -> dict[str, Any]:
+    own = transformers.AutoConfig.for_model(family).to_dict()
+    config = {"model_type": family, **{key: value for key, value in SIZES.items() if key in own}}
+    spelled = {key: value for key, value in NARROW.items() if key in own and key not in SIZES}
+    config |= spelled | {key: 3 for key in ("n_layer", "num_layers", "n_layers") if key in own}
+    if family == "gptj":
+        config["rotary_dim"] = 8
+    if family == "mpt":
+        config |= {"n_heads": 4}
+    return config
+
+
+def real(family: str, config: dict[str, Any], fields: dict[str, Any]) -> int | None:
+    """Parameters that peft trains, with the head and embedding tied as the worker asks; None: it refuses."""
+    model = build(config)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    more = {"ensure_weight_tying": True} if tied and ties(model, fields) else {}
+    with torch.device("meta"):
+        try:
+            wrapped = peft.get_peft_model(
+                model, peft.LoraConfig(r=4, task_type="CAUSAL_LM", **fields, **more)
+            )
+        except (ValueError, TypeError, AttributeError, KeyError, re.error):
+            return None
+    return sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+
+
+def ties(model: Any, fields: dict[str, Any]) -> bool:
+    both = (model.get_output_embeddings(), model.get_input_embeddings())
+    names = [name for name, module in model.named_modules() if any(module is one for one in both)]
+    return any(name.endswith(one) for name in names for one in fields.get("modules_to_save", ()))
+
+
+def build(config: dict[str, Any]) -> Any:
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """The child's answers without its start: the same functions, of the same libraries."""
+    from launcher.train.trace import ANSWERS
+
+    def ask(request, _python):
+        return ANSWERS[request["ask"]](request)
+
+    monkeypatch.setattr("launcher.facts.trace.ask_child", ask)
+
+
+def planned_job(tmp_path, fields, spec):
+    """What the plan of a recipe with this adapter says of memory."""
+    return made(tmp_path, config_of(spec.model_type), fields, spec).memory
+
+
+def made(tmp_path, config, fields, spec):
+    text = "model: {config: {model_type: llama}, tokenizer: t}\n" + factories.BASE.partition("\n")[2]
+    loaded = factories.recipe(tmp_path, text)
+    section = loaded.recipe.adapter.model_copy(update={"r": 4, **fields})
+    model = loaded.recipe.model.model_copy(update={"config": config})
+    loaded = factories.replace_recipe(loaded, {"adapter": section, "model": model})
+    facts = Facts(parse_hardware("1xA100-80GB"), spec, {})
+    try:
+        return make_plan(loaded, facts)
+    except DoesNotFit as error:
+        return error.nearest_miss
+
+
+def counted(tmp_path, config, fields):
+    """Parameters that the whole planner counts; None where it refuses as it should."""
+    try:
+        spec, _ = find_spec("m", config, "a test", "causal-lm", ask=True, adapter=fields)
+        return made(tmp_path, config, fields, spec).trainable_params
+    except RecipeError as error:
+        return None if {p.code for p in error.problems} <= REFUSED else error
+
+
+@pytest.mark.parametrize("family", [*KNOWN, *OTHERS])
+def test_every_form_is_counted_as_peft_builds_it_or_refused(family, tmp_path, in_process):
+    config = config_of(family)
+    model = build(config)
+    modules = dict(model.named_modules())
+    head = next(n for n, m in modules.items() if m is model.get_output_embeddings())
+    embedding = next(n for n, m in modules.items() if m is model.get_input_embeddings())
+    kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    linears = [n for n, m in modules.items() if isinstance(m, kinds) and ".0." in n]
+    wrong = {}
+    for form, fields in forms(family, head, embedding, linears).items():
+        expected, found = real(family, config, fields), counted(tmp_path, config, {"r": 4, **fields})
+        if found != expected:
+            wrong[form] = (found, expected)
+    assert not wrong
+
+
+@pytest.mark.parametrize("family", ["granitemoe", "mixtral", "qwen3_moe", "llama"])
+def test_parameters_of_experts_are_counted_by_peft_itself(family, in_process):
+    config = config_of(family)
+    names = {
+        name.rpartition(".")[0].rpartition(".")[2] + "." + name.rpartition(".")[2]
+        for name, p in build(config).named_parameters()
+        if p.ndim == 3 or "mlp.up" in name
+    }
+    fields = {"r": 4, "target_modules": ["q_proj"], "target_parameters": sorted(names) or ["up_proj.weight"]}
+    spec, note = find_spec("m", config, "a test", "causal-lm", ask=True, adapter=fields)
+    expected = real(family, config, {k: v for k, v in fields.items() if k != "r"})
+    assert note is not None
+    assert expected is not None
+    assert adapted_by(spec, fields).params == expected
+
+
+@pytest.mark.parametrize("family", ["bloom", "mpt", "granite"])
+def test_the_attention_of_a_plan_is_one_that_the_class_takes(family, tmp_path, in_process):
+    config = config_of(family)
+    spec, _ = find_spec("m", config, "a test", "causal-lm", ask=True)
+    planned = made(tmp_path, config, {}, spec).value("model.attn_implementation")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**config), attn_implementation=planned
+        )
+    assert model.config._attn_implementation == planned
+
+
+def test_a_rehearsal_with_two_layers_takes_adapters_of_deeper_ones(tmp_path):
+    fields = {
+        "target_modules": ["q_proj", "fc1", "o_proj"], "layers_to_transform": [8, 10, 11],
+        "rank_pattern": {r"layers\.11\..*q_proj": 8, "o_proj": 2},
+        "alpha_pattern": {r"layers\.(8|9)\..*": 4, "fc1": 3},
+    }  # fmt: skip
+    loaded = factories.recipe(tmp_path, factories.BASE)
+    loaded = factories.replace_recipe(
+        loaded, {"adapter": loaded.recipe.adapter.model_copy(update={"r": 4, **fields})}
+    )
+    tiny = tiny_recipe(loaded, config_of("llama")).recipe.adapter.model_dump()
+    assert tiny["layers_to_transform"] == [0, 1]
+    assert (tiny["rank_pattern"], tiny["alpha_pattern"]) == ({"o_proj": 2}, {"fc1": 3})
+
+
+def test_an_adapter_of_the_head_alone_keeps_nothing_of_the_layers(tmp_path):
+    spec, _ = find_spec("m", config_of("llama"), "a test", "causal-lm", ask=False)
+    text = {"head": {"target_modules": ".*lm_head"}, "layers": {"target_modules": ["q_proj"]}}
+    kept = {name: planned_job(tmp_path, fields, spec).components.activations for name, fields in text.items()}
+    assert kept["head"] < kept["layers"]
+
+
+def test_names_of_modules_are_those_of_the_installed_classes():
+    from launcher.train.module_names import names
+
+    assert module_names() == names()
+
+
+def test_default_targets_are_those_of_peft():
+    theirs = peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert {f: theirs[f] for f in FAMILY_TASKS if f in theirs} == DEFAULT_TARGETS

@@ -1,0 +1,242 @@
+"""What planning asks of the hub, with which login, and how it tells the answers apart: a hub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from launcher.cli import main
+from launcher.errors import RecipeError
+from launcher.facts.hub import hub_cache, hub_token
+from launcher.facts.model_config import find_model_config
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 1024, "architectures": ["LlamaForCausalLM"],
+}  # fmt: skip
+GOOD = "hf_good"
+ANSWERS = {
+    "/nobody/none/": (401, "RepoNotFound"),
+    "/gone/": (404, "RepoNotFound"),
+    "/org/weights-only/": (404, "EntryNotFound"),
+    "/org/open/resolve/v9/": (404, "RevisionNotFound"),
+    "/org/down/": (503, None),
+    "/mirror/closed/": (403, None),
+    "/mirror/none/": (404, None),
+}
+"""Beginning of a path -> status and X-Error-Code, as the hub answers."""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """`org/open` for everybody, `org/gated` for one token, `org/moved` behind a redirect."""
+
+    def do_GET(self):
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        self.server.seen.append((self.path, token))
+        for beginning, (status, code) in ANSWERS.items():
+            if self.path.startswith(beginning):
+                return self.answer(status, code)
+        if self.path.startswith("/api/models/"):
+            return self.answer(200, body={"config": {"model_type": "qwen3"}})
+        if self.path.startswith("/org/moved/"):
+            return self.answer(307, location="/api/resolve-cache/org/gated/config.json")
+        if self.path.startswith("/org/elsewhere/"):
+            return self.answer(302, location=f"{self.server.elsewhere}/config.json")
+        if self.path.startswith("/org/text/"):
+            return self.answer(200, body="<html>")
+        if token and token != GOOD:
+            return self.answer(401, message="Invalid credentials in Authorization header")
+        if "gated" in self.path and token != GOOD:
+            return self.answer(401, "GatedRepo")
+        if "terms" in self.path:
+            return self.answer(403, "GatedRepo")
+        return self.answer(200, body=LLAMA)
+
+    def answer(self, status, code=None, *, body=None, message=None, location=None):
+        self.send_response(status)
+        for name, value in (("X-Error-Code", code), ("X-Error-Message", message), ("Location", location)):
+            if value:
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write((body if isinstance(body, str) else json.dumps(body or "")).encode())
+
+    def log_message(self, *arguments):
+        """Quiet."""
+
+
+@pytest.fixture
+def started():
+    """Starts servers, and ends them."""
+    servers = []
+
+    def start():
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+        server.seen, server.elsewhere = [], ""
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        servers.append((server, thread))
+        return server
+
+    yield start
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def address(server):
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+@pytest.fixture
+def hub(started, monkeypatch, tmp_path):
+    """A hub that is asked, an empty cache and no login."""
+    server = started()
+    monkeypatch.setenv("HF_ENDPOINT", address(server))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN_PATH", "HF_HUB_CACHE",
+                 "HUGGING_FACE_HUB_TOKEN", "HF_HUB_DISABLE_IMPLICIT_TOKEN", "http_proxy"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    return server
+
+
+def refused(name, **more):
+    with pytest.raises(RecipeError) as caught:
+        find_model_config(name, **more)
+    (problem,) = caught.value.problems
+    return problem
+
+
+def log_in(monkeypatch, tmp_path, way, token=GOOD):
+    """As `hf auth login` writes it, or by a variable."""
+    path = {"file": tmp_path / "hf" / "token", "HF_TOKEN_PATH": tmp_path / "elsewhere"}.get(way)
+    if path is None:
+        monkeypatch.setenv(way, token)
+        return
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"{token}\n")
+    if way == "HF_TOKEN_PATH":
+        monkeypatch.setenv(way, str(path))
+
+
+WAYS = ("file", "HF_TOKEN_PATH", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_login_is_shown_to_the_hub(hub, monkeypatch, tmp_path, way):
+    assert refused("org/gated").code == "hub-gated"
+    log_in(monkeypatch, tmp_path, way)
+    assert find_model_config("org/gated") == (LLAMA, "hub")
+    assert hub.seen[-1] == ("/org/gated/resolve/main/config.json", GOOD)
+
+
+def test_a_login_is_what_huggingface_hub_takes_it_for(hub, monkeypatch, tmp_path):
+    """Each way alone, then on top of the ones before: the variables go before the file."""
+    script = "import json; from huggingface_hub import constants, get_token; "
+    script += "print(json.dumps([get_token() or '', constants.HF_HUB_CACHE]))"
+    for way in WAYS:
+        log_in(monkeypatch, tmp_path, way, f"hf_{way}")
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout) == [hub_token(os.environ), str(hub_cache(os.environ))]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "path"),
+    [
+        ("nobody/none", "hub-model-absent", "model.name_or_path"),
+        ("gone/model", "hub-model-absent", "model.name_or_path"),
+        ("mirror/none", "hub-model-absent", "model.name_or_path"),
+        ("org/gated", "hub-gated", "model.name_or_path"),
+        ("org/terms", "hub-gated", "model.name_or_path"),
+        ("mirror/closed", "hub-gated", "model.name_or_path"),
+        ("org/weights-only", "hub-config-absent", "model.name_or_path"),
+        ("org/down", "hub-error", "model.name_or_path"),
+        ("org/text", "hub-error", "model.name_or_path"),
+    ],
+)
+def test_answers_are_told_apart(hub, capsys, name, code, path):
+    problem = refused(name)
+    assert (problem.code, problem.path) == (code, path)
+    assert main(["estimate", name, "--on", "1x24GB", "--json"]) == 2
+    (said,) = json.loads(capsys.readouterr().out)["errors"]
+    assert said["code"] == code
+    assert name in said["message"]
+
+
+@pytest.mark.parametrize(
+    "name", ["data/models/mine", "../llama", ".hidden/x", "my model", "a\0b", "package:x/y"]
+)
+def test_what_no_repository_is_called_is_not_asked_for(hub, name):
+    assert refused(name).code in ("model-config-missing", "package-missing")
+    assert not hub.seen
+
+
+def test_a_revision_that_is_not_there(hub):
+    problem = refused("org/open", revision="v9")
+    assert (problem.code, problem.path) == ("hub-revision-absent", "model.revision")
+    assert find_model_config("org/open", revision="refs/pr/1") == (LLAMA, "hub")
+    assert hub.seen[-1][0] == "/org/open/resolve/refs%2Fpr%2F1/config.json"
+
+
+def test_a_token_that_is_not_valid_is_no_gated_model(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_old")
+    problem = refused("org/open")
+    assert problem.code == "hub-token-refused"
+    monkeypatch.setenv("HF_TOKEN", "hf_\u20ac-planted\x01")  # no header can hold it
+    problem = refused("org/open")
+    assert problem.code == "hub-unreachable"
+    assert "planted" not in str(problem)
+
+
+def test_no_network_and_offline(hub, monkeypatch):
+    seen = len(hub.seen)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert refused("org/open").code == "hub-offline"
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("TRANSFORMERS_OFFLINE", "true")
+    assert refused("org/open").code == "hub-offline"
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE")
+    assert len(hub.seen) == seen, "nothing was asked"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, not listening
+        monkeypatch.setenv("HF_ENDPOINT", f"http://user:planted@127.0.0.1:{closed.getsockname()[1]}")
+        problem = refused("org/open")
+    assert problem.code == "hub-unreachable"
+    assert "planted" not in str(problem)
+
+
+def test_siblings_are_named(hub, monkeypatch):
+    """Of the architecture that the hub tells of a gated model; without an answer by the name."""
+    assert "Qwen/Qwen3-8B" in refused("org/gated").hint
+    assert "llama" not in refused("org/gated").hint.lower()
+    assert "meta-llama/Llama-3.1-70B" in refused("gone/Llama-3.3-70B").hint
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "meta-llama/Llama-3.1-70B" in refused("meta-llama/Llama-3.3-70B").hint
+    assert "plan without" not in refused("org/zzz").hint
+
+
+def test_a_shipped_model_plans_whatever_the_hub_says(hub):
+    config, origin = find_model_config("Qwen/Qwen3-8B", revision="main")
+    assert origin == "hub"
+    hub.shutdown()
+    hub.server_close()
+    config, origin = find_model_config("Qwen/Qwen3-8B")
+    assert (config["model_type"], origin) == ("qwen3", "shipped facts")
+
+
+def test_the_login_follows_to_the_same_host_alone(hub, started, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", GOOD)
+    assert find_model_config("org/moved") == (LLAMA, "hub")
+    assert hub.seen[-1] == ("/api/resolve-cache/org/gated/config.json", GOOD)
+    other = started()
+    hub.elsewhere = address(other)
+    assert find_model_config("org/elsewhere") == (LLAMA, "hub")
+    assert hub.seen[-1][1] == GOOD
+    assert other.seen == [("/config.json", "")]
