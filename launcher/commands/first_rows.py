@@ -27,7 +27,7 @@ from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.recipe.vocabulary import FORMAT_FIELDS
-from launcher.train.data.detection import Detected, detect
+from launcher.train.data.detection import PEEK, Detected, detect
 from launcher.train.data.files import CutOffError, data_suffix, read_file
 from launcher.train.data.formats import canonical
 from launcher.train.data.sources import Row, is_picture, picture_row, source_files
@@ -150,21 +150,19 @@ def _similar(path: str) -> Path | None:
 
 def _look_at(source: DataSource, place: str, task: str, hooked: bool, looked: Looked) -> None:
     settings = source.model_dump()
-    first: Detected | None = None
     try:
         files = source_files(settings)
         if len(files) == 1 and files[0].stat().st_size == 0:
             raise RecipeError(Problem("no-rows", "is empty", file=source.path, hint="give a file with rows"))
-        for number, file in enumerate(files[:_FILES]):
-            rows = _first_rows(file)
-            if not rows or hooked:
-                continue
-            if first is None:
-                path = str(file) if number else source.path
-                first = detect(rows, settings["format"], settings["columns"], task, path)
-                if unread := unread_columns(rows, first):
-                    looked.unread.append(f"columns that are not read: {listed(unread)} ({place})")
-            _check_rows(rows, first, task)
+        by_file = [rows for rows in map(_first_rows, files[:_FILES]) if rows]
+        if not by_file or hooked:
+            return
+        peek = list(itertools.islice(itertools.chain.from_iterable(by_file), PEEK))  # as `prepare` does
+        detected = detect(peek, settings["format"], settings["columns"], task, source.path)
+        if unread := unread_columns(peek, detected):
+            looked.unread.append(f"columns that are not read: {listed(unread)} ({place})")
+        for rows in by_file:
+            _check_rows(rows, detected, task)
     except RecipeError as error:
         looked.wrong.extend(replace(p, path=f"{place}.{p.path or 'path'}") for p in error.problems)
     except (OSError, ValueError) as error:  # a folder that may not be listed, a name that no file can have

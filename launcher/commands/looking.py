@@ -16,13 +16,11 @@ from launcher.plan.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
 from launcher.recipe.vocabulary import FORMAT_FIELDS
-from launcher.train.data.detection import Detected, match, suggest_columns
+from launcher.train.data.detection import PEEK, Detected, match, suggest_columns
 from launcher.train.data.formats import canonical, collect_labels
 from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.unread import refuse_lost
 
-_PEEK = 100
-"""Rows by whose columns the format is recognised."""
 _MOST = 200_000
 """Rows that are read; the others are read when the run begins."""
 _WORDS: Mapping[str, str] = {
@@ -66,7 +64,7 @@ def look(path: str) -> Sight:
     if not is_package(path):
         path = str(Path(path).expanduser().absolute())
     rows = _rows(path)
-    first = tuple(itertools.islice(rows, _PEEK))
+    first = tuple(itertools.islice(rows, PEEK))
     count = len(first) + sum(1 for _ in itertools.islice(rows, _MOST - len(first)))
     return Sight(path, first, count, more=next(rows, None) is not None)
 

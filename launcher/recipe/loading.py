@@ -79,7 +79,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
 
 def _similar_recipe(path: Path) -> str | None:
     """A recipe of the same folder, or else a shipped one, that is called much like this."""
-    beside = {file.stem: str(file) for suffix in ("*.yaml", "*.yml") for file in path.parent.glob(suffix)}
+    try:
+        beside = {file.stem: str(file) for suffix in ("*.yaml", "*.yml") for file in path.parent.glob(suffix)}
+    except (OSError, ValueError):  # a name that no folder can have, a folder that may not be read
+        beside = {}
     near = close_key(path.stem, beside)
     return beside[near] if near else close_key(path.name.removesuffix(".yaml"), shipped_names())
 

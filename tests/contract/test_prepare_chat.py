@@ -147,7 +147,7 @@ def test_preference_rows_are_looked_at_too(job):
     weighed = {**good, "weight": 0.5}
     for row, code in [
         (masked, "bad-row"), (stranger, "chat-template-role"), (called, "chat-template-tools"),
-        (weighed, "bad-row"),
+        (weighed, "column-unread"),
     ]:  # fmt: skip
         with pytest.raises(RecipeError) as caught:
             prepare_run(job([good, row], task="dpo"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -291,6 +292,58 @@ def test_an_empty_thought_that_the_row_holds_is_learned():
     row = [TURNS[0], {"role": "assistant", "content": "<think>\n\n</think>\n\nTwo."}]
     tokenizer, batch = encode(QWEN3, row)
     assert (learnt(tokenizer, batch), batch.notes) == (["<think>\n\n</think>\n\nTwo." + END], {})
+
+
+OWN_BLOCK = "<think>\n\n</think>\n\nThree."
+ANSWERS = {
+    "Two.": "Two.",
+    " One.": "One.",
+    "\n\nFive.": "Five.",
+    OWN_BLOCK: OWN_BLOCK,
+    "<think></think>Six.": None,
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(ANSWERS, 2)))
+def test_what_is_learned_of_a_row_does_not_depend_on_rows_before_it(order):
+    """Spaces and an empty thought of one row are not what the template inserts into the next."""
+    tokenizer = tokenizer_with(QWEN3)
+    encoder = EncodeChat(tokenizer, 2048, "truncate", "assistant")
+    detected = Detected("chat", {"messages": "messages"})
+    rows = [{"messages": [TURNS[0], {"role": "assistant", "content": answer}]} for answer in order]
+    together = encoder([canonical(Row(row, "rows.jsonl", 1), detected) for row in rows])
+    for number, (answer, row) in enumerate(zip(order, rows, strict=True)):
+        _, alone = encode(QWEN3, row["messages"])
+        labels = together.columns["labels"][number]
+        assert labels == alone.columns["labels"][0]
+        if (said := ANSWERS[answer]) is not None:
+            assert tokenizer.decode([token for token in labels if token != -100]).lstrip() == said + END
+
+
+def test_an_own_empty_thought_in_another_spelling_is_the_rows():
+    row = [TURNS[0], {"role": "assistant", "content": "<think></think>Six."}]
+    assert encode(QWEN3, row)[1].notes == {}
+
+
+PYTHON_CALLS = CHATML.replace(
+    "\n{{ m.content }}",
+    "\n{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }} "
+    "{{ c.function.arguments }}{% endfor %}",
+)
+
+
+def test_arguments_are_written_as_json():
+    """The template prints what it is given: an object comes out as Python, JSON text as it is."""
+    arguments = {"city": "Oslo", "metric": True}
+    call = {"function": {"name": "weather", "arguments": json.dumps(arguments)}}
+    row = [QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    (text,) = learned(PYTHON_CALLS, row)
+    assert json.loads(text[text.index("{") : text.rindex("}") + 1]) == arguments
+
+
+def test_a_message_may_hold_any_key():
+    row = [*TURNS[:2], {**TURNS[1], "only_calls": True}]
+    assert "Two." in "".join(learned(CHATML, row))
 
 
 def test_words_of_the_row_that_the_insertion_holds_are_learned():

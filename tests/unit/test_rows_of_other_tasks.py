@@ -302,3 +302,33 @@ def test_the_look_at_each_row_costs_little():
     for _ in range(20_000):
         refuse_lost(row, detected.format, detected.columns, detected.left_out, "causal-lm")
     assert time.process_time() - begun < 2
+
+
+def test_a_column_to_leave_out_may_come_in_a_later_row():
+    detected = looked(PAIR, columns={"history": None})
+    later = Row({**PAIR, "history": [["a", "b"]]}, "rows.jsonl", 500)
+    refuse_lost(later, detected.format, detected.columns, detected.left_out, "causal-lm")
+
+
+@pytest.mark.parametrize("value", [3, "3", "0.5"])
+def test_a_number_is_no_conversation(value):
+    assert looked({**PAIR, "turns": value}).format == "prompt-completion"
+
+
+def test_a_count_under_the_name_of_a_kto_label_is_none():
+    detected = looked({**PAIR, "thumbs_up": 3}, others=[{**PAIR, "thumbs_up": 0}])
+    row = Row({**PAIR, "thumbs_up": 0}, "rows.jsonl", 2)
+    refuse_lost(row, detected.format, detected.columns, detected.left_out, "causal-lm")
+    assert refused({**PAIR, "thumbs_up": 0}, others=[{**PAIR, "thumbs_up": 1}]).code == "rows-of-another-task"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "is_mask"),
+    [("weight", 0.5, True), ("loss_weight", "0.5", True), ("weight", 70.5, False), ("loss", 0.5, False)],
+)
+def test_a_weight_below_one_is_a_mask(column, value, is_mask):
+    row = {**PAIR, column: value}
+    if is_mask:
+        assert refused(row).code == "column-unread"
+    else:
+        assert looked(row).format == "prompt-completion"

@@ -16,6 +16,8 @@ from launcher.train.data.other_tasks import Kind, kind_of, where_to
 from launcher.train.data.sources import Row
 from launcher.train.data.unread import class_labels, refuse_lost
 
+PEEK = 100
+"""Rows that the format is recognised from."""
 _SHAREGPT_COLUMN = "conversations"
 _NEAR = 0.8
 _ANSWERS = ("output", "completion")
@@ -183,7 +185,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
-    """Every column that the recipe names must be in the rows."""
+    """Every column that the recipe names must be in the rows; one to leave out may come in a later row."""
     present = _names(rows)
     for field, named in columns.items():
         column = field if named is None else named
@@ -191,6 +193,8 @@ def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path:
             continue
         fitting = present if named is None else [name for name in present if _suits(name, field, rows)]
         near = difflib.get_close_matches(column, fitting, 1)
+        if named is None and not near:
+            continue
         meant = f"{near[0]}: null" if near and named is None else f"{field}: {near[0]}" if near else ""
         hint = f"did you mean `columns: {{{meant}}}`?" if near else "correct `columns` of the source"
         role = "which `columns` leaves out" if named is None else f"for {field}"

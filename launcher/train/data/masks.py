@@ -18,6 +18,7 @@ _LEARNS = frozenset({
 })  # fmt: skip
 """Keys of which 1 or true means that the message is learned: OpenAI, axolotl, ms-swift, LLaMA-Factory,
 xtuner, slime, tinker."""
+_WEIGHTS = frozenset({"weight", "loss_weight", "loss_scale"})
 _LEAVES_OUT = frozenset({"masked"})
 """Keys of which true means that it is not: torchtune."""
 _PARTS = frozenset({
@@ -80,9 +81,12 @@ def row_flags(row: Row) -> list[bool | None] | None:
     return list(flags)
 
 
-def masks_row(value: Any) -> bool:
-    """Whether a column of a mask's name leaves something out: a false flag, or a list of numbers up to 1."""
+def masks_row(value: Any, column: str = "") -> bool:
+    """Whether a column of a mask's name leaves something out: a false flag, a list of numbers up to 1, or a
+    weight below 1 (`loss` with such a value is a measured one)."""
     value = _parsed(value)
+    if column.lower() in _WEIGHTS and _is_weight(value) and value < 1:
+        return True
     if isinstance(value, list | tuple):
         return any(one != 1 for one in value) and all(map(_is_weight, value))
     return _flag(value) is False

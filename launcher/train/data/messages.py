@@ -68,11 +68,10 @@ def messages_of(row: Row, column: str, flags: Sequence[bool | None] | None = Non
     messages: list[Message] = []
     for index, item in enumerate(items):
         place = f"{column}[{index}]"
-        message = _message(row, place, item)
+        message, calls_alone = _message(row, place, item)
         flag = None if flags is None else flags[index]
         if flag is not None and message.setdefault(TRAIN, flag) is not flag:
             raise bad_row(row, f"{place} and the column beside {column} mask differently", "remove one")
-        calls_alone = message.pop("only_calls", False)
         if calls_alone and messages and messages[-1]["role"] == "assistant":
             messages[-1] = _joined(row, place, messages[-1], message)
         else:
@@ -97,7 +96,8 @@ def _items(row: Row, column: str) -> Sequence[Any]:
     return value
 
 
-def _message(row: Row, place: str, item: Any) -> Message:
+def _message(row: Row, place: str, item: Any) -> tuple[Message, bool]:
+    """(the message, whether it is tool calls alone, which belong to the turn before them)."""
     if not isinstance(item, Mapping):
         raise bad_row(row, f"{place} is {kind_of(item)}, expected an object with role and content")
     role = _role(row, place, item)
@@ -114,7 +114,7 @@ def _message(row: Row, place: str, item: Any) -> Message:
     content, calls = item.get("content"), message.pop("tool_calls", None)
     if role in _CALLS:
         before, found = calls_of_message(row, f"{place}.content", content)
-        return {**message, "role": "assistant", "content": before, "tool_calls": found, "only_calls": True}
+        return {**message, "role": "assistant", "content": before, "tool_calls": found}, True
     if "function_call" in message:  # OpenAI's form before tool_calls
         calls = [message.pop("function_call"), *(calls or ())]
     calls = tool_calls(row, f"{place}.tool_calls", calls) if calls else None
@@ -126,7 +126,7 @@ def _message(row: Row, place: str, item: Any) -> Message:
             raise bad_row(row, f"{place}.{key} is {kind_of(message[key])}, expected text")
     text, thought = _content(row, place, content, bool(calls))
     message["content"] = text
-    return message if thought is None else {**message, "reasoning_content": thought}
+    return message if thought is None else {**message, "reasoning_content": thought}, False
 
 
 def _role(row: Row, place: str, item: Mapping[str, Any]) -> str:

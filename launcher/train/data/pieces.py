@@ -120,8 +120,8 @@ def _with(message: Message, piece: Piece, mark: str) -> Message:
         opening, thought, closing, rest = split_thought(message["content"])
         if piece.kind == "thought":
             return {**message, "content": opening + mark + closing + rest}
-        before, _, after = rest.partition(rest.strip())
-        return {**message, "content": opening + thought + closing + before + mark + after}
+        # Without outer spaces and an empty thought, which are this row's own: others of its kind have none.
+        return {**message, "content": (opening + thought + closing if thought else "") + mark}
     if piece.kind in REASONING:
         return {**message, piece.kind: mark}
     calls = list(message["tool_calls"])

@@ -14,6 +14,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.user_files import read_json
 from launcher.train.data.counts import Counts
+from launcher.train.data.detection import PEEK
 from launcher.train.data.formats import Detected, canonical, detect
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
@@ -22,8 +23,6 @@ from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.outcome import write_json
 
-PEEK = 100
-"""Rows that the format is recognised from."""
 _LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 

@@ -97,6 +97,7 @@ class RenderCheck:
                 notes["reasoning-left-out"] += 1
             else:
                 raise self._left_out(piece, messages[piece.turn], row, partly=not missing)
+        self._check_arguments(messages, text, row)
         self._count_keys(template, messages, text, notes)
         self._check_tools(template, messages, text, outline.tools_lost, row)
         return outline
@@ -106,7 +107,7 @@ class RenderCheck:
     ) -> int:
         """Characters at the start of a learned turn that the template wrote and the row does not hold."""
         added = outline.inserted.get(turn, "")
-        held = own.lstrip().startswith(added.strip())
+        held = squeezed(own).startswith(squeezed(added))
         return 0 if held or not text.startswith(added, start) else len(added)
 
     def _role(self, template: Template, messages: Sequence[Message], role: str, row: Row) -> str:
@@ -285,6 +286,21 @@ class RenderCheck:
                     self._keys[place] = template.attempt(other) == text
                 if self._keys[place] and not (message["role"] in _TOOL and str(value) in text):
                     notes[f"field-not-rendered: {key}"] += 1
+
+    def _check_arguments(self, messages: Sequence[Message], text: str, row: Row) -> None:
+        """RecipeError where the template writes the arguments of a call as Python and not as JSON."""
+        contents = [str(message.get("content")) for message in messages]
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                inner = call.get("function", call)
+                arguments = inner.get("arguments")
+                if not arguments or not isinstance(arguments, Mapping):
+                    continue
+                written = repr(arguments)
+                if text.count(written) > sum(content.count(written) for content in contents):
+                    what = f"writes the arguments of the tool call {inner.get('name')} as Python, not as JSON"
+                    hint = "give a template that writes them with `tojson`"
+                    raise self._error("chat-template-tools", what, row, hint)
 
     def _check_tools(
         self, template: Template, messages: Sequence[Message], text: str, lost: bool, row: Row

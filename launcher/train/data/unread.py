@@ -18,7 +18,6 @@ from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.other_tasks import (
     is_content,
     is_empty,
-    is_flag,
     is_kto_label,
     is_media,
     is_side,
@@ -76,12 +75,14 @@ def unread_columns(rows: Sequence[Row], detected: Detected) -> tuple[str, ...]:
 
 
 def class_labels(rows: Sequence[Row]) -> set[str]:
-    """Columns of the name of a KTO label that hold names or numbers of classes: more than yes and no."""
+    """Columns of the name of a KTO label that hold classes or counts: more than yes and no."""
     return {
         str(name)
         for row in rows
         for name, value in row.values.items()
-        if plain_name(str(name)) == "label" and not is_empty(value) and not is_flag(value)
+        if is_kto_label(plain_name(str(name)), value=True)
+        and not is_empty(value)
+        and not is_kto_label(plain_name(str(name)), value)
     }
 
 
@@ -96,10 +97,10 @@ def refuse_lost(row: Row, fmt: str, columns: Mapping[str, str], left_out: frozen
         if not what or name in read or name in left_out or is_empty(value):
             continue
         if what == _MASK:
-            if not masks_row(value):
+            if not masks_row(value, str(name)):
                 continue
         elif meant in ("", "dpo"):
-            if not is_content(value):  # a score of the answer, a count of turns
+            if not is_content(value) or _is_number(value):  # a score of the answer, a count of turns
                 continue
             # A short rejected answer stands in many a prompt by chance.
             if not is_side(plain_name(name), "rejected") and _is_contained(value, row, read):
@@ -151,6 +152,14 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
     elif value is not None:
         yield str(value)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number as CSV files hold it."""
+    try:
+        return isinstance(value, str) and float(value) is not None
+    except ValueError:
+        return False
 
 
 def _parsed(text: str) -> Any:
