@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full test-browser test-cluster check docs fmt build bench bench-throughput clean
+.PHONY: help dev smoke test test-full test-browser test-cluster check docs fmt build bench bench-throughput stats clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -29,7 +29,9 @@ TEST_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
-	$(PYTEST) -m "not slow and not gpu and not cluster and not browser"
+	@mkdir -p build
+	@started=$$(date +%s); $(PYTEST) -m "not slow and not gpu and not cluster and not browser"; code=$$?; \
+	  [ $$code = 0 ] && echo $$(($$(date +%s) - started)) > build/test-seconds; exit $$code
 
 test-full: $(STAMP) ## the tests that `test` leaves out
 	$(PYTEST) -m "(slow or gpu) and not cluster and not browser" -rs
@@ -70,6 +72,9 @@ fmt: $(STAMP) ## format and mend what can be mended
 
 build: $(STAMP) ## wheel and sdist into dist/
 	$(BIN)/python -m build
+
+stats: $(STAMP) ## files, lines, imports, overrides of the code, and the seconds of the last `make test`
+	@$(BIN)/python benchmarks/code_stats.py
 
 bench: $(STAMP) ## how fast the command line answers, data is packed and prepared
 	$(BIN)/python benchmarks/cli_latency.py --check

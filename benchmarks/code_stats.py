@@ -1,0 +1,128 @@
+"""Print the size and structure of the code, one figure a line: `make stats`.
+
+Files and lines count Python files below launcher/ that hold code. A cycle is a group of modules that import
+each other, imports inside functions included and imports for type checking alone left out. An override is a
+method of a class of launcher/train that a base class of another project also defines.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import statistics
+import sys
+from collections import Counter
+from pathlib import Path
+
+import grimp
+import networkx
+
+from launcher.recipe.vocabulary import TASK_FORMATS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "launcher"
+TASKS = PACKAGE / "tasks"
+UPSTREAM = ("transformers", "trl", "accelerate", "peft", "deepspeed", "datasets", "bitsandbytes")
+TEST_SECONDS = ROOT / "build" / "test-seconds"
+"""Written by `make test`."""
+
+
+def code_files() -> dict[Path, int]:
+    """Python file -> its lines, those without code (`__init__.py` of a docstring) left out."""
+    counted = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if tree.body[ast.get_docstring(tree) is not None :]:
+            counted[path] = path.read_text(encoding="utf-8").count("\n")
+    return counted
+
+
+def repeated_names(files: dict[Path, int]) -> list[str]:
+    """File names that occur more than once, as `name x times`."""
+    counted = Counter(path.name for path in files if path.name != "__init__.py")
+    return [f"{name} x {count}" for name, count in sorted(counted.items()) if count > 1]
+
+
+def task_literals(files: dict[Path, int]) -> dict[str, int]:
+    """File outside tasks/ -> string constants in it that are the name of a task."""
+    names = task_names()
+    found: Counter[str] = Counter()
+    for path in files:
+        if TASKS in path.parents or path.is_relative_to(PACKAGE / "train" / "tasks"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in names:
+                found[str(path.relative_to(ROOT))] += 1
+    return dict(found)
+
+
+def task_names() -> frozenset[str]:
+    return frozenset(TASK_FORMATS)
+
+
+def cycles(graph: grimp.ImportGraph) -> list[list[str]]:
+    """Groups of modules that import each other."""
+    directed = networkx.DiGraph()
+    for module in graph.modules:
+        directed.add_edges_from((module, other) for other in graph.find_modules_directly_imported_by(module))
+    return [sorted(group) for group in networkx.strongly_connected_components(directed) if len(group) > 1]
+
+
+def overrides() -> list[tuple[str, str]]:
+    """(class.method, the project whose method it replaces), for all classes of launcher.train."""
+    found = []
+    train = importlib.import_module("launcher.train")
+    for info in pkgutil.walk_packages(train.__path__, "launcher.train."):
+        module = importlib.import_module(info.name)
+        for name, kind in inspect.getmembers(module, inspect.isclass):
+            if kind.__module__ != info.name:
+                continue
+            bases = [base for base in kind.__mro__[1:] if upstream(base)]
+            for method, value in vars(kind).items():
+                owner = next((base for base in bases if method in vars(base)), None)
+                if owner is not None and callable(value) and not method.startswith("__"):
+                    found.append((f"{name}.{method}", owner.__module__.partition(".")[0]))
+    return found
+
+
+def upstream(kind: type) -> bool:
+    """Whether a base class is one whose methods are no hooks: those of a TrainerCallback are."""
+    return kind.__module__.partition(".")[0] in UPSTREAM and kind.__name__ != "TrainerCallback"
+
+
+def main() -> None:
+    files = code_files()
+    graph = grimp.build_graph("launcher", exclude_type_checking_imports=True)
+    alone = [m for m in graph.modules if len(graph.find_modules_that_directly_import(m)) == 1]
+    literals = task_literals(files)
+    found = overrides()
+    private = [name for name, _ in found if name.partition(".")[2].startswith("_")]
+    figures = {
+        "files": len(files),
+        "lines": sum(files.values()),
+        "lines of the median file": round(statistics.median(files.values())),
+        "modules with one importer": len(alone),
+        "file names that occur more than once": len(repeated_names(files)),
+        "task names outside of tasks/": f"{sum(literals.values())} in {len(literals)} files",
+        "overridden methods of other projects": len(found),
+        "private ones among them": len(private),
+        "import cycles": len(cycles(graph)),
+        "seconds of make test": TEST_SECONDS.read_text().strip() if TEST_SECONDS.is_file() else "not run",
+    }
+    for name, value in figures.items():
+        print(f"{name:40} {value if isinstance(value, str) else format(value, ',')}")
+    if "--verbose" in sys.argv[1:]:
+        for title, lines in {
+            "cycles": [" ".join(group) for group in cycles(graph)],
+            "repeated names": repeated_names(files),
+            "task names": [f"{path} {count}" for path, count in literals.items()],
+            "overrides": [f"{name} ({owner})" for name, owner in found],
+            "one importer": sorted(alone),
+        }.items():
+            print(f"\n{title}\n  " + "\n  ".join(lines or ["none"]))
+
+
+if __name__ == "__main__":
+    main()
