@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.user_files import read_json
 from launcher.report.questions import ask, can_ask
+from launcher.train.job import Job, read_job
 
 
 def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) -> None:
     """Ask before `command` runs code that the plan.json of somebody else's directory names.
 
     hooks: whether the command runs the hook file, beside a model's own code. allowed: the user has said yes
-    on the command line. RecipeError without a yes; nothing happens where all files belong to the user.
+    on the command line. RecipeError without a yes, and where the plan cannot be read; nothing happens where
+    all files belong to the user.
     """
-    settings = _settings(run_dir)
-    file = settings.get("python.file") if hooks else None
+    if allowed:
+        return
+    job = read_job(run_dir)  # the worker's reader: what it would run is what is asked about
+    file = _value(job, "python.file") if hooks else None
     code = [f"the Python file {file}"] if isinstance(file, str) and file else []
-    if settings.get("model.trust_remote_code"):
-        code.append(f"the code of the model {settings.get('model.name_or_path')}")
-    if not code or allowed:
+    if _value(job, "model.trust_remote_code"):
+        code.append(f"the code of the model {_value(job, 'model.name_or_path')}")
+    if not code:
         return
     own = os.geteuid()
     named = [run_dir, run_dir / "plan.json", *([Path(file)] if isinstance(file, str) and file else [])]
@@ -40,13 +42,9 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
         raise RecipeError(problem)
 
 
-def _settings(run_dir: Path) -> dict[str, Any]:
-    """Values of the plan's settings; what is wrong with the file is for its reader to say."""
-    try:
-        settings = read_json(run_dir / "plan.json")["settings"]
-        return {key: entry["value"] for key, entry in settings.items() if isinstance(entry, Mapping)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+def _value(job: Job, dotted: str) -> Any:
+    """A setting as the worker sees it, None where the plan has none."""
+    return job.value(dotted) if dotted in job.plan["settings"] else None
 
 
 def _owner(path: Path) -> int | None:

@@ -52,7 +52,6 @@ _NO_PARAMETERS = (
     "type", "path", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora", "alpha_pattern",
     "cast_input_dtype_enabled", "autocast_adapter_dtype", "runtime_config", "task_type", "init_lora_weights",
 )  # fmt: skip
-_ABSENT: tuple[Any, ...] = (None, False, [], {}, "none")
 _ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv2d")
 
 
@@ -83,8 +82,15 @@ def adapter_fields(adapter: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in given.items()
-        if key not in _NO_PARAMETERS and (key == "target_modules" or value not in _ABSENT)
+        if key not in _NO_PARAMETERS and (key == "target_modules" or not _is_absent(key, value))
     }
+
+
+def _is_absent(field: str, value: Any) -> bool:
+    """Whether peft treats the field as not set; layer 0 is set, and so is an empty list of layers."""
+    if field in ("layers_to_transform", "layers_pattern"):
+        return value is None
+    return value in (None, [], {}, "none") or value is False
 
 
 def adapter_key(adapter: Mapping[str, Any]) -> str:
@@ -125,7 +131,7 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
     _check_patterns(fields, targets)
     modules = list(_modules(spec))
     if not (names := _problems(spec, modules, fields, targets)):
-        return _count(spec, modules, fields, None if every else targets)
+        return _count(spec, modules, _with_head(spec, fields), None if every else targets)
     if any(problem is None for problem in names):
         return None
     raise RecipeError([problem for problem in names if problem is not None])
@@ -162,6 +168,12 @@ def _classifier(spec: ModelSpec) -> int:
     return spec.head.own_params if spec.head.saved else 0
 
 
+def _with_head(spec: ModelSpec, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields with a classification's head among the modules to save, as the worker does."""
+    head = [spec.head.name] if spec.head.saved else []
+    return {**fields, "modules_to_save": [*fields.get("modules_to_save", ()), *head]}
+
+
 def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
     """Parameters of adapters of rank 1 on the modules of these paths; None: all linears."""
     if paths is None:
@@ -190,10 +202,9 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
         known.add(x.path)
         yield _Module(x.path, x.count, "Linear", x.in_features, x.out_features, x.params // x.count)
     layout, head = spec.layout, spec.head
-    if not head.saved:
-        known.add(head.name)
-        size = head.out_features * (head.in_features + (1 if head.bias else 0))
-        yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
+    known.add(head.name)
+    size = head.out_features * (head.in_features + (1 if head.bias else 0))
+    yield _Module(head.name, 1, "Linear", head.in_features, head.out_features, size, head.tied)
     rows = (spec.vocab_size, layout.positions, layout.segments)
     widths = (layout.embed_width, spec.hidden_size, spec.hidden_size)
     for i, (path, row, width) in enumerate(zip(layout.embed_paths, rows, widths, strict=False)):
@@ -233,10 +244,11 @@ def _problems(
         message = f"peft knows no target_modules for {spec.model_type}"
         hint = "name modules, or all-linear"
         found.append(Problem("no-target-modules", message, path="adapter.target_modules", hint=hint))
-    if isinstance(targets, str) and fields.get("layers_to_transform") is not None:
+    chosen = [field for field in ("layers_to_transform", "layers_pattern") if field in fields]
+    if isinstance(targets, str) and chosen:
         message = "excludes a pattern in `target_modules`: peft chooses layers of listed names alone"
-        found.append(Problem("bad-adapter", message, path="adapter.layers_to_transform"))
-    if fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
+        found.append(Problem("bad-adapter", message, path=f"adapter.{chosen[0]}"))
+    elif fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
         message = "does nothing without `layers_to_transform`, and peft refuses it"
         found.append(Problem("bad-adapter", message, path="adapter.layers_pattern"))
     return found
@@ -332,9 +344,7 @@ def _count(
         "{}" in path and len(each) != copies[path] for path, each in ranks.items()
     )
     whole = sum(m.params * m.count for m in modules if m.path in saved)
-    return Adapted(
-        params + whole + _classifier(spec), tuple(ranks), max(1, params // width), uneven, tuple(saved)
-    )
+    return Adapted(params + whole, tuple(ranks), max(1, params // width), uneven, tuple(saved))
 
 
 def _chosen(name: str, fields: Mapping[str, Any], targets: str | Sequence[str] | None) -> bool:
@@ -350,7 +360,7 @@ def _chosen(name: str, fields: Mapping[str, Any], targets: str | Sequence[str] |
 
 def _in_layers(name: str, fields: Mapping[str, Any]) -> bool:
     layers, patterns = fields.get("layers_to_transform"), fields.get("layers_pattern") or [r"[^.]*"]
-    if layers is None:
+    if layers in (None, []):
         return True
     prefix = r".*?\." if not fields.get("layers_pattern") else r"(?:^|.*?\.)"
     for pattern in [patterns] if isinstance(patterns, str) else patterns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import LARGEST_RECORD, read_json
 from launcher.plan.resuming import BEFORE
 from launcher.recipe.env import resolve_env
 
@@ -86,11 +86,11 @@ class Job:
 
 
 def read_job(run_dir: Path) -> Job:
-    """Read RUN_DIR/plan.json. RecipeError when it is absent or not a plan."""
+    """Read RUN_DIR/plan.json. RecipeError when it is absent, too large, or not a plan."""
     path = run_dir / "plan.json"
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        plan = read_json(path, LARGEST_RECORD)
+    except (OSError, ValueError) as error:
         raise RecipeError(Problem("bad-plan", f"cannot read the plan: {error}", file=str(path))) from error
     settings = plan.get("settings") if isinstance(plan, dict) else None
     if not isinstance(settings, dict) or not all(

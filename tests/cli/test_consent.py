@@ -31,8 +31,8 @@ def run(tmp_path):
     return folder
 
 
-def plan(folder, settings):
-    text = json.dumps({"settings": {key: {"value": value} for key, value in settings.items()}})
+def plan(folder, settings, **beside):
+    text = json.dumps({"settings": {key: {"value": value} for key, value in settings.items()}, **beside})
     (folder / "plan.json").write_text(text)
 
 
@@ -50,7 +50,42 @@ def test_eval_asks_before_it_runs_a_strangers_hooks(run, capsys, foreign):
     assert code_of(capsys, "eval", run) == "foreign-code"
     assert code_of(capsys, "eval", run, "--checkpoint", "checkpoint-1") == "foreign-code"
     assert not (run / "RAN").exists()
-    assert code_of(capsys, "eval", run, "--allow-code") != "foreign-code"
+    assert code_of(capsys, "eval", run, "--allow-code") == "not-trained"
+
+
+@pytest.mark.parametrize("size", [17 << 20, 40 << 20])
+def test_a_large_plan_is_asked_about_too(run, capsys, size):
+    plan(run, {"python.file": str(run / "hooks.py"), "python.hooks": ["callbacks"]}, pad="x" * size)
+    os.chown(run, STRANGER, -1)
+    assert code_of(capsys, "eval", run) == "foreign-code"
+    assert not (run / "RAN").exists()
+
+
+def test_a_plan_above_the_limit_is_refused_by_the_question_and_by_the_worker(run, capsys, monkeypatch):
+    monkeypatch.setattr("launcher.train.job.LARGEST_RECORD", 10)
+    os.chown(run, STRANGER, -1)
+    for more in ((), ("--allow-code",)):
+        assert code_of(capsys, "eval", run, *more) == "bad-plan"
+    assert not (run / "RAN").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "generate", "merge"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"[" * 100_000, None])
+def test_without_a_readable_plan_nothing_is_taken_for_harmless(run, capsys, command, content):
+    (run / "plan.json").unlink()
+    if content is not None:
+        (run / "plan.json").write_bytes(content)
+    os.chown(run, STRANGER, -1)
+    assert code_of(capsys, command, run) == "bad-plan"
+
+
+@pytest.mark.parametrize("setting", ["${ENV:SOME_HOOKS}", "${ENV:NOT_SET:hooks.py}"])
+def test_a_hook_file_named_by_a_variable_is_the_one_whose_owner_counts(run, capsys, monkeypatch, setting):
+    monkeypatch.setenv("SOME_HOOKS", str(run / "hooks.py"))
+    monkeypatch.chdir(run)
+    plan(run, {"python.file": setting, "python.hooks": ["callbacks"]})
+    os.chown(run / "hooks.py", STRANGER, -1)
+    assert code_of(capsys, "eval", run) == "foreign-code"
 
 
 @pytest.mark.parametrize("command", ["eval", "generate", "merge"])
@@ -58,7 +93,7 @@ def test_a_models_own_code_is_asked_for_too(run, capsys, command):
     plan(run, {"model.trust_remote_code": True, "model.name_or_path": "org/model"})
     os.chown(run, STRANGER, -1)
     assert code_of(capsys, command, run) == "foreign-code"
-    assert code_of(capsys, command, run, "--allow-code") != "foreign-code"
+    assert code_of(capsys, command, run, "--allow-code") == "not-trained"
 
 
 @pytest.mark.parametrize("settings", [{}, {"python.file": None, "model.trust_remote_code": False}])

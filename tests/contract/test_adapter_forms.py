@@ -15,6 +15,7 @@ from launcher.facts.lora import DEFAULT_TARGETS, adapted_by, module_names
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.tiny import NARROW, tiny_recipe
+from launcher.train.trace import ANSWERS
 from tests import factories
 
 torch = pytest.importorskip("torch")
@@ -56,6 +57,16 @@ def forms(family: str, head: str, embedding: str, linears: list[str]) -> dict[st
         "pattern-of-containers": {"target_modules": rf".*\.{layers}\..*"},
         "some-layers": {"target_modules": [first], "layers_to_transform": [1], "layers_pattern": layers},
         "one-layer": {"target_modules": [first], "layers_to_transform": 2},
+        "first-layer": {"target_modules": [first], "layers_to_transform": 0},
+        "layers-in-a-list": {"target_modules": [first], "layers_to_transform": [0]},
+        "first-layer-of-a-pattern": {"target_modules": f".*{first}", "layers_to_transform": 0},
+        "first-layer-of-containers": {
+            "target_modules": [first], "layers_to_transform": 0, "layers_pattern": layers,
+        },
+        "no-layer": {"target_modules": [first], "layers_to_transform": []},
+        "no-layer-of-a-pattern": {"target_modules": f".*{first}", "layers_to_transform": []},
+        "no-container-of-a-pattern": {"target_modules": f".*{first}", "layers_pattern": []},
+        "first-layer-of-all-linear": {"target_modules": "all-linear", "layers_to_transform": 0},
         "no-such-layer": {"target_modules": [first], "layers_to_transform": [7]},
         "layers-of-a-pattern": {"target_modules": f".*{first}", "layers_to_transform": [1]},
         "pattern-without-layers": {"target_modules": [first], "layers_pattern": layers},
@@ -120,7 +131,6 @@ def build(config: dict[str, Any]) -> Any:
 @pytest.fixture
 def in_process(monkeypatch):
     """The child's answers without its start: the same functions, of the same libraries."""
-    from launcher.train.trace import ANSWERS
 
     def ask(request, _python):
         return ANSWERS[request["ask"]](request)
@@ -170,6 +180,52 @@ def test_every_form_is_counted_as_peft_builds_it_or_refused(family, tmp_path, in
         if found != expected:
             wrong[form] = (found, expected)
     assert not wrong
+
+
+CLASSIFIERS = [
+    (family, task) for family, tasks in FAMILY_TASKS.items() for task in tasks if "classification" in task
+]
+
+
+@pytest.mark.parametrize(("family", "task"), CLASSIFIERS)
+def test_the_head_of_a_classification_may_be_named_and_counts_once(family, task, in_process):
+    config = config_of(family) | {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    bare, _ = find_spec("m", config, "a test", task, ask=False)
+    head, first = bare.head.name, "query" if bare.layout.segments or family == "vit" else None
+    first = first or NAMES.get(family, ("q_proj", ""))[0]
+    shapes = {
+        "head": {"target_modules": [first], "modules_to_save": [head]},
+        "no-head": {"target_modules": [first]},
+        "all-linear": {"target_modules": "all-linear", "modules_to_save": [head]},
+        "one-layer": {"target_modules": [first], "modules_to_save": [head], "layers_to_transform": 0},
+        "targeted-head": {"target_modules": [first, head]},
+        "pattern-with-head": {"target_modules": f".*({first}|{head})", "modules_to_save": [head]},
+        "excluded-head": {"target_modules": "all-linear", "exclude_modules": [head]},
+        "head-alone": {"target_modules": [head]},
+        "other-head": {"target_modules": [first], "modules_to_save": ["classifier", "score"]},
+        "no-such-module": {"target_modules": [first], "modules_to_save": ["lm_head"]},
+    }  # fmt: skip
+    wrong = {}
+    for shape, fields in shapes.items():
+        answer = ANSWERS["adapter"](
+            {"config": config, "labels": 3, "task": task, "adapter": {"r": 4, **fields}}
+        )
+        try:
+            spec, _ = find_spec("m", config, "a test", task, ask=True, adapter={"r": 4, **fields})
+            found = adapted_by(spec, {"r": 4, **fields}).params
+        except RecipeError as error:
+            found = None if {p.code for p in error.problems} <= REFUSED else error
+        if found != answer.get("params"):
+            wrong[shape] = (found, answer)
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("layers", "trained"), [(0, 212_992), ([0], 212_992), (2, 212_992), ([7], 212_992), ([1, 2], 425_984)]
+)
+def test_the_layers_of_a_published_model_are_counted(layers, trained):
+    fields = {"r": 16, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": layers}
+    assert adapted_by(factories.facts(model="Qwen/Qwen3-8B").model, fields).params == trained
 
 
 @pytest.mark.parametrize("family", ["granitemoe", "mixtral", "qwen3_moe", "llama"])
