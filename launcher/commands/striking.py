@@ -141,7 +141,8 @@ def _resumed_at(run_dir: Path) -> int | None:
 
 def losses(run_dir: Path) -> dict[int, float | None]:
     """Step -> loss of training."""
-    return {row["step"]: row["loss"] for row in read_jsonl(run_dir / "metrics.jsonl") if "loss" in row}
+    rows = read_jsonl(run_dir / "metrics.jsonl")
+    return {row["step"]: row["loss"] for row in rows if "loss" in row and isinstance(row.get("step"), int)}
 
 
 def drop_weights(run_dir: Path) -> None:

@@ -5,15 +5,18 @@ The record stands in plan.json, beside the plan that it explains: both are writt
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import unwritable, write_file, write_run_dir
 from launcher.facts.checkpoint import ORIGIN
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.user_files import exists, is_after, read_lines
+from launcher.facts.user_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
 
 KEY = "adapted"
@@ -34,12 +37,20 @@ class Record:
 
 
 def read_record(run_dir: Path) -> Record | None:
-    """What was adapted in this run; None where nothing was, or where there is no plan to read."""
-    try:
-        found = json.loads((run_dir / "plan.json").read_text("utf-8")).get(KEY)
-    except (OSError, ValueError, AttributeError, RecursionError):
+    """What was adapted in this run; None where nothing was, or where there is no plan.
+
+    RecipeError (`record-unreadable`) for a plan that cannot be read: the next one replaces it.
+    """
+    path = run_dir / "plan.json"
+    if not exists(path):
         return None
-    return None if found is None else Record(found["changes"], tuple(found["adaptations"]))
+    found = read_object(path).get(KEY)
+    if found is None:
+        return None
+    try:
+        return Record(dict(found["changes"]), tuple(found["adaptations"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise RecipeError(Problem("record-unreadable", f"{KEY} is damaged: {error!r}", str(path))) from error
 
 
 def with_record(bundle: Bundle, record: Record | None) -> Bundle:
@@ -96,5 +107,9 @@ def _put_aside(run_dir: Path, number: int) -> str | None:
 
 def last_step(run_dir: Path) -> int:
     """The last step that the run has logged; 0 where there is none."""
-    steps = (row.get("step") for row in read_jsonl(run_dir / "metrics.jsonl"))
-    return max((step for step in steps if isinstance(step, int)), default=0)
+    last = 0
+    with contextlib.suppress(OSError):
+        for _, row in read_lines(run_dir / "metrics.jsonl"):
+            if row is not None and is_after(row, last) and isinstance(row["step"], int):
+                last = row["step"]
+    return last

@@ -200,7 +200,9 @@ def _tell_metrics(run_dir: Path, seen: _Seen, say: Callable[[str], None]) -> boo
     rows = [row for row in read_jsonl(path) if "loss" in row]
     if not rows:
         return False
-    say(f"  step {rows[-1].get('step')}: loss {rows[-1]['loss']:.4f}")
+    loss = rows[-1]["loss"]
+    shown = f"{loss:.4f}" if isinstance(loss, int | float) else "not finite"
+    say(f"  step {rows[-1].get('step')}: loss {shown}")
     return True
 
 

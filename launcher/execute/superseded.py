@@ -7,13 +7,13 @@ and its lines of the run's records in files of their own.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from launcher.execute.restarts import RESTARTS
-from launcher.execute.run_dir import unwritable, write_file
+from launcher.execute.run_dir import unwritable
 from launcher.facts.checkpoint import SUPERSEDED, complete_checkpoints, incomplete_checkpoints
+from launcher.facts.user_files import exists, is_after, read_lines
 
 _RECORDS = ("metrics.jsonl", RESTARTS)
 
@@ -58,19 +58,18 @@ def _free_name(path: Path) -> Path:
 
 
 def _split(record: Path, step: int, last: int) -> None:
-    """Move the lines of a record behind `step` into a file of their own."""
-    lines = record.read_text("utf-8", errors="replace").splitlines() if record.is_file() else []
-    kept = [line for line in lines if _step(line) <= step]
-    if len(kept) == len(lines):
+    """Move the rows of a record after `step` into a file of their own; damaged lines stay."""
+    if not exists(record):
         return
     aside = _free_name(record.with_name(f"{record.stem}-{SUPERSEDED}{last}{record.suffix}"))
-    write_file(aside, "".join(f"{line}\n" for line in lines if _step(line) > step))
-    write_file(record, "".join(f"{line}\n" for line in kept))
-
-
-def _step(line: str) -> int:
-    """0 for half a line that a killed process left: it stays where it is."""
+    parts = {path: path.with_name(f"{path.name}.part") for path in (aside, record)}
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return 0
+        with parts[aside].open("wb") as later, parts[record].open("wb") as kept:
+            for line, row in read_lines(record):
+                (later if is_after(row, step) else kept).write(line)
+        if parts[aside].stat().st_size:
+            for path, part in parts.items():
+                part.replace(path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)

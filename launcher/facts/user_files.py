@@ -7,12 +7,14 @@ error within milliseconds and never a hang or a MemoryError. Errors are the buil
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from launcher.errors import Problem, RecipeError
 
@@ -22,6 +24,8 @@ LARGEST_CONFIG = 16 << 20
 """Bytes of the largest JSON configuration: a config.json with one entry per expert of a layer has some MB."""
 LARGEST_RECORD = 256 << 20
 """Bytes of the largest record of a run; a metrics.jsonl has about 300 bytes a line."""
+LONGEST_LINE = 1 << 20
+"""Bytes of the longest line of a JSON Lines record."""
 
 
 def _mode(path: Path) -> int | None:
@@ -46,15 +50,21 @@ def is_dir(path: Path) -> bool:
     return (mode := _mode(path)) is not None and stat.S_ISDIR(mode)
 
 
-def read_bytes(path: str | Path, largest: int) -> bytes:
-    """The content of a regular file of at most `largest` bytes; OSError for everything else."""
+@contextlib.contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    """A regular file to read; OSError for everything else."""
     # Without O_NONBLOCK, opening a FIFO waits for its writer, and reading /proc/kmsg for the kernel.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as stream:  # noqa: PTH123 - of a descriptor
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):  # of a directory, open has said so
+    with open(descriptor, "rb") as stream:  # noqa: PTH123 - of a descriptor
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # of a directory, open has said so
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if found.st_size > largest:
+        yield stream
+
+
+def read_bytes(path: str | Path, largest: int) -> bytes:
+    """The content of a regular file of at most `largest` bytes; OSError for everything else."""
+    with _opened(path) as stream:
+        if os.fstat(stream.fileno()).st_size > largest:
             raise _too_large(path, largest)
         parts, size = [], 0
         while part := stream.read(min(1 << 20, largest + 1 - size)):  # files of /proc have a size of 0
@@ -96,21 +106,43 @@ def read_record(path: Path) -> dict[str, Any]:
     raise RecipeError(Problem("record-unreadable", f"cannot be read: {reason}", str(path), hint=hint))
 
 
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines record of ours; none where there is no such file.
+def read_lines(path: str | Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Each line of a JSON Lines record of ours, with its end, and the object in it; for files of any size.
 
-    A line that is not a JSON object is left out: a killed process or a full disk leaves half a line.
+    None for a line that is not a JSON object, as a killed process or a full disk leaves half of one, and for
+    each part of a line that is too long. OSError where there is no such file, or where it cannot be read.
+    """
+    with _opened(path) as stream:
+        begins = True
+        while part := stream.readline(LONGEST_LINE):
+            ends = part.endswith(b"\n")
+            whole = ends or len(part) < LONGEST_LINE
+            yield part if ends or not whole else part + b"\n", _object(part) if begins and whole else None
+            begins = ends
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines record of ours, as `read_lines`; none where it cannot be read.
+
+    For looking alone: what is written over the file must not come from here.
     """
     try:
-        lines = read_bytes(path, LARGEST_RECORD).decode("utf-8", errors="replace").split("\n")
-    except OSError:
+        if Path(path).stat().st_size > LARGEST_RECORD:
+            return []
+        return [row for _, row in read_lines(path) if row is not None]
+    except (OSError, ValueError):
         return []
-    rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+
+
+def is_after(row: dict[str, Any] | None, step: float) -> bool:
+    """Whether a row of a record belongs to a later step; False where its step is no number."""
+    found = None if row is None else row.get("step")
+    return isinstance(found, int | float) and not isinstance(found, bool) and found > step

@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.user_files import is_after, read_lines
 from launcher.train import faults
 from launcher.train.status import Bar, status
 
@@ -48,15 +48,28 @@ class Metrics(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._write:
-            kept = [row for row in read_jsonl(self._path) if row.get("step", 0) <= state.global_step]
-            aside = self._path.with_name(f".{self._path.name}.part")
-            with self._tolerant():  # renamed: a run that is killed here keeps the rows that it had
-                aside.write_text("".join(f"{json.dumps(row)}\n" for row in kept), encoding="utf-8")
-                aside.replace(self._path)
+            self._remove_later_rows(state.global_step)
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
         self._since = time.monotonic()
         self._tokens = state.num_input_tokens_seen
+
+    def _remove_later_rows(self, step: int) -> None:
+        """Remove the rows after `step`; a file that cannot be read or rewritten stays as it is."""
+        aside = self._path.with_name(f".{self._path.name}.part")
+        try:
+            with aside.open("wb") as stream, contextlib.suppress(FileNotFoundError):
+                rows = read_lines(self._path)
+                stream.writelines(line for line, row in rows if row is not None and not is_after(row, step))
+            aside.replace(self._path)  # a run that is killed before this keeps the rows that it had
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+            print(
+                f"WARNING: {self._path} stays as it is, with rows after step {step} that it may hold; new "
+                f"rows are appended: {error}",
+                flush=True,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step in (1, state.max_steps):

@@ -188,16 +188,13 @@ def _rows(job: Job, data: Any) -> dict[str, Any]:
 def _result(
     job: Job, trainer: Any, data: Any, measured: Any, evaluated: Any, kind: str, started: float
 ) -> dict[str, Any]:
-    from launcher.facts.user_files import read_jsonl
-
     seconds, total = time.monotonic() - started, trainer.saver.elapsed
-    rows = read_jsonl(job.run_dir / "metrics.jsonl")
-    losses = [row["loss"] for row in rows if "loss" in row]
+    first, last = _losses(job.run_dir / "metrics.jsonl")
     tokens = trainer.state.num_input_tokens_seen
     speed = (tokens - measured.tokens_before) / measured.seconds if measured.seconds else None
     return {
         "schema_version": 1,
-        "loss": {"first": losses[0] if losses else None, "last": losses[-1] if losses else None},
+        "loss": {"first": first, "last": last},
         "eval": evaluated,
         "steps": trainer.state.global_step,
         "resumed_at": trainer.state.global_step - measured.steps,  # times but the total are of what follows
@@ -217,6 +214,18 @@ def _result(
         "seconds": round(seconds, 3),
         "total_seconds": None if total is None else round(total, 3),
     }
+
+
+def _losses(metrics: Path) -> tuple[Any, Any]:
+    """The first and the last loss of training that was logged; None where none can be read."""
+    from launcher.facts.user_files import read_lines
+
+    ends: list[Any] = []
+    with contextlib.suppress(OSError):
+        for _, row in read_lines(metrics):
+            if row is not None and "loss" in row:
+                ends = [*ends[:1], row["loss"]]
+    return (ends[0], ends[-1]) if ends else (None, None)
 
 
 def _optimizer_name(trainer: Any) -> str:

@@ -70,16 +70,21 @@ def identify(job: Job, *, unique: bool) -> dict[str, str]:
     unique: whether the name alone must tell it from all other runs.
     """
     path = job.run_dir / FOLDER / "run.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    readable = True
+    try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return {"id": str(found["id"]), "name": str(found["name"])}
+    except OSError as error:
+        readable = isinstance(error, FileNotFoundError)
+    except (ValueError, KeyError, TypeError):
+        pass  # damaged: nothing in it is worth keeping
     recipe = Path(job.plan.get("recipe") or job.run_dir)
     # What was submitted lies in the run directory itself, in the folder that has the recipe's name.
     stem = job.run_dir.parent.name if recipe.is_relative_to(job.run_dir) else recipe.stem
     made = {"id": secrets.token_hex(4), "name": f"{stem}-{job.run_dir.name}"}
     if unique:
         made["name"] += f"-{made['id']}"
-    if rank() == 0:
+    if rank() == 0 and readable:
         with contextlib.suppress(OSError):  # a full disk: the next try would have an id of its own
             path.parent.mkdir(exist_ok=True)
             write_json(path, made)

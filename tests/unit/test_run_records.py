@@ -1,0 +1,147 @@
+"""The records of a run that a later start rewrites: nothing that cannot be read is lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from launcher.errors import RecipeError
+from launcher.execute import adapted, queued, superseded
+from launcher.facts import user_files
+from launcher.train import tracking
+from launcher.train.callbacks import Metrics
+from launcher.train.job import Job
+
+
+def resumed(path: Path, step: int) -> None:
+    """What a start that resumes at `step` does to the metrics, and its next row."""
+    metrics = Metrics(path, write=True)
+    state = SimpleNamespace(global_step=step, max_steps=100, num_input_tokens_seen=0)
+    metrics.on_train_begin(None, state, SimpleNamespace())
+    state.global_step += 1
+    metrics.on_log(None, state, SimpleNamespace(), logs={"loss": 0.5})
+
+
+def steps(path: Path) -> list[object]:
+    return [json.loads(line).get("step") for line in path.read_text().split("\n") if line]
+
+
+def write(path: Path, *found: object) -> None:
+    path.write_text("".join(f"{json.dumps({'step': step, 'loss': 1.0})}\n" for step in found))
+
+
+def test_a_resumed_run_keeps_the_rows_until_its_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2, 2.5, 4, 6)
+    with path.open("a") as stream:
+        stream.write('[1]\n{"text": "\u2028"}\n{"st')
+    resumed(path, 4)
+    assert steps(path) == [1, 2, 2.5, 4, None, 5]
+
+
+@pytest.mark.parametrize("step", [None, "7", True, [7], {}])
+def test_a_row_whose_step_is_no_number_is_kept(tmp_path, step):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, step, 9)
+    resumed(path, 4)
+    assert steps(path) == [1, step, 5]
+
+
+def test_metrics_of_any_size_are_kept(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2, 3, 4, 5)
+    monkeypatch.setattr(user_files, "LARGEST_RECORD", 100)
+    resumed(path, 4)
+    assert steps(path) == [1, 2, 3, 4, 5]
+    assert adapted.last_step(tmp_path) == 5
+
+
+def test_a_line_without_an_end_is_left_out_without_being_read_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(user_files, "LONGEST_LINE", 50)
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1)
+    with path.open("a") as stream:
+        stream.write("\0" * 50 + json.dumps({"step": 2}) + "\n" + json.dumps({"step": 3}))
+    resumed(path, 4)
+    assert steps(path) == [1, 3, 5]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_metrics_that_cannot_be_read_stay(tmp_path, monkeypatch, capsys, code):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2, 9)
+    opened = user_files._opened
+
+    def unreadable(wanted):
+        if Path(wanted) == path:
+            raise OSError(code, "made up", str(wanted))
+        return opened(wanted)
+
+    monkeypatch.setattr(user_files, "_opened", unreadable)
+    resumed(path, 4)
+    assert steps(path) == [1, 2, 9, 5]
+    assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert "WARNING" in capsys.readouterr().out
+
+
+def test_metrics_whose_reading_fails_midway_stay(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2, 9)
+
+    def half(_path):
+        yield b'{"step": 1}\n', {"step": 1}
+        raise OSError(errno.EIO, "made up")
+
+    monkeypatch.setattr("launcher.train.callbacks.read_lines", half)
+    resumed(path, 4)
+    assert steps(path) == [1, 2, 9, 5]
+
+
+@pytest.mark.parametrize("step", [None, "7", float("inf")])
+def test_an_older_checkpoint_puts_rows_aside_whatever_their_steps_are(tmp_path, step):
+    (tmp_path / "checkpoints" / "checkpoint-8").mkdir(parents=True)
+    write(tmp_path / "metrics.jsonl", 1, step, 9)
+    superseded.put_aside_behind(tmp_path, 4, lambda _: None)
+    later = [] if step != float("inf") else [step]
+    assert steps(tmp_path / "metrics.jsonl") == [1, *([step] if not later else [])]
+    assert steps(tmp_path / "metrics-superseded-8.jsonl") == [*later, 9]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"adapted": 3}', '{"adapted": {"changes": 1}}'])
+def test_adaptations_are_not_lost_with_a_damaged_plan(tmp_path, content):
+    assert adapted.read_record(tmp_path) is None
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(RecipeError) as caught:
+        adapted.read_record(tmp_path)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.file) == ("record-unreadable", str(tmp_path / "plan.json"))
+
+
+def test_the_id_of_a_tracked_run_stays_where_it_cannot_be_read(tmp_path, monkeypatch):
+    job = Job(tmp_path, {"recipe": "/x/chat.yaml"})
+    first = tracking.identify(job, unique=False)
+    (file,) = (path for path in tmp_path.rglob("run.json"))
+    kept = file.read_text()
+
+    def unreadable(*_args, **_options):
+        raise OSError(errno.EIO, "made up")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_text", unreadable)
+        assert tracking.identify(job, unique=False)["name"] == first["name"]
+    assert file.read_text() == kept
+    assert tracking.identify(job, unique=False) == first
+
+
+def test_a_loss_that_is_not_finite_is_no_end_of_following(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": null}\n')
+    said: list[str] = []
+    assert queued._tell_metrics(tmp_path, queued._Seen(), said.append)
+    assert len(said) == 1
