@@ -24,6 +24,7 @@ from launcher.diagnose.matching import (
     proves_failure,
     recognise_error,
 )
+from launcher.diagnose.misspelt import meant_field
 from launcher.diagnose.reading import Learnt, clean, raw_lines
 from launcher.diagnose.run_dir import (
     LOST,
@@ -88,7 +89,9 @@ class Examination:
             for error in errors.found.values():
                 error.ranks |= set() if error.task is None else {error.task}
                 error.first_rank = error.task
-        left = candidates(errors.found.values(), steps=errors.steps, success=errors.success)
+        left = candidates(
+            errors.found.values(), steps=errors.steps, success=errors.success, tests=errors.tests
+        )
         found = self._known(left)
         unknown: list[Unknown] = []
         failed = [error for error in left if proves_failure(error, success=bool(errors.success))]
@@ -123,7 +126,8 @@ class Examination:
                     if ((other := recognise_error(e, self.registry)) and other[0] is failure)
                     or (forms.KERNEL.search(error.message) and is_asynchronous(e))
                 ]
-                return [Finding(self.lines.closer(failure), link, *self._ranks(error, link, *alike))]
+                ranks = self._ranks(error, link, *alike)
+                return [Finding(self.lines.closer(failure), link, *ranks, meant=meant_field(link.headline))]
             if decided is None and error.kind == "traceback" and error.type and is_cause(error):
                 decided = error
         return []

@@ -54,6 +54,8 @@ class Error:
     """The same of its last repetition."""
     steps_before: int = 0
     """Training steps logged when it was last seen."""
+    in_tests: bool = False
+    """Whether pytest or unittest reported it, each time."""
 
     def text(self) -> str:
         """What patterns are applied to: class and message, then the calls, innermost first.
@@ -102,6 +104,8 @@ class Finding:
     ranks: tuple[int, ...]
     first_rank: int | None
     recipe: tuple[Edit, ...] = ()
+    meant: str | None = None
+    """The field that a misspelt one resembles."""
 
     def to_json(self) -> dict[str, Any]:
         failure = self.failure
@@ -117,6 +121,7 @@ class Finding:
             "line": self.error.line,
             "changes": dict(failure.changes),
             "recipe": [asdict(edit) for edit in self.recipe],
+            "did_you_mean": self.meant,
         }
 
 

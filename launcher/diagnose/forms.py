@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from launcher.diagnose import reported
+
 DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .{0,80}\(most recent call first\):\s*$")
 """Where a process stood, as faulthandler writes it: the innermost call first."""
 HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
@@ -69,10 +71,7 @@ EXITED = re.compile(
 )
 SUCCESS = re.compile(
     r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
-    r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)|"
-    # pytest's and unittest's last line, where no test failed
-    r"^=+ (?:\d+ (?:passed|skipped|deselected|xfailed|xpassed|warnings?|rerun)(?:, | ))+in [\d.]+s\b|"
-    r"^OK(?: \([\w ,=]+\))?$"
+    r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
 )
 LEVEL = re.compile(
     r"^(?:[-|:\s]*\[?(?:\w+[-.:])?(?:ERROR|CRITICAL|FATAL)\b|\[E |\[?E\d{3,4} |E \S+\.cc:|ERROR:)|"
@@ -112,8 +111,8 @@ WORDS = (
     b".py in ", b"num_train_epochs", b"trainer_state", b"WANDB_DISABLED", b"TRANSFORMERS_CACHE",
     b"--report_to", b"VISIBLE_DEVICES", b"got forked", b"slow inference", b"slow speed", b"Params4bit",
     b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
-    b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b" passed", b" xfailed",
-    b"o module named", b"can't open", b" skipped", b"OK",
+    b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b"o module named", b"can't open",
+    *reported.WORDS,
 )  # fmt: skip
 """A line without any of these matters only while a traceback is open: a fast sieve for logs of gigabytes."""
 _RANK = re.compile(rb"\[(?:rank|default) ?(\d{1,6})\]:|\[\d+,(\d{1,6})\]<|^(\d{1,6}): ")

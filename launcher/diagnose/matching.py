@@ -12,6 +12,7 @@ from functools import cache
 
 from launcher.diagnose import forms
 from launcher.diagnose.findings import Error
+from launcher.diagnose.reported import TestRuns
 from launcher.failures.failure import Failure
 
 BY_A_LINE = ("zero-steps", "cache-disk", "double-peft")
@@ -135,17 +136,19 @@ def _is_plain_exception(error: Error) -> bool:
 
 
 def candidates(
-    errors: Iterable[Error], *, steps: Mapping[str, int], success: Mapping[str, int]
+    errors: Iterable[Error], *, steps: Mapping[str, int], success: Mapping[str, int], tests: TestRuns
 ) -> list[Error]:
     """The errors that may be the end of the run, likeliest cause first.
 
     steps, success: file -> its logged steps, and the order of its last line that tells of a success. An error
-    that training or a success came after was none.
+    that training or a success came after was none, nor was one that a test expected.
     """
     left = [
         e
         for e in errors
-        if e.last >= success.get(e.file, 0) and steps.get(e.file, 0) - e.steps_before < _SURVIVED_STEPS
+        if e.last >= success.get(e.file, 0)
+        and steps.get(e.file, 0) - e.steps_before < _SURVIVED_STEPS
+        and not tests.dismisses(e)
     ]
     timed = all(error.time is not None for error in left if weight(error) == 0)
 

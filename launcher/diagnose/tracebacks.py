@@ -14,6 +14,7 @@ from launcher.diagnose import forms
 from launcher.diagnose.boxes import Box
 from launcher.diagnose.findings import Error, Frame, Kind
 from launcher.diagnose.reading import Line
+from launcher.diagnose.reported import TestRuns
 
 _LONGEST_MESSAGE = 40
 """Lines of a message that are kept."""
@@ -28,7 +29,7 @@ _MOST_CAUSES = 50
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 _ENDS_MESSAGE = re.compile(
     r"^\s*$|^\[?[EWIF](?:\d{3,4})? |^\[[EWI]\d|^\[(?:INFO|WARN|ERROR|DEBUG)|^(?:INFO|WARNING|ERROR|DEBUG)\b|"
-    r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^\*{4}|^\{'|^-{8}|"
+    r"^- (?:INFO|WARN|ERROR)|^wandb|^srun|^slurmstepd|^={8}|^=+ .{1,200} =+$|^\*{4}|^\{'|^-{8}|"
     r"^Exception ignored|^Killed|^\S+\.cuh?:\d+: |^\"{3}$"
 )
 
@@ -73,6 +74,7 @@ class Errors:
         """File -> training steps logged in it."""
         self.success: dict[str, int] = {}
         """File -> order of its last line that tells of a success."""
+        self.tests = TestRuns()
         self.root_rank: int | None = None
         """The rank that torchrun's table names as the root cause."""
         self._in_table = False
@@ -117,6 +119,7 @@ class Errors:
             return
         known.ranks |= error.ranks
         known.last = max(known.last, error.last)
+        known.in_tests &= error.in_tests
         known.steps_before = max(known.steps_before, error.steps_before)
         if not known.frames:
             known.frames, known.kind = error.frames, error.kind
@@ -235,6 +238,7 @@ class Errors:
         if forms.STEP.search(text):  # such a row may name `train_runtime` too
             self.steps[line.file] = self.steps.get(line.file, 0) + 1
             return
+        self.tests.feed(line, text)
         if forms.SUCCESS.search(text):
             self.success[line.file] = line.order
         self._in_table |= "Root Cause (first observed" in text
@@ -314,6 +318,7 @@ class Errors:
             line=line.number,
             order=line.order,
             last=line.order,
+            in_tests=self.tests.reports(line, line.text, kind),
             steps_before=self.steps.get(line.file, 0),
         )
 

@@ -6,7 +6,7 @@ from launcher.failures.failure import Failure, Place
 
 _KEYWORD = r"got an unexpected keyword argument '"
 # Fields of TrainingArguments that transformers 5 does not have; eval_strategy is missing before 4.41.
-_GONE = (
+GONE = (
     r"(?:evaluation_strategy|eval_strategy|no_cuda|use_mps_device|per_gpu_(?:train|eval)_batch_size|"
     r"overwrite_output_dir|logging_dir|fp16_backend|fp16_opt_level|half_precision_backend|"
     r"push_to_hub_(?:model_id|organization|token)|use_ipex|sharded_ddp|fsdp_min_num_params|"
@@ -21,27 +21,27 @@ INSTALLATION = (
     Failure(
         id="training-args-gone",
         title="a field that this transformers' TrainingArguments do not have",
-        cause="The script was written for another transformers. Version 5 has removed or renamed about 35 "
-        "fields: evaluation_strategy is eval_strategy, no_cuda is use_cpu, warmup_ratio is a fraction under "
-        "warmup_steps; overwrite_output_dir, logging_dir and save_safetensors are gone.",
-        mend="write the new name, or leave the field out; `effilaunch import SCRIPT` does it",
+        cause="The name is misspelt, or the script was written for another transformers. Version 5 has "
+        "removed or renamed about 35 fields: evaluation_strategy is eval_strategy, no_cuda is use_cpu, "
+        "warmup_ratio is a fraction under warmup_steps; overwrite_output_dir, logging_dir and "
+        "save_safetensors are gone.",
+        mend="write the field's name as the installed version has it, or leave the field out",
         source="transformers/training_args.py",
         places=(Place("refusal", "renamed-key"), Place("refusal", "unknown-key"), Place("diagnose")),
         patterns=(
             rf"\b(?:Seq2Seq)?TrainingArguments(?:\.__init__)?\(\) {_KEYWORD}(?!gradient_checkpointing)\w+",
-            rf"(?:\b\w{{1,80}}(?:\.__init__)?\(\) )?{_KEYWORD}{_GONE}'",
-            rf"(?:not used by the HfArgumentParser: \[|unrecognized arguments: ).{{0,400}}--{_GONE}\b",
-            rf"'(?:Seq2Seq)?TrainingArguments' object has no attribute '{_GONE}'",
+            rf"(?:\b\w{{1,80}}(?:\.__init__)?\(\) )?{_KEYWORD}{GONE}'",
+            rf"(?:not used by the HfArgumentParser: \[|unrecognized arguments: ).{{0,400}}--{GONE}\b",
+            rf"'(?:Seq2Seq)?TrainingArguments' object has no attribute '{GONE}'",
         ),
     ),
     Failure(
         id="trainer-args-moved",
         title="an argument that this Trainer does not take",
-        cause="The script was written for another transformers or trl: tokenizer is processing_class now; "
-        "dataset_text_field, max_seq_length (max_length now), packing, beta and others of trl's trainers are "
-        "fields of SFTConfig and DPOConfig.",
-        mend="pass processing_class, and the others in the trainer's config; `effilaunch import SCRIPT` "
-        "does it",
+        cause="The name is misspelt, or the script was written for another transformers or trl: tokenizer is "
+        "processing_class now; dataset_text_field, max_seq_length (max_length now), packing, beta and others "
+        "of trl's trainers are fields of SFTConfig and DPOConfig.",
+        mend="pass processing_class, and the others in the trainer's config",
         source="transformers/trainer.py; trl/trainer/sft_trainer.py; trl/trainer/sft_config.py",
         places=(Place("diagnose"),),
         patterns=(

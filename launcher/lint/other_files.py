@@ -28,7 +28,7 @@ class _Kind:
     any_of: frozenset[str] = frozenset()
     """One of them is enough."""
     all_of: frozenset[str] = frozenset()
-    """Or all of these together."""
+    """Or all of these together, where no other key at the top level is DeepSpeed's: such names are common."""
 
 
 def _kind(name: str, any_of: str = "", all_of: str = "") -> _Kind:
@@ -73,8 +73,10 @@ def another_kind(document: Document) -> Finding | None:
 
 
 def _named(keys: Mapping[str, Node]) -> str | None:
+    known = vocabulary.names(vocabulary.keys()).keys() | RENAMED.keys() | vocabulary.table()["removed"].keys()
     for kind in KINDS:
-        if kind.any_of & keys.keys() or (kind.all_of and kind.all_of <= keys.keys()):
+        together = kind.all_of and kind.all_of <= keys.keys() and not keys.keys() & known
+        if kind.any_of & keys.keys() or together:
             return kind.name
     return None
 

@@ -16,10 +16,11 @@ from launcher.lint.finding import Finding
 from launcher.lint.positions import Document, Member
 from launcher.plan.profile import STAGE3_ONLY
 
-# Not handed to the optimizer of stage 3; `allgather_partitions` is handed to none.
+# Handed to no optimizer, whatever the stage. At stages 1 and 2, true is what happens anyway.
+READ_NOWHERE = frozenset({"allgather_partitions"})
+# Not handed to the optimizer of stage 3.
 BELOW_STAGE3_ONLY = frozenset(
     {
-        "allgather_partitions",
         "allgather_bucket_size",
         "ignore_unused_parameters",
         "use_multi_rank_bucket_allreduce",
@@ -81,6 +82,9 @@ def _reason(document: Document, key: str, given: Any, level: int | None) -> Reas
     if name in STAGE3_ONLY:
         ignored = level < 3 and given is not False and not _gathers_parts(document, key)
         return ("it is read at stage 3 alone", "write stage 3, or remove it") if ignored else None
+    if name in READ_NOWHERE:
+        as_happens = given == "auto" or (given is True and level in (1, 2))
+        return None if as_happens else (f"DeepSpeed {vocabulary.version()} reads it nowhere", "remove it")
     if given == "auto" or (given is False and (level == 0 or name in _OFF_BY_DEFAULT)):
         return None
     if level == 0 and name in BELOW_STAGE3_ONLY | _ANY_STAGE_BUT_0:
@@ -88,8 +92,6 @@ def _reason(document: Document, key: str, given: Any, level: int | None) -> Reas
         return None if by_block else ("nothing is sharded there", "write another stage, or remove it")
     if level == 3 and name in BELOW_STAGE3_ONLY:
         return "it is read at stages 1 and 2 alone", "remove it"
-    if name == "allgather_partitions" and given is False:
-        return f"DeepSpeed {vocabulary.version()} reads it nowhere", "remove it"
     if name == "ignore_unused_parameters" and given is False and not offloads(document):
         return "it is read beside offload_optimizer alone", "remove it"
     return None

@@ -43,6 +43,8 @@ def _finding(finding: Finding, total: int) -> str:
     failure = finding.failure
     lines = [f"{failure.id}: {failure.title}{_whose(finding.ranks, finding.first_rank, total)}"]
     lines += [f"  cause: {failure.cause}", f"  mend: {failure.mend}"]
+    if finding.meant:
+        lines.append(f"  did you mean `{finding.meant}`?")
     if finding.recipe:
         lines += ["  recipe:", *(f"    {edit_text(edit)}" for edit in finding.recipe)]
     return "\n".join(lines) + "\n\n" + _error(finding.error)

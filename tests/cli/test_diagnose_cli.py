@@ -75,6 +75,7 @@ def test_json_of_a_log(log, capsys):
     (finding,) = found["findings"]
     assert set(finding) == {
         "id", "title", "cause", "mend", "error", "ranks", "first_rank", "file", "line", "changes", "recipe",
+        "did_you_mean",
     }  # fmt: skip
     assert finding["id"] == "fp16-unscale"
     assert finding["error"]["type"] == "ValueError"

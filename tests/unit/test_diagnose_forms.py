@@ -366,6 +366,50 @@ def test_the_last_line_of_a_test_run_says_whether_a_test_failed(end, name):
     assert name_of(see(f"{PYTEST}{end}\n")) == name
 
 
+TESTS_END = (
+    "===== 1 passed in 2s =====",
+    "1 passed in 2.01s",
+    "----------------------------------------------------------------------\nRan 3 tests in 0.1s\n\nOK",
+)
+
+
+@pytest.mark.parametrize("end", [*TESTS_END, "OK", "OK (skipped=1)"])
+@pytest.mark.parametrize("begin", ["", "============= test session starts =============\n"])
+def test_tests_that_passed_say_nothing_of_a_program_that_failed(begin, end):
+    assert name_of(see(f"{TRACEBACK}\n{begin}{end}\n")) == "gpu-full"
+    unknown = TRACEBACK.replace(OOM, "RuntimeError: nobody has seen this")
+    assert name_of(see(f"{unknown}\n{begin}{end}\n")) == "unknown"
+    assert name_of(see(f"{begin}{unknown}\n{end}\n")) == "unknown"
+
+
+@pytest.mark.parametrize("end", TESTS_END)
+def test_nor_of_one_that_was_killed(end):
+    killed = "task 0: Killed\n"
+    assert name_of(see(f"{killed}{end}\n")) == name_of(see(killed)) is not None
+
+
+def test_ok_alone_is_no_end_of_tests():
+    assert name_of(see(f"E       {OOM}\n\nOK\n")) == "gpu-full"
+    assert name_of(see(f"Ran 3 tests in 0.1s\n\nFAILED (errors=1)\nE       {OOM}\n\nOK\n")) == "gpu-full"
+
+
+def test_each_test_run_answers_for_its_own_errors():
+    failed = "=========== 1 failed, 1 passed in 0.31s ==========="
+    passed = "=========== 2 passed in 0.31s ==========="
+    assert name_of(see(f"{PYTEST}{failed}\n{passed}\n")) == "gpu-full"
+    assert name_of(see(f"{PYTEST}{failed}\n{PYTEST}{passed}\n")) == "gpu-full"
+    assert name_of(see(f"{PYTEST}{passed}\n{PYTEST}{passed}\n")) is None
+    assert name_of(see(f"{PYTEST}{passed}\n{TRACEBACK}\n{passed}\n")) == "gpu-full"
+
+
+def test_what_an_expected_failure_printed_belongs_to_its_test():
+    captured = "----------------------------- Captured stderr call -----------------------------\n"
+    start, end = "=== test session starts ===\n", "=== 1 passed, 1 xfailed in 0.31s ===\n"
+    assert name_of(see(f"{start}{captured}{TRACEBACK}{end}")) is None
+    assert name_of(see(f"{start}{captured}{TRACEBACK}=== 1 failed in 0.31s ===\n")) == "gpu-full"
+    assert name_of(see(f"{captured}{TRACEBACK}{end}")) == "gpu-full"
+
+
 @pytest.mark.parametrize(
     "line",
     [

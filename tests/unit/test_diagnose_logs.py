@@ -9,10 +9,12 @@ import json
 import pytest
 
 from launcher.diagnose.examine import Examination, diagnose
+from launcher.diagnose.findings import Diagnosis
 from launcher.diagnose.reading import clean, raw_lines
 from launcher.errors import RecipeError
 from launcher.failures.catalogue import FAILURES
 from launcher.failures.failure import Failure
+from launcher.report.diagnosis_text import diagnosis_text
 
 
 def known(name, *patterns, **changes):
@@ -510,3 +512,27 @@ def test_an_assertion_that_nobody_knows_leaves_the_exception():
 def test_other_ranks_that_waited_do_not_hide_a_kernels_error():
     waited = "[rank0]: RuntimeError: [Rank 0] Watchdog caught collective operation timeout\n"
     assert name_of(see(prefixed("[rank1]: ", ASYNCHRONOUS) + waited)) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "meant"),
+    [
+        ("TrainingArguments", "learningrate", "learning_rate"),
+        ("Seq2SeqTrainingArguments", "generation_maxlength", "generation_max_length"),
+        ("transformers.TrainingArguments", "num_train_epoch", "num_train_epochs"),
+        ("TrainingArguments", "evaluation_strategy", None),  # it is gone
+        ("TrainingArguments", "fp16_backend", None),
+        ("TrainingArguments", "eval_strategy", None),  # of another version
+        ("TrainingArguments", "quux", None),
+        ("SFTConfig", "learning_rat", "learning_rate"),
+        ("LoraConfig", "lora_alfa", "lora_alpha"),
+        ("SFTTrainer", "learningrate", None),  # it has no such fields
+    ],
+)
+@pytest.mark.parametrize("init", ["", ".__init__"])
+def test_a_misspelt_field_is_told_from_one_of_another_version(owner, name, meant, init):
+    error = f"TypeError: {owner}{init}() got an unexpected keyword argument '{name}'"
+    (finding,) = see(TRACEBACK.format(error=error), registry=FAILURES).findings
+    assert finding.meant == meant
+    assert finding.to_json()["did_you_mean"] == meant
+    assert (f"`{meant}`" in diagnosis_text(Diagnosis([finding], [], 1))) == (meant is not None)

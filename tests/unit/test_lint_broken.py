@@ -28,6 +28,37 @@ def test_a_broken_config_is_found_at_its_place(name):
     assert found == [expected]
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        '"name": "x", "version": "y"',
+        '"model": {}, "data": {}',
+        '"transformers_version": "5", "eos_token_id": 2',
+        '"hidden_size": 64, "num_hidden_layers": 2',
+        '"added_tokens": [], "model": {}, "normalizer": null',
+    ],
+)
+@pytest.mark.parametrize("own", ['"fp16": {"enabled": true, "opt_level": "O1"}', '"amp": {"enabled": true}'])
+def test_names_of_other_files_beside_deepspeeds_own_are_unknown_keys(own, others):
+    found = {f.path: f.code for f in lint_text(f'{{"train_batch_sise": 8, {own}, {others}}}', "ds.json")}
+    assert "ds-not-a-config" not in found.values()
+    assert {"train_batch_sise", *json.loads(f"{{{others}}}")} <= found.keys()
+    (without,) = lint_text(f"{{{others}}}", "ds.json")
+    assert without.code == "ds-not-a-config"
+
+
+def test_a_key_that_deepspeed_never_reads_is_told_so_at_every_stage():
+    def found(given, stage):
+        section = {"stage": stage, "allgather_partitions": given}
+        text = json.dumps({"train_batch_size": 8, "zero_optimization": section})
+        return [f.message.replace(f"stage {stage}", "stage") for f in lint_text(text, "ds.json")]
+
+    messages = [found(True, 3), found(False, 3), found(True, 0), found(False, 2), found(False, 1)]
+    assert len(messages[0]) == 1
+    assert [m for m in messages if m != messages[0]] == [], "the stage is not the reason"
+    assert found(True, 1) == found(True, 2) == []
+
+
 @pytest.mark.parametrize("name", ["8 as text", "gradient_cliping", "amp off", "fp16 and bf16", "never ends"])
 def test_a_finding_is_written_as_a_compiler_does(name):
     text, code, line, column, _ = BROKEN[name]
