@@ -32,7 +32,8 @@ from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.schema import Recipe, SlurmSection
-from launcher.recipe.vocabulary import LOSS_OF_FORMAT, METRICS, TASK_FORMATS
+from launcher.recipe.vocabulary import METRICS, TASK_FORMATS
+from launcher.tasks.causal_lm import CausalLM
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -394,7 +395,7 @@ def test_tables_say_what_the_vocabulary_says():
     assert {task: metrics[task] for task in METRICS} == {task: set(names) for task, names in METRICS.items()}
     learnt = [row for row in table_rows(DATA, "What is learnt") if row[0].startswith("`")]
     loss = {fmt: tuple(ticked(row[1] + row[2])) for row in learnt for fmt in ticked(row[0])}
-    assert loss == dict(LOSS_OF_FORMAT)
+    assert loss == dict(CausalLM.learns)
 
 
 def test_rows_in_the_documents_have_their_format(tmp_path):

@@ -27,12 +27,7 @@ from launcher.recipe.layers import shipped_names
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.memory_text import estimate_text
 from launcher.report.outcome import Outcome
-
-_HEADS = {
-    "ForSequenceClassification": "sequence-classification",
-    "ForImageClassification": "image-classification",
-}
-"""Ends of class names whose task is not the family's usual one."""
+from launcher.tasks import DEFAULT_TASK, task_named
 
 
 def estimate_command(
@@ -97,10 +92,10 @@ def _is_recipe(target: str) -> bool:
 
 def _task_of(config: Mapping[str, Any]) -> str:
     """The task of the published head, where the family can learn it; else the family's usual one."""
-    tasks = FAMILY_TASKS.get(str(config.get("model_type")), ("causal-lm",))
+    tasks = FAMILY_TASKS.get(str(config.get("model_type")), (DEFAULT_TASK,))
     for architecture in architectures_of(config):
-        for end, task in _HEADS.items():
-            if architecture.endswith(end) and task in tasks:
+        for task in tasks:
+            if architecture.endswith(task_named(task).architecture_suffix):
                 return task
     return tasks[0]
 

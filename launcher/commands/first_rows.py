@@ -26,7 +26,7 @@ from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
-from launcher.recipe.vocabulary import FORMAT_FIELDS
+from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.detection import PEEK, Detected, detect
 from launcher.train.data.files import CutOffError, data_suffix, read_file
 from launcher.train.data.formats import canonical

@@ -21,6 +21,7 @@ from launcher.plan.planner import make_plan
 from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.written import recipe_text
+from launcher.tasks import task_named
 
 _SHORTEST = 512
 """Tokens: the shortest data.max_length that is tried."""
@@ -96,7 +97,7 @@ def _first_fitting(start: Start) -> Fitting:
 def _tries(start: Start) -> Iterator[tuple[str, int]]:
     """Methods at the length that the rows ask for, then at shorter ones that still hold them by the guess."""
     lengths = [first_length(start)]
-    if start.task != "image-classification":
+    if task_named(start.task).reads_tokens:
         pieces = start.goal == "text" or start.rows.longest_tokens is None
         least = _SHORTEST if pieces else max(_SHORTEST, start.rows.longest_tokens or 0)
         while lengths[-1] // 2 >= least:

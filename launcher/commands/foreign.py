@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.heads import FAMILY_TASKS, LM_TASKS, labels_of
+from launcher.facts.heads import FAMILY_TASKS, labels_of
 from launcher.facts.lora import Adapted, adapted_by, adapter_key, count_adapter, lora_width
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.software import require_modules
+from launcher.tasks import task_named
 
 
 def find_spec(
@@ -107,7 +108,7 @@ def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> 
 
 
 def _request(config: Mapping[str, Any], task: str, adapter: Mapping[str, Any] | None) -> dict[str, Any]:
-    labels = None if task in LM_TASKS else labels_of(config)
+    labels = labels_of(config) if task_named(task).head == "classifier" else None
     # A plan's defaults, for what LoraConfig would fill in otherwise.
     fields = None if adapter is None else {"r": 16, "target_modules": "all-linear", **adapter}
     return {"config": dict(config), "task": task, "labels": labels, "adapter": fields}

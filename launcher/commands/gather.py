@@ -25,6 +25,7 @@ from launcher.facts.user_files import LARGEST_TEXT, is_file, read_bytes, read_te
 from launcher.plan.inputs import Facts
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
 if TYPE_CHECKING:
     from launcher.facts.hostfile import Host
@@ -281,7 +282,7 @@ def _rehearsal(
 def _too_long(recipe: Recipe, spec: ModelSpec) -> list[str]:
     """A warning where rows may be longer than the model's positions; pictures have no length to choose."""
     longest, asked = spec.max_position_embeddings, recipe.data.max_length
-    if not longest or recipe.task == "image-classification" or asked <= longest:
+    if not longest or not task_named(recipe.task).reads_tokens or asked <= longest:
         return []
     return [f"data.max_length {asked} exceeds the model's {longest} positions"]
 

@@ -15,7 +15,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.plan.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
-from launcher.recipe.vocabulary import FORMAT_FIELDS
+from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.detection import PEEK, Detected, match, suggest_columns
 from launcher.train.data.formats import canonical, collect_labels
 from launcher.train.data.sources import Row, iter_rows

@@ -54,6 +54,7 @@ from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
 from launcher.report.text import adapted_lines, plan_text, result_text
+from launcher.tasks import task_named
 
 
 def run_command(
@@ -177,7 +178,7 @@ def say_adapted(record: Record | None, say: Callable[[str], None]) -> None:
 def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:
     """What the run measured, and the command that tries what it has learnt."""
     command: list[str] = []
-    if loaded.recipe.task != "image-classification":  # a picture cannot be written on a command line
+    if task_named(loaded.recipe.task).reads_tokens:  # a picture cannot be written on a command line
         command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
     data = {"run_dir": str(run_dir), "result": result}
     return Outcome(data, result_text(result, str(run_dir), command))

@@ -24,6 +24,7 @@ from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
 from launcher.report.questions import ask, can_ask
 from launcher.report.text import plan_text
+from launcher.tasks import task_named
 
 Given = TypeVar("Given")
 
@@ -202,7 +203,8 @@ def _head(fitting: Fitting, target: Path) -> list[str]:
     if start.rows.count is not None:
         lines.append(f"Data: {printable(rows_words(start.rows))}.")
     before = ["accept the model's licence on the hub"] if name.startswith(_LICENSED) else []
-    before += ["pip install 'effilaunch[dpo]'"] if start.task == "dpo" else []
+    extra = task_named(start.task).extra
+    before += [f"pip install 'effilaunch[{extra}]'"] if extra else []
     if before:
         lines.append(f"Before: {'; '.join(before)}.")
     return [*lines, f"Launch: effilaunch run {file}"]

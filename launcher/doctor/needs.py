@@ -11,6 +11,7 @@ from launcher.execute.environment import trackers
 from launcher.memory import saved
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
+from launcher.tasks import task_named
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets")
 """What every worker imports."""
@@ -43,10 +44,7 @@ def needed_modules(plan: Plan) -> list[str]:
         needed.append("peft")
     if plan.value("model.quantization") != "none":
         needed.append("bitsandbytes")
-    if plan.value("task") == "dpo":
-        needed.append("trl")
-    if plan.value("task") == "image-classification":
-        needed.append("PIL")
+    needed += task_named(plan.value("task")).packages
     if (
         plan.value("model.attn_implementation") == "flash_attention_2"
         and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then

@@ -41,6 +41,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle
 from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
+from launcher.tasks import task_named
 
 ALONE = Place("", 0, 1, 1, 0, 1, 0, "", 0)
 """Where there is one machine."""
@@ -151,9 +152,9 @@ def _prepared_in_ranks(
 ) -> bool:
     """Whether the ranks are to prepare the data; otherwise it is prepared now, in a process of its own.
 
-    trl's preparation of preferences waits for all ranks, of which one alone would come.
+    The preparation of some tasks waits for all ranks, of which one alone would come.
     """
-    meets = bundle.plan.value("task") == "dpo"
+    meets = not task_named(bundle.plan.value("task")).prepared_by_ranks
     if group is None and not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
         return True
     prepare_data(bundle, run_dir, echo=echo, group=group, look=look)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher.facts.architectures import Layout, Linear, Sizes
+from launcher.tasks.task import Architecture
 
 
 def _bert(s: Sizes) -> Layout:
@@ -137,3 +138,6 @@ def _t5_stack(s: Sizes, stack: str, n: int, decoder: Layout | None = None) -> La
 
 
 ENCODER_FAMILIES: dict[str, Callable[[Sizes], Layout]] = {"bert": _bert, "vit": _vit, "t5": _t5, "mt5": _t5}
+ENCODER_KINDS: dict[str, Architecture] = {
+    "bert": "encoder", "vit": "image-encoder", "t5": "encoder-decoder", "mt5": "encoder-decoder",
+}  # fmt: skip

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.facts.architectures import Layout, Linear
-from launcher.facts.heads import LM_TASKS, Head
+from launcher.facts.heads import Head
 from launcher.facts.model import ModelSpec, architectures_of
+from launcher.tasks import task_named
 
 
 def foreign_spec(
@@ -47,9 +48,9 @@ def foreign_spec(
             head["in"],
             head["out"],
             bias=head["bias"],
-            per_token=task in LM_TASKS,
+            per_token=task_named(task).head == "language-model",
             tied=head["tied"],
-            saved=task not in LM_TASKS,
+            saved=task_named(task).head != "language-model",
         ),
         foreign=True,
         has_sdpa=answer["has_sdpa"],
@@ -81,5 +82,5 @@ def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -
         rms_norm=answer["rms_norm"],
         active_inner=inner,
         embed_paths=(answer["embedding"]["path"],),
-        causal=task in LM_TASKS,
+        causal=task_named(task).head == "language-model",
     )

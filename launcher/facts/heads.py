@@ -14,18 +14,13 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import FAMILIES, Layout, Sizes
-from launcher.facts.encoders import ENCODER_FAMILIES
+from launcher.facts.encoders import ENCODER_FAMILIES, ENCODER_KINDS
 from launcher.facts.shipped import facts_file
-
-LM_TASKS = ("causal-lm", "seq2seq-lm", "dpo")
-"""Tasks whose head gives a logit per token of the vocabulary."""
+from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
 
 FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(FAMILIES, ("causal-lm", "sequence-classification", "dpo")),
-    "t5": ("seq2seq-lm",),
-    "mt5": ("seq2seq-lm",),
-    "bert": ("sequence-classification",),
-    "vit": ("image-classification",),
+    **dict.fromkeys(FAMILIES, tasks_of("decoder")),
+    **{family: tasks_of(kind) for family, kind in ENCODER_KINDS.items()},
 }
 """Model type -> its tasks, the most usual one first."""
 
@@ -88,7 +83,7 @@ def check_text_only(name: str, config: Mapping[str, Any]) -> None:
     holds = f", which holds a language model of type {part}" if part and part != kind else ""
     why = "models that read more than text are not supported yet"
     message = f"model {name!r} has model_type {kind!r}{holds}: {why}"
-    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if "causal-lm" in tasks)
+    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if DEFAULT_TASK in tasks)
     hint = f"name a checkpoint of a text model, such as one of type {causal}"
     raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
 
@@ -101,7 +96,7 @@ def family_layout(model_type: str, sizes: Sizes) -> Layout:
 
 def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
     """The head that `task` puts on a model of this family."""
-    if task in LM_TASKS:
+    if task_named(task).head == "language-model":
         # transformers 5.23 ties every T5, whatever the configuration says.
         tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
         return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)

@@ -18,6 +18,7 @@ from launcher.facts.config_checks import check_config, config_problem
 from launcher.facts.heads import Head, check_task, check_text_only, family_layout, labels_of, task_head
 from launcher.facts.lora import Adapted, adapted_by, lora_width
 from launcher.facts.shipped import facts_file
+from launcher.tasks import DEFAULT_TASK
 
 __all__ = ["Linear", "ModelSpec", "read_model_spec"]
 
@@ -126,7 +127,7 @@ def read_model_spec(
     name: str,
     config: Mapping[str, Any],
     origin: str,
-    task: str = "causal-lm",
+    task: str = DEFAULT_TASK,
     num_labels: int | None = None,
 ) -> ModelSpec:
     """The spec of a model with the head of `task`.

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from launcher.errors import MachineError, Problem
+from launcher.tasks import TASKS
 
 PACKAGES = (
     "transformers",
@@ -35,7 +36,10 @@ OF_NO_EXTRA = {
     "swanlab": "pip install swanlab",
 }
 """Module -> what installs it."""
-EXTRAS = {"trl": "dpo", "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers"}
+EXTRAS = {
+    "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers",
+    **{package: task.extra for task in TASKS for package in task.packages if task.extra},
+}  # fmt: skip
 """Module -> our extra that brings it; all others come with `train`."""
 _BESIDE_TRAIN = ("liger", "trackers")
 """Extras of modules that are no sign of a missing `train`."""

@@ -17,6 +17,7 @@ from launcher.memory.flow import Block
 from launcher.memory.norms import norm
 from launcher.memory.products import adapted, cast, dropout, matrix, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
+from launcher.tasks import task_named
 
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 """trl 1.16's tiles of logits; each is allocated at its full width, whatever the vocabulary."""
@@ -50,21 +51,22 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         x = norm(tape, block, x, block.hidden)
     if block.layout.position_bias:
         x = dropout(tape, x, block.layout.dropout > 0, block.dtypes.on_cpu)
-    if task == "dpo":
+    of = task_named(task)
+    if of.tiled_logits:
         return _tiled(tape, x, block, head)
-    if block.liger and head.per_token and task == "causal-lm":
+    if block.liger and head.per_token and of.causal_loss:
         return _fused(tape, x, block, head)
     if not head.per_token:
         # The first token alone is read; its gradient is written into zeros.
         x = tape.step([x], block.rows * block.hidden, x.width, view=x.storage)
-    if block.chunked and head.per_token and task == "causal-lm":
+    if block.chunked and head.per_token and of.causal_loss:
         return _by_chunks(tape, x, block, head, gradient_width, accumulated)
     before, _ = tape.saved()
     logits = _logits(tape, x, block, head)
     if head.apart:
         loss, forward, backward = _loss_apart(tape, logits, block)
     else:
-        casts = task != "seq2seq-lm" or block.dtypes.autocast
+        casts = of.casts_logits or block.dtypes.autocast
         loss, forward, backward = _loss(tape, logits, head, casts=casts)
     _, weights = tape.saved()
     params = sum(node.params for node in tape.nodes)
@@ -212,7 +214,7 @@ def evaluation_bytes(block: Block, head: Head, task: str) -> int:
     """
     d, layout, tokens = block.dtypes, block.layout, block.tokens
     rows = tokens if head.per_token else block.rows
-    if task == "dpo":
+    if task_named(task).tiled_logits:
         logits = _tile(block, head)
     elif head.apart:
         logits = _apart(block.rows, block.length, head.out_features, d.compute)

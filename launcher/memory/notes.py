@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from launcher.facts.hardware import Hardware
-from launcher.facts.heads import LM_TASKS
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import waits_unsharded
 from launcher.memory.job import MemoryJob
 from launcher.memory.optimizers import optimizer_of
+from launcher.tasks import task_named
 
 
 def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
@@ -33,8 +33,7 @@ def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:
     Each sample brings its label, each token its own; both are 64-bit numbers.
     """
     samples = job.eval_batch * job.data_parallel * job.sequence_parallel
-    if spec.task == "dpo":
-        return 0
-    if spec.task in LM_TASKS:
+    task = task_named(spec.task)
+    if task.keeps_token_predictions:
         return 16 * samples * job.sequence_length
-    return samples * (4 * spec.head.out_features + 8)
+    return samples * (4 * spec.head.out_features + 8) if task.classifies else 0

@@ -18,6 +18,7 @@ from launcher.memory.job import Components, MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT
 from launcher.memory.states import MIXED
 from launcher.memory.steps import step_bytes
+from launcher.tasks import task_named
 
 # What of a job changes its activations, besides the micro-batch.
 _CHOICES = (
@@ -48,8 +49,8 @@ def _casts(job: MemoryJob) -> bool:
 
 def why_not(job: MemoryJob, task: str) -> str | None:
     """Why a job cannot be traced; None when it can be."""
-    if task == "dpo":
-        return "DPO's loss works on tiles of logits that trl cuts, which a trace without trl does not see"
+    if own := task_named(task).untraceable:
+        return own
     if job.engine == "deepspeed" and job.zero_stage == 3 and job.adapter:
         return "ZeRO-3 puts a function of its own in place of frozen products"
     if job.engine == "fsdp" and _casts(job) and job.quantization != "none":

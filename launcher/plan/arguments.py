@@ -8,7 +8,7 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe
-from launcher.recipe.vocabulary import GENERATED_METRICS
+from launcher.tasks import task_named
 
 EVALUATIONS = 10
 """How often a run is evaluated by steps where the recipe does not say after how many."""
@@ -43,11 +43,9 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     }
     if "max_steps" not in recipe.trainer:
         defaults["num_train_epochs"] = (3.0, "upstream's default, said explicitly")
-    if recipe.task == "image-classification":
-        # Pictures are read and resized as they are asked for, from columns that no model knows.
-        defaults["remove_unused_columns"] = (False, "pictures are prepared as they are read")
-        defaults["include_num_input_tokens_seen"] = ("no", "pictures are not made of tokens")
-    if recipe.task == "seq2seq-lm":
+    task = task_named(recipe.task)
+    defaults |= task.trainer_defaults
+    if task.generates:
         defaults |= _generation(draft, recipe)
     for name, (value, reason) in defaults.items():
         if f"trainer.{name}" not in draft.settings:
@@ -55,8 +53,8 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
 
 
 def _learning_rate(recipe: Recipe) -> tuple[float, str]:
-    if recipe.task == "dpo":
-        return (1e-5, "trl's default, ten times for adapters") if recipe.adapter else (1e-6, "trl's default")
+    if own := task_named(recipe.task).default_rate(adapter=recipe.adapter is not None):
+        return own
     if recipe.adapter:
         return 2e-4, "usual for adapters"
     if recipe.model.config is not None:
@@ -111,7 +109,7 @@ def _own_metrics(draft: Draft) -> bool:
 
 def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[Any, str]]:
     """Whether evaluations let the model write, and how long its answers may be."""
-    written = [name for name in recipe.data.metrics if name in GENERATED_METRICS]
+    written = [name for name in recipe.data.metrics if name in task_named(recipe.task).generated_metrics]
     reads = recipe.data.eval is not None and (bool(written) or _own_metrics(draft))
     reason = f"{', '.join(written) or 'compute_metrics'}: read from generated text"
     found: dict[str, tuple[Any, str]] = {

@@ -14,6 +14,7 @@ from launcher.plan.fixes.packing import VERIFIED_FAMILIES
 from launcher.plan.inputs import Facts
 from launcher.plan.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
 ATTENTION, FREE, MULTIPLE = "model.attn_implementation", "data.padding_free", "data.pad_to_multiple_of"
 
@@ -61,7 +62,7 @@ def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
 def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
     """Why the samples of a batch are not laid in one row by themselves; empty where they may be."""
     noise = "trainer.neftune_noise_alpha"
-    if draft.get("task") != "causal-lm":
+    if not task_named(draft.get("task")).flattens:
         return "not asked for; its samples are padded"
     if spec.model_type not in VERIFIED_FAMILIES:
         return f"samples of {spec.model_type} in one row were not shown to stay apart"
@@ -103,7 +104,7 @@ def _why_not_chosen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
 def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     """Why this model cannot have the kernel; empty where it can."""
     spec = facts.model
-    if draft.get("task") != "causal-lm":
+    if not task_named(draft.get("task")).flattens:
         return f"task {draft.get('task')} was not tried with it"
     if spec.model_type not in VERIFIED_FAMILIES:
         return f"samples of {spec.model_type} in one row were not shown to stay apart"
@@ -150,10 +151,8 @@ def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         multiple = tensor_multiple(hardware.compute_capability)
         if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1 says that nothing is filled up
             draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")
-    elif draft.get("task") == "image-classification":
-        draft.put(MULTIPLE, None, "pictures are not made of tokens")
-    elif draft.get("task") == "dpo":
-        draft.put(MULTIPLE, None, "trl pads, as trainer.pad_to_multiple_of says")
+    elif own := task_named(draft.get("task")).own_padding:
+        draft.put(MULTIPLE, None, own)
     elif hardware.is_cpu:
         draft.put(MULTIPLE, None, "a CPU gains nothing from it, and every padded token costs there")
     else:

@@ -16,6 +16,7 @@ from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.recipe.optimizers import IN_SHARDS
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
 _SHARDS = "checkpoints of engine fsdp are shards, nothing that from_pretrained reads"
 _CONFIG = "trainer.accelerator_config"
@@ -71,7 +72,7 @@ def _loading(draft: Draft) -> tuple[bool, str]:
         return False, "each rank reads the GGUF file, which is dequantised"
     if draft.get("model.add_tokens"):
         return False, "each rank reads the weights: rows of added tokens are made from them"
-    if draft.get("task") not in ("causal-lm", "dpo"):
+    if not task_named(draft.get("task")).head_in_checkpoint:
         return False, "each rank reads the weights: a new head is not in the checkpoint"
     return True, "one rank of a machine reads the weights, the others get their shards from it"
 
@@ -109,7 +110,7 @@ def _conflicts(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Rec
         message = "engine fsdp over one process has nothing to shard, and the Trainer refuses it"
         hint = "use sharding.engine: auto, or hardware with several devices"
         yield refuse(draft, "engine-conflict", "sharding.engine", message, hint)
-    if recipe.task == "seq2seq-lm":
+    if task_named(recipe.task).is_encoder_decoder:
         message = (
             "engine fsdp and an encoder-decoder: both sides share an embedding, which FSDP2 refuses in two "
             "groups ('is shared with a parameter already managed by another FSDP group')"

@@ -13,6 +13,7 @@ from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.decide import AMPERE
 from launcher.plan.draft import Draft
 from launcher.plan.fsdp import reduces_each
+from launcher.tasks import task_named
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's kernel for documents of any length takes; widths are multiples of 8."""
@@ -27,14 +28,15 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     adapter = adapted_by(spec, draft.section("adapter")) if has_adapter else None
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     bucket = 50_000_000 if small else 200_000_000
-    dpo, one_row = draft.get("task") == "dpo", bool(draft.get("data.padding_free"))
+    task, one_row = task_named(draft.get("task")), bool(draft.get("data.padding_free"))
     return MemoryJob(
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
-        # A chosen and a rejected answer.
-        sequences_per_sample=2 if dpo else 1,
+        sequences_per_sample=task.sequences_per_sample,
         # An adapter is switched off to have the reference; a full model needs a frozen copy.
-        reference_model=dpo and not has_adapter and not draft.get("trainer.precompute_ref_log_probs"),
+        reference_model=task.has_reference
+        and not has_adapter
+        and not draft.get("trainer.precompute_ref_log_probs"),
         spread=_devices_of_map(draft.get("model.device_map"), hardware),
         document_mask=one_row or bool(draft.get("data.packing")),
         one_row=one_row,

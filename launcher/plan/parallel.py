@@ -20,6 +20,7 @@ from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.recipe.optimizers import IN_SHARDS
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
 SIZES = ("tp_size", "sp_size", "cp_size")
 NAMES = {"tp_size": "tensor", "sp_size": "sequence", "cp_size": "context"}
@@ -194,7 +195,7 @@ def _said_at(draft: Draft, dotted: str) -> str:
 
 def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[RecipeError]:
     """The architecture, and heads for every rank."""
-    if spec.task != "causal-lm":
+    if not task_named(spec.task).tensor_parallel:
         message = f"task {spec.task} was not tried with {key}: only causal-lm was"
         hint = f"drop {key}; ZeRO-3 and FSDP2 share the weights of any task"
         yield refuse(draft, "parallel-task", "task", message, hint)

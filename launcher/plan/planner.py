@@ -19,6 +19,7 @@ from launcher.plan.strategy import Candidate
 from launcher.plan.throughput import settle_compile
 from launcher.plan.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
+from launcher.tasks import task_named
 
 if TYPE_CHECKING:
     from launcher.plan.alternatives import Alternative
@@ -106,7 +107,7 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
     mends = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
     mends.append("a smaller data.max_length")
     shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
-    if draft.get("task") == "causal-lm" and not shared:
+    if task_named(draft.get("task")).causal_loss and not shared:
         mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
     if draft.explicit("model.loss") and facts.model.model_type in PLAIN_HEADS:
         mends.insert(0, "model.loss: chunked")

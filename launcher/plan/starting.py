@@ -8,13 +8,11 @@ from typing import Any
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
+from launcher.tasks import DEFAULT_TASK, TASKS, task_named
 
 GOALS: Mapping[str, tuple[str, ...]] = {
-    "instructions": ("instruction", "prompt-completion"),
-    "chat": ("chat",),
-    "text": ("text",),
-    "preferences": ("preference",),
-    "classify": ("classification", "image"),
+    goal: tuple(dict.fromkeys(form for task in TASKS for form in task.goals.get(goal, ())))
+    for goal in ("instructions", "chat", "text", "preferences", "classify")
 }
 """What a model shall learn -> the formats of rows that teach it."""
 METHODS = ("full", "lora", "qlora")
@@ -87,19 +85,15 @@ class Start:
 
 def task_of(goal: str, fmt: str, tasks: Sequence[str]) -> str:
     """The task for a goal with rows of a format; tasks: those that the model's family can learn, if known."""
-    if goal == "preferences":
-        return "dpo"
-    if goal == "classify":
-        return "image-classification" if fmt == "image" else "sequence-classification"
-    if goal == "instructions" and tuple(tasks) == ("seq2seq-lm",):
-        return "seq2seq-lm"
-    return "causal-lm"
+    fitting = [task for task in TASKS if goal in task.goals]
+    fitting = [task for task in fitting if fmt in task.goals[goal]] or fitting
+    return next((task for task in fitting if task.name in tasks), fitting[0]).name
 
 
 def methods(start: Start) -> tuple[str, ...]:
     """What to train, in the order in which it is tried: the first that fits is written."""
-    if start.task == "image-classification":
-        return ("full", "lora")
+    if (allowed := task_named(start.task).first_methods) != METHODS:
+        return allowed
     if start.goal in ("text", "classify") or start.spec.params < SMALL:
         return METHODS
     return ("lora", "qlora")
@@ -125,7 +119,7 @@ def draft(
     missed: methods that were tried before this one, and do not fit.
     """
     notes: dict[str, str] = {}
-    data: dict[str, Any] = {} if start.task == "causal-lm" else {"task": start.task}
+    data: dict[str, Any] = {} if start.task == DEFAULT_TASK else {"task": start.task}
     data["model"] = _model(start, method, notes)
     if method != "full":
         data["adapter"] = _adapter(start)
@@ -178,7 +172,7 @@ def _adapter(start: Start) -> dict[str, Any]:
         "type": "lora",
         "r": 16,
         "lora_alpha": 32,
-        "lora_dropout": 0.0 if start.task == "dpo" else 0.05,
+        "lora_dropout": 0.05 if task_named(start.task).adapter_dropout else 0.0,
         "target_modules": list(_ATTENTION) if experts else "all-linear",
     }
 
@@ -194,22 +188,15 @@ def _data(start: Start, length: int, notes: dict[str, str]) -> dict[str, Any]:
         share = min(0.05, _EVALUATED / rows.count)
         section["eval"] = {"split": float(f"{share:.1g}")}
         notes["data.eval"] = "rows that are held out, to see how well it does on what it has not learnt"
-        if metrics := _METRICS.get(start.task if start.goal != "text" else "text"):
+        if metrics := task_named(start.task).first_metrics.get(start.goal):
             section["metrics"] = list(metrics)
-    if start.task != "image-classification":
+    if task_named(start.task).reads_tokens:
         section["max_length"] = length
         notes["data.max_length"] = _length_words(start, length)
     if start.goal == "text" and start.packs:
         section["packing"] = True
         notes["data.packing"] = "texts are laid end to end, and none sees another"
     return section
-
-
-_METRICS = {
-    "text": ("perplexity",),
-    "sequence-classification": ("accuracy", "f1"),
-    "image-classification": ("accuracy", "f1"),
-}
 
 
 def _length_words(start: Start, length: int) -> str:
@@ -250,12 +237,11 @@ def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]
     notes["trainer.learning_rate"] = (
         "usual for "
         + ("LoRA" if method != "full" else "training all parameters")
-        + (" by preferences" if start.task == "dpo" else "")
+        + task_named(start.task).first_rate_note
     )
     trainer: dict[str, Any] = {"num_train_epochs": _epochs(start), "learning_rate": rate}
-    if start.task == "dpo":
-        trainer["beta"] = 0.1
-        notes["trainer.beta"] = "how strongly the model is held to what it was"
+    for name, (value, note) in task_named(start.task).first_arguments.items():
+        trainer[name], notes[f"trainer.{name}"] = value, note
     trainer |= {
         "lr_scheduler_type": "cosine",
         "warmup_steps": 0.05,
@@ -268,10 +254,9 @@ def _trainer(start: Start, method: str, notes: dict[str, str]) -> dict[str, Any]
 
 def _rate(start: Start, method: str) -> float:
     full, params = method == "full", start.spec.params
-    if start.task == "dpo":
-        return 5e-7 if full else 5e-6
+    own = task_named(start.task).first_rates.get("full" if full else "adapter")
+    if own is not None:
+        return own
     if full:
-        if start.task == "seq2seq-lm":
-            return 1e-4
         return 2e-5 if params < SMALL else 1e-5
     return 1e-4 if params > 30 * SMALL else 2e-4

@@ -19,6 +19,7 @@ from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.strategy import Candidate
 from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
 
 LIGER = "liger-kernel"
 MOST_WORKERS, WORKERS_ELSEWHERE, PREFETCHED = 4, 2, 2
@@ -55,7 +56,7 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     """Said where it is on, or where a GPU could have it; upstream's default is off."""
     key, hardware, spec = "trainer.use_liger_kernel", facts.hardware, facts.model
     capability = hardware.compute_capability
-    if key in draft.settings or hardware.is_cpu or draft.get("task") != "causal-lm":
+    if key in draft.settings or hardware.is_cpu or not task_named(draft.get("task")).causal_loss:
         return
     changed = _changed_head(draft, recipe, spec)
     if spec.model_type not in LIGER_FAMILIES:
@@ -97,7 +98,7 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     """Why the loss has to see all logits at once; empty where it need not."""
     spec, task = facts.model, draft.get("task")
     capped = spec.layout.logit_cap or spec.config.get("final_logit_softcapping") is not None
-    if task != "causal-lm":
+    if not task_named(task).causal_loss:
         return f"task {task} has a loss of its own"
     if draft.get("trainer.use_liger_kernel"):
         return "Liger's loss rules, which makes no logits either"
@@ -164,7 +165,7 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
         return "a CPU compiles for minutes and gains little"
     if draft.get("tiny"):
         return "a rehearsal is too short"
-    if draft.get("task") != "causal-lm" or is_foreign(draft, facts.model):
+    if not task_named(draft.get("task")).causal_loss or is_foreign(draft, facts.model):
         return "was tried with transformers' own causal language models alone"
     if capability is None or capability < AMPERE:
         return "was meant for compute capability 8.0 and later"

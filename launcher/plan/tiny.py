@@ -11,6 +11,7 @@ from launcher.facts.hardware import Hardware
 from launcher.plan.decide import shares
 from launcher.recipe.loading import LoadedRecipe, Origin
 from launcher.recipe.schema import AdapterSection, Recipe
+from launcher.tasks import task_named
 
 STEPS = 4
 _SIZES = ("tp_size", "sp_size", "cp_size")
@@ -78,7 +79,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
     if recipe.trainer.get("eval_strategy") == "steps":
         changed["eval_steps"] = 2
     changed = {k: v for k, v in changed.items() if k not in said}
-    if recipe.task == "seq2seq-lm":
+    if task_named(recipe.task).generates:
         changed["generation_max_length"] = 16
     model = recipe.model.model_copy(
         update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,

@@ -9,7 +9,10 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.recipe.data_paths import is_hub_id, is_url
 from launcher.recipe.suggestions import close_key, describe
-from launcher.recipe.vocabulary import FORMAT_FIELDS, LOSS_OF_FORMAT, METRICS, TASK_FORMATS
+from launcher.recipe.vocabulary import METRICS, TASK_FORMATS
+from launcher.tasks import DEFAULT_TASK, TASKS, task_named
+from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
 
 _HUB_ONLY = ("name", "split", "revision")
 # keys that mean nothing where no text becomes tokens
@@ -19,20 +22,12 @@ _TOKEN_KEYS = (
     "data.pad_to_multiple_of",
 )  # fmt: skip
 _OWN_METRIC = "`python:` names a file with a compute_metrics of yours"
-_CAUSAL_KEYS = {
-    "loss_on": "the loss is where the task puts it",
-    "loss_on_inserted": "only chats of task causal-lm are rendered for it",
-    "packing": "its samples are padded",
-    "padding_free": "its samples are padded",
-    "fim": "only a causal language model learns to fill in",
-    "streaming": "its rows are read before training",
-}
 
 
-def task_of(data: Mapping[str, Any]) -> str:
-    """The task of a recipe; causal-lm where it is absent or wrong."""
-    task = data.get("task", "causal-lm")
-    return task if isinstance(task, str) and task in TASK_FORMATS else "causal-lm"
+def task_of(data: Mapping[str, Any]) -> Task:
+    """The task of a recipe; the default one where it is absent or wrong."""
+    task = data.get("task", DEFAULT_TASK)
+    return task_named(task if isinstance(task, str) and task in TASK_FORMATS else DEFAULT_TASK)
 
 
 def data_sources(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -50,14 +45,14 @@ def check_data(
 
     `folder(path)`: where the relative paths of that value start.
     """
-    if data.get("task", "causal-lm") not in list(TASK_FORMATS):
+    if data.get("task", DEFAULT_TASK) not in list(TASK_FORMATS):
         return _check_paths(data, folder)  # what the rows must be is not known
     return [
         *_check_paths(data, folder),
         *_check_formats(data),
         *_check_columns(data),
         *_check_weights(data),
-        *_check_causal_only(data),
+        *_check_optional(data),
         *_check_model(data),
         *_check_loss(data),
         *_check_samples(data),
@@ -117,10 +112,10 @@ def _check_formats(data: Mapping[str, Any]) -> list[Problem]:
     task = task_of(data)
     problems = []
     for place, form in _formats(data):
-        if form in TASK_FORMATS[task]:
+        if form in task.formats:
             continue
         others = [name for name, formats in TASK_FORMATS.items() if form in formats]
-        message = f"is {form}, but task {task} reads {' or '.join(TASK_FORMATS[task])}"
+        message = f"is {form}, but task {task.name} reads {' or '.join(task.formats)}"
         problems.append(_conflict(f"{place}.format", message, f"{form} rows are for `task: {others[0]}`"))
     return problems
 
@@ -147,7 +142,7 @@ def _check_columns(data: Mapping[str, Any]) -> list[Problem]:
     problems = []
     for place, source in data_sources(data):
         columns = source.get("columns") if isinstance(source, Mapping) else None
-        forms = [explicit[place]] if place in explicit else TASK_FORMATS[task_of(data)]
+        forms = [explicit[place]] if place in explicit else task_of(data).formats
         fields = list(dict.fromkeys(f for form in forms for group in FORMAT_FIELDS[form] for f in group))
         for key, column in columns.items() if isinstance(columns, Mapping) else ():
             if key in fields or column is None:  # which leaves the file's column of that name out
@@ -159,32 +154,34 @@ def _check_columns(data: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _check_causal_only(data: Mapping[str, Any]) -> list[Problem]:
+def _check_optional(data: Mapping[str, Any]) -> list[Problem]:
+    """Keys of `data:` that the task does not read."""
     task = task_of(data)
-    if task == "causal-lm":
-        return []
-    return [
-        _conflict(f"data.{key}", "is only for task causal-lm", f"remove it: with task {task}, {why}")
-        for key, why in _CAUSAL_KEYS.items()
-        if _given(data, f"data.{key}")
-    ]
+    problems = []
+    for key, why in OPTIONAL_DATA_KEYS.items():
+        if key in task.data_keys or not _given(data, f"data.{key}"):
+            continue
+        readers = " and ".join(other.name for other in TASKS if key in other.data_keys)
+        hint = f"remove it: with task {task.name}, {why}"
+        problems.append(_conflict(f"data.{key}", f"is only for task {readers}", hint))
+    return problems
 
 
 def _check_model(data: Mapping[str, Any]) -> list[Problem]:
     task = task_of(data)
     problems = []
-    if task not in ("causal-lm", "dpo") and _given(data, "model.gguf_file"):
-        message = f"is only for causal language models, not for task {task}"
+    if not task.gguf and _given(data, "model.gguf_file"):
+        message = f"is only for causal language models, not for task {task.name}"
         problems.append(_conflict("model.gguf_file", message, "name a checkpoint in safetensors"))
-    if task == "image-classification":
+    if not task.reads_tokens:
         problems += [
             _conflict(path, "means nothing for images, which are not made of tokens", "remove it")
             for path in _TOKEN_KEYS
             if _given(data, path)
         ]
-    if task == "dpo" and _given(data, "data.pad_to_multiple_of"):
-        message = "means nothing for preference rows, which trl pads"
-        problems.append(_conflict("data.pad_to_multiple_of", message, "use trainer.pad_to_multiple_of"))
+    elif task.own_padding and _given(data, "data.pad_to_multiple_of"):
+        message = f"has no effect with task {task.name}: {task.own_padding}"
+        problems.append(_conflict("data.pad_to_multiple_of", message, "remove it"))
     tokens = _section(data, "model").get("add_tokens")
     seen: set[str] = set()
     for index, token in enumerate(tokens if isinstance(tokens, list) else []):
@@ -197,10 +194,10 @@ def _check_model(data: Mapping[str, Any]) -> list[Problem]:
 
 def _check_loss(data: Mapping[str, Any]) -> list[Problem]:
     wanted = _section(data, "data").get("loss_on")
-    if not isinstance(wanted, str) or task_of(data) != "causal-lm":
+    if not isinstance(wanted, str):
         return []
     for place, form in _formats(data):
-        allowed = LOSS_OF_FORMAT.get(form, ())
+        allowed = task_of(data).learns.get(form, ())
         if allowed and wanted not in allowed:
             message = f"is {wanted}, but the {form} rows of `{place}` can only learn {' or '.join(allowed)}"
             hint = "remove it: every format has its own default"
@@ -216,16 +213,16 @@ def _check_samples(data: Mapping[str, Any]) -> list[Problem]:
     if rows.get("packing") is True and rows.get("padding_free") is True:
         message = "excludes `data.packing`, which leaves nothing to pad"
         problems.append(_conflict("data.padding_free", message, "keep one of the two"))
-    if rows.get("overlong") in ("drop", "split") and task_of(data) == "dpo":
-        message = f"is {rows['overlong']}, but trl cuts preference rows at the end"
-        problems.append(_conflict("data.overlong", message, "write truncate, or remove it"))
-    elif rows.get("overlong") == "split" and task_of(data) != "causal-lm":
-        message = "is split, which is only for the text rows of task causal-lm"
-        problems.append(_conflict("data.overlong", message, "write truncate or drop"))
+    refused = task_of(data).overlong
+    overlong = str(rows.get("overlong"))
+    if overlong in refused:
+        rest = " or ".join(value for value in ("truncate", "drop") if value not in refused)
+        message = f"is {overlong}, {refused[overlong]}"
+        problems.append(_conflict("data.overlong", message, f"write {rest}, or remove it"))
     elif rows.get("overlong") == "split" and other:
         message = f"is split, but only text rows can be split, and those of `{other[0]}` are {other[1]}"
         problems.append(_conflict("data.overlong", message, "write truncate or drop"))
-    if rows.get("fim") is not None and other and task_of(data) == "causal-lm":
+    if rows.get("fim") is not None and other and "fim" in task_of(data).data_keys:
         message = f"needs text rows, but those of `{other[0]}` are {other[1]}"
         problems.append(_conflict("data.fim", message, "write `format: text`, or remove fim"))
     return problems
@@ -237,7 +234,7 @@ def _check_metrics(data: Mapping[str, Any]) -> list[Problem]:
     if not isinstance(metrics, list) or not metrics:
         return []
     task, problems = task_of(data), []
-    known = METRICS[task]
+    known = task.metrics
     if rows.get("eval") is None:
         hint = "add e.g. `eval: {split: 0.02}` under `data:`"
         problems.append(_conflict("data.metrics", "needs `data.eval`, the rows to measure on", hint))
@@ -251,7 +248,7 @@ def _check_metrics(data: Mapping[str, Any]) -> list[Problem]:
         owner = next((other for other, names in METRICS.items() if name in names), None)
         hint = f"it is a metric of task {owner}" if owner else _OWN_METRIC
         hint = f"did you mean {near}?" if near else hint
-        expected = f"one of {', '.join(known)}" if known else f"nothing: task {task} reports its own metrics"
+        expected = f"one of {', '.join(known)}" if known else f"nothing: task {task.name} has its own"
         message = f"is {describe(name)}, expected {expected}"
         problems.append(Problem("wrong-choice", message, path=f"data.metrics[{index}]", hint=hint))
     return problems
@@ -259,7 +256,7 @@ def _check_metrics(data: Mapping[str, Any]) -> list[Problem]:
 
 def _check_streaming(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Problem]:
     rows = _section(data, "data")
-    if rows.get("streaming") is not True or task_of(data) != "causal-lm":
+    if rows.get("streaming") is not True or "streaming" not in task_of(data).data_keys:
         return []
     problems = []
     steps = trainer.get("max_steps")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launcher.facts.software import installed_version
+from launcher.tasks import DEFAULT_TASK, TASKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ TABLES = {
     "trl": TableSource("trl", "dpo_config.json", "dpo_config_table"),
 }
 # task -> the table of the fields that it has besides those of TrainingArguments
-TASK_TABLES = {"seq2seq-lm": "seq2seq", "dpo": "trl"}
+TASK_TABLES = {task.name: task.argument_table for task in TASKS if task.argument_table}
 
 # field of every task -> who decides it instead
 TRAINER_OWNED = {
@@ -52,23 +54,8 @@ TRAINER_OWNED = {
     "hub_token": "set HF_TOKEN in the environment; no secret belongs into a recipe",
 }
 # task -> fields of its table that the launcher decides itself, or that do nothing
-TASK_OWNED: dict[str, dict[str, str]] = {
-    "seq2seq-lm": {
-        "sortish_sampler": "remove it: transformers does not read it; `train_sampling_strategy` is read",
-    },
-    "dpo": {
-        "max_length": "write `data.max_length`",
-        "dataset_num_proc": "write `data.num_proc`",
-        "trust_remote_code": "write `model.trust_remote_code`",
-        "model_init_kwargs": "`model` decides it",
-        "pad_token": "the tokenizer decides it",
-        "padding_free": "remove it: trl does not support it now",
-        "truncation_mode": "remove it: trl keeps the start of a sample",
-        **dict.fromkeys(
-            ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-            "remove it: the reference is the model before training, and stays so",
-        ),
-    },
+TASK_OWNED: dict[str, Mapping[str, str]] = {
+    task.name: task.owned_arguments for task in TASKS if task.argument_table
 }
 # LoraConfig fields that the launcher decides itself.
 ADAPTER_OWNED = {
@@ -111,7 +98,7 @@ def shipped_table(name: str) -> Path:
     return Path(__file__).parent / "tables" / TABLES[name].file
 
 
-def trainer_fields(task: str = "causal-lm") -> dict[str, Any]:
+def trainer_fields(task: str = DEFAULT_TASK) -> dict[str, Any]:
     """Fields of `trainer:` for a task: name -> {types, default, choices?, renamed_to?}."""
     fields: dict[str, Any] = field_table("transformers")["fields"]
     return fields | task_fields(task) if task in TASK_TABLES else fields

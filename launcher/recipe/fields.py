@@ -10,6 +10,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.recipe.env import has_reference, is_reference, resolve_env
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
+    TABLES,
     TASK_OWNED,
     adapter_fields,
     field_table,
@@ -26,6 +27,7 @@ from launcher.recipe.suggestions import (
     elsewhere,
 )
 from launcher.recipe.yaml_marks import parse_scalar
+from launcher.tasks import DEFAULT_TASK, task_named
 
 CHECKPOINTING_KWARGS = (
     "use_reentrant",
@@ -78,7 +80,7 @@ _SHARES = ("adapter.lora_dropout", "trainer.ld_alpha")
 
 
 def resolve_trainer(
-    trainer: Mapping[str, Any], environ: Mapping[str, str], task: str = "causal-lm"
+    trainer: Mapping[str, Any], environ: Mapping[str, str], task: str = DEFAULT_TASK
 ) -> dict[str, Any]:
     """`trainer` with its `${ENV:...}` resolved; a value that is one reference gets the type of its field.
 
@@ -104,7 +106,7 @@ def _resolve(value: Any, types: Iterable[str], environ: Mapping[str, str]) -> An
 
 
 def check_trainer(
-    trainer: Mapping[str, Any], environ: Mapping[str, str] | None = None, task: str = "causal-lm"
+    trainer: Mapping[str, Any], environ: Mapping[str, str] | None = None, task: str = DEFAULT_TASK
 ) -> list[Problem]:
     """Problems of single `trainer:` fields, without file and line; absent variables are left out."""
     fields = trainer_fields(task)
@@ -173,8 +175,10 @@ def _unknown_trainer(name: str, fields: Mapping[str, Any], task: str) -> Problem
             hint=TRAINER_REMOVED[name],
         )
     message = f"unknown key, expected a TrainingArguments field of transformers {version}"
-    if task == "dpo":
-        message += f", or a DPOConfig field of trl {field_table('trl')['version']}"
+    table = task_named(task).argument_table
+    if table and TABLES[table].package != "transformers":
+        version = field_table(table)["version"]
+        message += f", or a field that task {task} adds ({TABLES[table].package} {version})"
     other = task_of_field(name)
     if other:
         return Problem("unknown-key", message, path=path, hint=f"it is a key of `task: {other}`")

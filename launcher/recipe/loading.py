@@ -106,7 +106,7 @@ def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None,
     data = copy.deepcopy(layered.data)
     problems = [*take_todo(data), *take_unsupported(data), *take_secrets(data), *check_environment(data)]
     references = _resolve_references(data, environ, problems)
-    task = task_of(data)
+    task = task_of(data).name
     _drop_nulls(data, task)
     trainer = data.get("trainer")
     resolved: Mapping[str, Any] = {}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.recipe.data_rules import task_of
 from launcher.recipe.field_tables import TRAINER_OWNED
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.optimizers import needs_of
@@ -96,8 +97,7 @@ def check_rules(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> list[Pro
         *_check_hub(trainer),
         *_check_optimizer(trainer),
         *_check_best_metric(data, trainer),
-        *(_check_dpo(trainer) if data.get("task") == "dpo" else ()),
-        *(_check_images(trainer) if data.get("task") == "image-classification" else ()),
+        *task_of(data).check_trainer(trainer),
     ]
 
 
@@ -229,7 +229,7 @@ def _check_best_metric(data: Mapping[str, Any], trainer: Mapping[str, Any]) -> l
         return []
     measured = _section(data, "data").get("metrics") or []
     plain = name.removeprefix("eval_")
-    if plain == "loss" or plain in measured or data.get("task") == "dpo":
+    if plain == "loss" or plain in measured or task_of(data).own_metrics:
         return []
     known = ", ".join(["loss", *map(str, measured)])
     path = "trainer.metric_for_best_model"
@@ -277,33 +277,3 @@ def _check_optimizer(trainer: Mapping[str, Any]) -> list[Problem]:
         hint = "add `optim_target_modules: all-linear` under `trainer:`"
         problems.append(Problem("conflict", message, path=path, hint=hint))
     return problems
-
-
-def _check_dpo(trainer: Mapping[str, Any]) -> list[Problem]:
-    """What trl would find out only when it builds its trainer."""
-    given = trainer.get("loss_type", "sigmoid")
-    losses = given if isinstance(given, list) else [given]
-    weights = trainer.get("loss_weights")
-    problems = []
-    if isinstance(weights, list) and len(weights) != len(losses):
-        message = f"has {len(weights)} entries for {len(losses)} of `loss_type`"
-        hint = "give one weight for each loss"
-        problems.append(Problem("conflict", message, path="trainer.loss_weights", hint=hint))
-    if "exo_pair" in losses and not trainer.get("label_smoothing"):
-        message, hint = (
-            "is exo_pair, which needs `label_smoothing` above 0",
-            "write e.g. label_smoothing: 1.0e-3",
-        )
-        problems.append(Problem("conflict", message, path="trainer.loss_type", hint=hint))
-    if trainer.get("use_weighting") is True and {"aot", "aot_unpaired"} & {str(loss) for loss in losses}:
-        message, hint = "cannot weigh the pairs of aot losses, which sort them", "remove one of the two"
-        problems.append(Problem("conflict", message, path="trainer.use_weighting", hint=hint))
-    return problems
-
-
-def _check_images(trainer: Mapping[str, Any]) -> list[Problem]:
-    if trainer.get("remove_unused_columns") is not True:
-        return []
-    message = "is true, but pictures are read from columns that no model knows"
-    path = "trainer.remove_unused_columns"
-    return [Problem("conflict", message, path=path, hint="remove it")]

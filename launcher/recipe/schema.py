@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks import DEFAULT_TASK
+from launcher.tasks.rows import FORMAT_FIELDS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -319,7 +321,7 @@ class FixesSection(Section):
 class Recipe(Section):
     """One fine-tune."""
 
-    task: Task = "causal-lm"
+    task: Task = DEFAULT_TASK
     """What is trained: a causal language model (also from scratch, with `model.config`), a
     sequence-to-sequence model, a classifier of texts or of pictures, or preferences (`dpo`, with trl)."""
     model: ModelSection

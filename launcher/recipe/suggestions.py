@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from launcher.recipe.field_tables import TRAINER_OWNED
+from launcher.tasks import TASKS
 
 CUTOFF = 0.75
 
@@ -152,16 +153,11 @@ _ELSEWHERE = {
 _SEVERAL = {"stage": "write `task` for what is trained, `sharding.zero_stage` for ZeRO"}
 # Other words for a choice; the first that is one of the choices is meant.
 _CHOICE_ALIASES = {
-    **dict.fromkeys(
-        ("sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt"),
-        ("causal-lm",),
-    ),
-    **dict.fromkeys(("seq2seq", "seq-to-seq", "text2text-generation", "translation", "summarization"),
-                    ("seq2seq-lm",)),
-    **dict.fromkeys(("text-classification", "classification", "sentiment-analysis", "seq-cls"),
-                    ("sequence-classification",)),
-    **dict.fromkeys(("vit", "image", "vision", "image-cls"), ("image-classification", "image")),
-    **dict.fromkeys(("preference", "preference-tuning", "pairs"), ("dpo", "preference")),
+    **{
+        alias: (task.name, *(task.formats if len(task.formats) == 1 else ()))
+        for task in TASKS
+        for alias in task.aliases
+    },
     **dict.fromkeys(("alpaca", "instruct"), ("instruction",)),
     **dict.fromkeys(("sharegpt", "messages", "conversation", "conversations", "chatml", "openai"), ("chat",)),
     **dict.fromkeys(("prompt", "completion", "input-output"), ("prompt-completion", "completion")),

@@ -13,20 +13,8 @@ from pathlib import PurePath
 from typing import Any
 
 from launcher.recipe.data_paths import is_loaded_hub_id
+from launcher.tasks import task_named
 
-_PIPELINES = {  # the hub has taken back its name for encoder and decoder
-    "causal-lm": "text-generation",
-    "dpo": "text-generation",
-    "sequence-classification": "text-classification",
-    "image-classification": "image-classification",
-}
-_CLASSES = {
-    "causal-lm": "AutoModelForCausalLM",
-    "dpo": "AutoModelForCausalLM",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-}
 _LIBRARIES = ("transformers", "torch", "peft", "trl", "accelerate", "deepspeed", "bitsandbytes", "datasets")
 _VARIANTS = (("use_dora", "DoRA"), ("use_rslora", "rsLoRA"))
 
@@ -73,15 +61,16 @@ def _metadata(facts: CardFacts) -> str:
     """YAML in JSON's spelling of texts. No licence: it is the owner's to choose, within the base model's."""
     base = _base_id(facts)
     lines = ["library_name: transformers"]
-    if facts.setting("task") in _PIPELINES:
-        lines.append(f"pipeline_tag: {_PIPELINES[facts.setting('task')]}")
+    task = task_named(facts.setting("task"))
+    if task.pipeline:
+        lines.append(f"pipeline_tag: {task.pipeline}")
     if base is not None:
         lines += [f"base_model: {json.dumps(base)}", "base_model_relation: finetune"]
     datasets = _hub_datasets(facts)
     if datasets:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in datasets)]
     kind = facts.setting("adapter.type")
-    tags = ["effilaunch", *([kind] if kind else []), *(["dpo"] if facts.setting("task") == "dpo" else [])]
+    tags = ["effilaunch", *([kind] if kind else []), *task.tags]
     lines += ["tags:", *(f"- {tag}" for tag in tags)]
     return "---\n" + "\n".join(lines) + "\n---"
 
@@ -134,14 +123,13 @@ def _what(facts: CardFacts) -> str:
 
 
 def _use(facts: CardFacts) -> str:
-    task, place = facts.setting("task"), json.dumps(facts.place)
+    task, place = task_named(facts.setting("task")), json.dumps(facts.place)
     trusted = ", trust_remote_code=True" if facts.setting("model.trust_remote_code") else ""
-    if task.endswith("-classification"):
-        subject = "picture.png" if task == "image-classification" else "a text"
+    if task.classifies:
         return (
             f"from transformers import pipeline\n\n"
-            f"classify = pipeline({json.dumps(_PIPELINES[task])}, {place}{trusted})\n"
-            f"print(classify({json.dumps(subject)}))"
+            f"classify = pipeline({json.dumps(task.pipeline)}, {place}{trusted})\n"
+            f"print(classify({json.dumps(task.example_input)}))"
         )
     chat = "chat" in (facts.data.get("formats") or ())
     inputs = (
@@ -151,9 +139,9 @@ def _use(facts: CardFacts) -> str:
         else 'tokenizer("Hello", return_tensors="pt")'
     )
     return (
-        f"from transformers import {_CLASSES[task]}, AutoTokenizer\n\n"
+        f"from transformers import {task.model_class}, AutoTokenizer\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({place}{trusted})\n"
-        f'model = {_CLASSES[task]}.from_pretrained({place}, dtype="auto"{trusted})\n'
+        f'model = {task.model_class}.from_pretrained({place}, dtype="auto"{trusted})\n'
         f"inputs = {inputs}\n"
         "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=64)[0], skip_special_tokens=True))"
     )

@@ -11,7 +11,8 @@ import torch
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.lora import is_all_linear
-from launcher.train.heads import CLASSIFICATION, head_modules
+from launcher.tasks import task_named
+from launcher.train.heads import head_modules
 from launcher.train.job import Job
 from launcher.train.processing import local_or_hub
 from launcher.train.tokens import (
@@ -22,15 +23,6 @@ from launcher.train.tokens import (
     matches,
     train_added_rows,
 )
-
-# peft has no task type for images: its plain model hands every argument on.
-_TASK_TYPES = {
-    "causal-lm": "CAUSAL_LM",
-    "dpo": "CAUSAL_LM",
-    "seq2seq-lm": "SEQ_2_SEQ_LM",
-    "sequence-classification": "SEQ_CLS",
-    "image-classification": None,
-}
 
 
 def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
@@ -101,7 +93,7 @@ def new_adapter(
     except re.error as error:
         message = f"{error.pattern!r} is no regular expression: {error}"
         raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
-    if task in CLASSIFICATION:
+    if task_named(task).classifies:
         settings["modules_to_save"] = _with_heads(settings.get("modules_to_save"), head_modules(model))
     if settings.get("modules_to_save") and model.main_input_name == "input_ids":
         settings = _keep_tied(settings, model)
@@ -111,7 +103,7 @@ def new_adapter(
         found = find_embeddings(model)
         settings = train_added_rows(settings, found, ids, sharded=sharded)
     try:
-        config = LoraConfig(**{"task_type": _TASK_TYPES[task], **settings})
+        config = LoraConfig(**{"task_type": task_named(task).peft_task, **settings})
         return get_peft_model(model, config, autocast_adapter_dtype=autocast)
     except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RecipeError(Problem("bad-adapter", str(error), path="adapter")) from error

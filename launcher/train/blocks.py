@@ -36,7 +36,7 @@ def compile_blocks(job: Job, model: Any) -> int:
 
     torch._dynamo.config.suppress_errors = True
     # Rows of text differ in length from batch to batch, and each length would be compiled anew.
-    dynamic = True if job.value("task") != "image-classification" else None
+    dynamic = True if job.task.reads_tokens else None
     for layer in layers:
         layer.compile(dynamic=dynamic)
     return len(layers)

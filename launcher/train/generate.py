@@ -11,7 +11,6 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job, read_job
 from launcher.train.placing import place_of, settle, slow_places
-from launcher.train.processing import IMAGE_TASK
 from launcher.train.trained import (
     check_readable,
     prepared_record,
@@ -228,7 +227,7 @@ def closing_token(tokenizer: Any) -> int | None:
 
 def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, str]] = ()) -> Any:
     """The prompt as the training rows had it, whose formats the preparation found."""
-    if job.value("task") == IMAGE_TASK:
+    if not job.task.reads_tokens:
         return _picture(processing, prompt)
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # bytes that a terminal could not decode
         hint = "give the prompt in UTF-8"

@@ -9,8 +9,6 @@ from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job
 from launcher.train.processing import hub_options, model_reference, own_code
 
-CLASSIFICATION = ("sequence-classification", "image-classification")
-
 
 def label_order(job: Job, found: Sequence[str]) -> tuple[str, ...]:
     """The labels by id: the checkpoint's order when it knows exactly these, else as they are in `found`.
@@ -41,7 +39,7 @@ def load_config(job: Job) -> Any:
 
 def label_settings(job: Job, labels: Sequence[str] | None) -> dict[str, Any]:
     """Configuration fields of a head for these labels; nothing for tasks without labels."""
-    if job.value("task") not in CLASSIFICATION or labels is None:
+    if not job.task.classifies or labels is None:
         return {}
     return {
         "id2label": dict(enumerate(labels)),
@@ -65,7 +63,7 @@ def check_loaded(job: Job, model: Any, info: Mapping[str, Any]) -> None:
 
     RecipeError when the shapes differ elsewhere than in a classification head.
     """
-    heads = head_modules(model) if job.value("task") in CLASSIFICATION else []
+    heads = head_modules(model) if job.task.classifies else []
     differing = {str(entry[0]): entry[1:] for entry in info.get("mismatched_keys") or ()}
     wrong = [name for name in sorted(differing) if name.partition(".")[0] not in heads]
     if wrong:

@@ -12,6 +12,8 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.user_files import LARGEST_RECORD, read_json
 from launcher.plan.resuming import BEFORE
 from launcher.recipe.env import resolve_env
+from launcher.tasks import task_named
+from launcher.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class Job:
         start = f"{prefix}."
         names = [name for name in self.plan["settings"] if name.startswith(start)]
         return {name.removeprefix(start): self.value(name) for name in names}
+
+    @property
+    def task(self) -> Task:
+        return task_named(self.value("task"))
 
     @property
     def tiny(self) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from launcher.train.job import Job
-from launcher.train.processing import IMAGE_TASK
 from launcher.train.tokens import added_ids
 
 TOLERANCE = 1e-5
@@ -52,7 +51,7 @@ def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[st
 
     Ids of added tokens are among them. A picture is drawn; a run without samples has a sentence of ours.
     """
-    if job.value("task") == IMAGE_TASK:
+    if not job.task.reads_tokens:
         return [dict(processing(_picture(), return_tensors="pt"))]
     texts = ["".join(text for text, _ in sample["pieces"]) for sample in record.get("samples", ())][:_ROWS]
     extra = added_ids(job, processing)
@@ -60,7 +59,7 @@ def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[st
     for text in texts or [_TEXT]:
         ids = processing(text, add_special_tokens=True)["input_ids"][:_TOKENS]
         rows.append(torch.tensor([ids + extra or [processing.eos_token_id or 0]]))
-    if job.value("task") != "seq2seq-lm":
+    if not job.task.is_encoder_decoder:
         return [{"input_ids": row} for row in rows]
     start = processing.pad_token_id  # T5's; any token will do
     return [

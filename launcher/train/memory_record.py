@@ -72,11 +72,11 @@ def _visible_states(job: Job, components: dict[str, int], *, on_cuda: bool) -> d
 
 def planned_tokens(job: Job) -> int | None:
     """Tokens of a micro-batch as planned, padding included; None for pictures."""
-    if job.value("task") == "image-classification":
+    task = job.task
+    if not task.reads_tokens:
         return None
-    sequences = 2 if job.value("task") == "dpo" else 1
     micro, length = job.value("trainer.per_device_train_batch_size"), job.value("data.max_length")
-    return int(sequences * micro * length)
+    return int(task.sequences_per_sample * micro * length)
 
 
 def resident_peak() -> int:

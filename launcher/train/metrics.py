@@ -13,6 +13,7 @@ import numpy as np
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.recipe.vocabulary import METRICS
+from launcher.tasks import task_named
 from launcher.train.job import Job
 
 Scores = dict[str, float]
@@ -99,7 +100,7 @@ def keep_predictions(task: str, *, generates: bool) -> Callable[[Any, Any], Any]
     Language models: token ids [batch, length], unshifted, as logits of all steps would fill the memory.
     None where predictions are small: classes, and text that was generated.
     """
-    return likeliest_tokens if task in ("causal-lm", "seq2seq-lm") and not generates else None
+    return likeliest_tokens if task_named(task).keeps_token_predictions and not generates else None
 
 
 def likeliest_tokens(logits: Any, labels: Any) -> Any:
@@ -168,11 +169,12 @@ def _named(task: str, names: Sequence[str], prediction: Any, processing: Any) ->
     predictions, labels = prediction.predictions, prediction.label_ids
     if isinstance(predictions, tuple):
         predictions = predictions[0]
-    if task == "causal-lm":
-        return {"accuracy": token_accuracy(predictions, labels)}
-    if task == "seq2seq-lm":
+    of = task_named(task)
+    if of.classifies:
+        return class_scores(names, predictions, labels)
+    if of.generates:
         return text_scores(names, _decode(processing, predictions), _decode(processing, labels))
-    return class_scores(names, predictions, labels)
+    return {"accuracy": token_accuracy(predictions, labels)}
 
 
 def _decode(tokenizer: Any, ids: np.ndarray) -> list[str]:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.tasks import task_named
 from launcher.train.heads import (
-    CLASSIFICATION,
     check_loaded,
     head_modules,
     label_order,
@@ -17,20 +17,12 @@ from launcher.train.heads import (
     load_config,
 )
 from launcher.train.job import Job, local_rank, rank
-from launcher.train.processing import IMAGE_TASK, first_line, hub_options, model_reference, own_code
+from launcher.train.processing import first_line, hub_options, model_reference, own_code
 from launcher.train.sharing import check_shared as check_parts
 from launcher.train.sharing import distributed_config
 from launcher.train.tokens import fit_vocabulary
 
 __all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
-
-_AUTO_CLASSES = {
-    "causal-lm": "AutoModelForCausalLM",
-    "dpo": "AutoModelForCausalLM",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "image-classification": "AutoModelForImageClassification",
-}
 
 
 def load_model(
@@ -57,7 +49,7 @@ def load_model(
     _check_quantized(job, model)
     if distributed:
         _check_present(model)
-    if job.value("task") != IMAGE_TASK:
+    if job.task.reads_tokens:
         fit_vocabulary(job, model, processing)
         if model.config.pad_token_id is None:  # a decoder's classification finds the last token by it
             model.config.pad_token_id = processing.pad_token_id
@@ -68,7 +60,7 @@ def auto_class(task: str) -> Any:
     """transformers' AutoModel class for a task."""
     import transformers
 
-    return getattr(transformers, _AUTO_CLASSES[task])
+    return getattr(transformers, task_named(task).model_class)
 
 
 def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
@@ -121,7 +113,7 @@ def quantization_config(job: Job) -> Any | None:
     from transformers import BitsAndBytesConfig
 
     # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
-    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.value("task") in CLASSIFICATION else {}
+    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.task.classifies else {}
     if asked["type"] == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, **spared)
     return BitsAndBytesConfig(
@@ -143,7 +135,7 @@ def _planned_heads(job: Job) -> list[str]:
 
 def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -> Any:
     task, gguf = job.value("task"), job.value("model.gguf_file")
-    if gguf and _AUTO_CLASSES[task] != _AUTO_CLASSES["causal-lm"]:
+    if gguf and not task_named(task).gguf:
         raise RecipeError(
             Problem("gguf-task", f"a GGUF file holds a causal LM, not a {task} model", path="model.gguf_file")
         )
@@ -219,7 +211,7 @@ def _random_config(job: Job, processing: Any, head: dict[str, Any]) -> Any:
     if head:
         given = {name: value for name, value in given.items() if name != "num_labels"} | head
     built = AutoConfig.for_model(**given)
-    if job.value("task") == IMAGE_TASK:
+    if not job.task.reads_tokens:
         return built
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         # A configuration's ids belong to its own tokenizer, which may be a different one here.

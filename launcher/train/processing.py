@@ -9,8 +9,6 @@ from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job
 from launcher.train.tokens import add_tokens, ensure_pad_token
 
-IMAGE_TASK = "image-classification"
-
 
 def load_processing(job: Job) -> Any:
     """The image processor of an image task, the tokenizer of every other one.
@@ -18,7 +16,7 @@ def load_processing(job: Job) -> Any:
     A tokenizer has the plan's chat template, added tokens and a pad token. RecipeError when the plan
     names none, or none can be found.
     """
-    return _image_processor(job) if job.value("task") == IMAGE_TASK else _tokenizer(job)
+    return _tokenizer(job) if job.task.reads_tokens else _image_processor(job)
 
 
 def model_reference(job: Job) -> str | None:

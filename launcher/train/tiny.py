@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.recipe.vocabulary import FORMAT_FIELDS, LOSS_OF_FORMAT, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks import task_named
+from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.sources import Row
 
 ROWS = 64
@@ -69,7 +71,7 @@ def tiny_rows(source: Mapping[str, Any], task: str, loss_on: str | None = None) 
 def _likely_format(columns: Mapping[str, str], task: str, loss_on: str | None) -> str:
     for fmt in TASK_FORMATS[task]:
         needed, optional = FORMAT_FIELDS[fmt]
-        learns = loss_on is None or loss_on in LOSS_OF_FORMAT.get(fmt, (loss_on,))
+        learns = loss_on is None or loss_on in task_named(task).learns.get(fmt, (loss_on,))
         if learns and set(columns) <= {*needed, *optional}:
             return fmt
     return TASK_FORMATS[task][0]

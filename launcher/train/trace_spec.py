@@ -11,8 +11,9 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from launcher.errors import RecipeError
+from launcher.tasks import task_named
 from launcher.train.adapters import new_adapter
-from launcher.train.heads import CLASSIFICATION, head_modules
+from launcher.train.heads import head_modules
 from launcher.train.models import auto_class
 from launcher.train.trace_step import stacks
 
@@ -45,7 +46,7 @@ def describe(config: Any, task: str) -> dict[str, Any]:
         "head": head,
         "norms": len(norms),
         "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
-        "vision": task == "image-classification",
+        "vision": not task_named(task).reads_tokens,
         "has_sdpa": bool(model._supports_sdpa),
     }
 
@@ -111,7 +112,7 @@ def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:
 
 def _head(model: Any, task: str) -> dict[str, Any]:
     """The output layer, and the parameters that it alone holds."""
-    if task in CLASSIFICATION:
+    if task_named(task).classifies:
         names = head_modules(model)
         parts = [model.get_submodule(name) for name in names]
         products = [m for part in parts for m in part.modules() if isinstance(m, torch.nn.Linear)]

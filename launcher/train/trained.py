@@ -12,7 +12,7 @@ from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import complete_checkpoints, defect
 from launcher.train.adapters import first_lines
 from launcher.train.job import Job
-from launcher.train.processing import IMAGE_TASK, first_line, load_processing, own_code
+from launcher.train.processing import first_line, load_processing, own_code
 from launcher.train.weight_names import weight_files
 
 ADAPTER, MODEL = "adapter", "model"
@@ -123,13 +123,13 @@ def trained_processing(job: Job, folder: Path) -> Any:
     if is_checkpoint and not any((folder / name).is_file() for name in _PROCESSING):
         return load_processing(job)
     try:
-        if job.value("task") == IMAGE_TASK:
+        if not job.task.reads_tokens:
             return AutoImageProcessor.from_pretrained(str(folder), backend="pil", **trust(job))
         return AutoTokenizer.from_pretrained(str(folder), **trust(job))
     except (EffilaunchError, MemoryError):
         raise
     except Exception as error:  # tokenizers' own errors have no class of their own
-        kind = "image processor" if job.value("task") == IMAGE_TASK else "tokenizer"
+        kind = "image processor" if not job.task.reads_tokens else "tokenizer"
         raise own_code(error, str(folder)) or RecipeError(
             _damaged(folder, f"its {kind}: {first_line(error)}")
         ) from error

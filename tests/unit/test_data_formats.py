@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
-from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.formats import (
     canonical,
     collect_labels,

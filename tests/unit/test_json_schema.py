@@ -14,8 +14,9 @@ from launcher.recipe.field_tables import TABLES, installed_package, shipped_tabl
 from launcher.recipe.generate_tables import SCHEMA, schema_text
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.layers import shipped_names
-from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.recipe.yaml_marks import parse_yaml
+from launcher.tasks.rows import FORMAT_FIELDS
 
 RECIPES = sorted(recipes_dir().rglob("*.yaml"))
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}

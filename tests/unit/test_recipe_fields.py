@@ -146,7 +146,7 @@ def test_good_values_of_the_fields_of_a_task(task: str, name: str, value: Any) -
             "generation_num_beams",
             2,
             "trainer.generation_num_beams: unknown key, expected a TrainingArguments field of transformers"
-            " 5.23.0, or a DPOConfig field of trl 1.16.0 (it is a key of `task: seq2seq-lm`)",
+            " 5.23.0, or a field that task dpo adds (trl 1.16.0) (it is a key of `task: seq2seq-lm`)",
         ),
         ("seq2seq-lm", "generation_num_beams", 0, "trainer.generation_num_beams: is 0, expected at least 1"),
         (

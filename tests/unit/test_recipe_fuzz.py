@@ -18,8 +18,9 @@ from launcher.facts.shipped import recipes_dir
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.problems import known_sections
-from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.recipe.yaml_marks import parse_yaml
+from launcher.tasks.rows import FORMAT_FIELDS
 
 EVERY_KEY = """\
 task: causal-lm

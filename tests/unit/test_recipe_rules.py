@@ -149,7 +149,7 @@ def test_other_words_for_a_task(tmp_path, task, meant):
         ),
         (
             {"task": "dpo", "data": "eval: {split: 0.1}, metrics: [accuracy]"},
-            "expected nothing: task dpo reports",
+            "expected nothing: task dpo has",
         ),
         (
             {"data": "eval: {split: 0.1, metrics: [accuracy]}"},
@@ -198,7 +198,7 @@ def test_other_words_for_a_task(tmp_path, task, meant):
         ),
         (
             {"task": "image-classification", "more": "trainer: {remove_unused_columns: true}"},
-            "trainer.remove_unused_columns: is true, but pictures are read from columns",
+            "trainer.remove_unused_columns: is true, but images are read from columns",
         ),
         (
             {"more": "trainer: {include_num_input_tokens_seen: all}"},

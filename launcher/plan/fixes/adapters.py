@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
+from launcher.tasks import task_named
 
 NON_REENTRANT = {"use_reentrant": False}
 _READ_WEIGHTS = ("pissa", "corda", "loftq", "mica", "orthogonal")
@@ -49,7 +50,7 @@ def _ready_twice(s: Situation) -> Mapping[str, Any]:
 
 
 def _reads_text(s: Situation) -> bool:
-    return bool(s.get("task") != "image-classification")
+    return task_named(s.get("task")).reads_tokens
 
 
 def _use_cache(s: Situation) -> Mapping[str, Any]:
@@ -62,7 +63,7 @@ def _pad_token(s: Situation) -> Mapping[str, Any]:
 
 def _dpo_dropout(s: Situation) -> Mapping[str, Any]:
     drops = s.get("adapter.lora_dropout") and s.get("trainer.disable_dropout") is not False
-    return {"adapter.lora_dropout": 0.0} if s.get("task") == "dpo" and drops else {}
+    return {"adapter.lora_dropout": 0.0} if drops and not task_named(s.get("task")).adapter_dropout else {}
 
 
 def _purely_quantized(s: Situation) -> Mapping[str, Any]:

@@ -146,7 +146,7 @@ def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
     """Packs of samples where the plan packs; pictures opened as they are asked for."""
     if samples is None:
         return None
-    if job.value("task") == "image-classification":
+    if not job.task.reads_tokens:
         from launcher.train.data.images import Pictures
 
         return Pictures(samples, processing)

@@ -10,7 +10,8 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.other_tasks import Kind, kind_of, where_to
 from launcher.train.data.sources import Row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -201,7 +202,7 @@ def _nothing_left(source: Source, counts: Counts) -> RecipeError:
 
 def _labels(job: Job, splits: Mapping[str, Sequence[Source]], hooks: Hooks) -> list[str] | None:
     """Names of the classes, in the order of their ids; None for tasks without classes."""
-    if not str(job.value("task")).endswith("-classification"):
+    if not job.task.classifies:
         return None
     rows = itertools.chain.from_iterable(source.rows(job, hooks) for source in splits["train"])
     return list(label_order(job, collect_labels(rows)))
@@ -224,19 +225,15 @@ def _key_parts(
     ]
     if job.value("data.fim"):
         names.append("seed")
-    task = str(job.value("task"))
-    if task.endswith("-classification"):
+    if job.task.classifies:
         # A checkpoint that knows the labels decides their order.
         names += ["model.name_or_path", "model.revision", "model.config"]
     versions = {"tokenizers": tokenizers.__version__}
-    if task == "dpo":
-        import trl
-
-        versions["trl"] = trl.__version__
+    versions |= {name: importlib.import_module(name).__version__ for name in job.task.prepared_by}
     return {
         **{name: job.value(name) for name in names},
         "versions": versions,
-        "tokenizer": None if task == "image-classification" else tokenizer_digest(processing),
+        "tokenizer": tokenizer_digest(processing) if job.task.reads_tokens else None,
         "hooks": hooks.digest if hooks.format_row is not None else None,
         "sources": {
             name: [

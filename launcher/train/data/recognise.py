@@ -133,7 +133,7 @@ def _digested(job: Job, source: Source, files: list[Path]) -> Source:
     Samples of pictures hold their paths, and their labels may be folder names, so there the place of a
     file counts as well as its content. Elsewhere moved files are found again.
     """
-    pictures = job.value("task") == "image-classification"
+    pictures = not job.task.reads_tokens
     digests, lines = [], 0
     for file in files:
         content, count = file_digest(file)

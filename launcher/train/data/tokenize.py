@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.recipe.vocabulary import LOSS_OF_FORMAT
+from launcher.tasks.causal_lm import CausalLM
 from launcher.train.data.chat import EncodeChat, template_origin
 from launcher.train.data.encoded import (
     IGNORED,
@@ -69,7 +69,7 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected, labels: Sequence[
 
 def loss_on_of(fmt: str, asked: str | None) -> str:
     """Which tokens are learnt for a format; RecipeError when the two do not go together."""
-    known = LOSS_OF_FORMAT[fmt]
+    known = CausalLM.learns[fmt]
     if asked is None:
         return known[0]
     if asked not in known:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.recipe.vocabulary import FORMAT_FIELDS, TASK_FORMATS
+from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.other_tasks import (
     is_content,

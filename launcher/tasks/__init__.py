@@ -1,0 +1,34 @@
+"""The tasks. To add one: a module here, one of the same name in launcher/train/tasks/, a line in TASKS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.tasks.causal_lm import CausalLM
+from launcher.tasks.dpo import DPO
+from launcher.tasks.image_classification import ImageClassification
+from launcher.tasks.seq2seq_lm import Seq2SeqLM
+from launcher.tasks.sequence_classification import SequenceClassification
+from launcher.tasks.task import Architecture, Task
+
+TASKS: tuple[Task, ...] = (
+    CausalLM(),
+    Seq2SeqLM(),
+    SequenceClassification(),
+    ImageClassification(),
+    DPO(),
+)
+"""The first is the default of a recipe."""
+
+DEFAULT_TASK = TASKS[0].name
+_BY_NAME: Mapping[str, Task] = {task.name: task for task in TASKS}
+
+
+def task_named(name: str) -> Task:
+    """The task of a recipe's `task:`; KeyError for a name that is none."""
+    return _BY_NAME[name]
+
+
+def tasks_of(architecture: Architecture) -> tuple[str, ...]:
+    """Names of the tasks that a kind of model family can learn, the most usual first."""
+    return tuple(task.name for task in TASKS if architecture in task.architectures)

@@ -1,0 +1,38 @@
+"""Causal language models: pre-training on text, and fine-tuning on instructions and conversations."""
+
+from __future__ import annotations
+
+from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
+
+
+class CausalLM(Task):
+    name = "causal-lm"
+    aliases = (
+        "sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt",
+    )  # fmt: skip
+    formats = ("text", "instruction", "prompt-completion", "chat")
+    learns = {
+        "text": ("all",),
+        "instruction": ("completion", "all"),
+        "prompt-completion": ("completion", "all"),
+        "chat": ("assistant", "completion", "all"),
+    }
+    data_keys = frozenset(OPTIONAL_DATA_KEYS)
+    overlong = {}
+    model_class = "AutoModelForCausalLM"
+    head = "language-model"
+    head_in_checkpoint = True
+    peft_task = "CAUSAL_LM"
+    gguf = True
+    causal_loss = True
+    flattens = True
+    tensor_parallel = True
+    metrics = ("perplexity", "accuracy")
+    keeps_token_predictions = True
+    goals = {
+        "instructions": ("instruction", "prompt-completion"),
+        "chat": ("chat",),
+        "text": ("text",),
+    }
+    first_metrics = {"text": ("perplexity",)}
+    pipeline = "text-generation"

@@ -1,0 +1,39 @@
+"""A class for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.tasks.sequence_classification import CLASS_METRICS
+from launcher.tasks.task import Task
+
+
+class ImageClassification(Task):
+    name = "image-classification"
+    aliases = ("vit", "image", "vision", "image-cls")
+    packages = ("PIL",)
+    formats = ("image",)
+    reads_tokens = False
+    own_padding = "images are not made of tokens"
+    classifies = True
+    architectures = ("image-encoder",)
+    model_class = "AutoModelForImageClassification"
+    trainer_defaults = {
+        "remove_unused_columns": (False, "images are prepared as they are read"),
+        "include_num_input_tokens_seen": ("no", "images are not made of tokens"),
+    }
+    metrics = CLASS_METRICS
+    goals = {"classify": ("image",)}
+    first_methods = ("full", "lora")
+    first_metrics = {"classify": ("accuracy", "f1")}
+    pipeline = "image-classification"
+    example_input = "picture.png"
+
+    def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        if trainer.get("remove_unused_columns") is not True:
+            return []
+        message = "is true, but images are read from columns that no model knows"
+        path = "trainer.remove_unused_columns"
+        return [Problem("conflict", message, path=path, hint="remove it")]

@@ -1,0 +1,26 @@
+"""Encoder-decoder language models: translation, summarisation, and other text to text."""
+
+from __future__ import annotations
+
+from launcher.tasks.task import Task
+
+
+class Seq2SeqLM(Task):
+    name = "seq2seq-lm"
+    aliases = ("seq2seq", "seq-to-seq", "text2text-generation", "translation", "summarization")
+    formats = ("prompt-completion", "instruction")
+    architectures = ("encoder-decoder",)
+    model_class = "AutoModelForSeq2SeqLM"
+    head = "language-model"
+    peft_task = "SEQ_2_SEQ_LM"
+    casts_logits = False  # T5 leaves its logits in the dtype of the model
+    argument_table = "seq2seq"
+    owned_arguments = {
+        "sortish_sampler": "remove it: transformers does not read it; `train_sampling_strategy` is read",
+    }
+    metrics = ("perplexity", "exact_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
+    generated_metrics = metrics[1:]
+    keeps_token_predictions = True
+    generates = True
+    goals = {"instructions": ("instruction", "prompt-completion")}
+    first_rates = {"full": 1e-4}

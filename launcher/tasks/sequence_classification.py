@@ -1,0 +1,22 @@
+"""A class for each text, or pair of texts."""
+
+from __future__ import annotations
+
+from launcher.tasks.task import Task
+
+CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
+"""f1, precision and recall are macro averages."""
+
+
+class SequenceClassification(Task):
+    name = "sequence-classification"
+    aliases = ("text-classification", "classification", "sentiment-analysis", "seq-cls")
+    formats = ("classification",)
+    classifies = True
+    architectures = ("decoder", "encoder")
+    model_class = "AutoModelForSequenceClassification"
+    peft_task = "SEQ_CLS"
+    metrics = CLASS_METRICS
+    goals = {"classify": ("classification",)}
+    first_metrics = {"classify": ("accuracy", "f1")}
+    pipeline = "text-classification"

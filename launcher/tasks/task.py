@@ -1,0 +1,148 @@
+"""What a task is, for everything that plans: rows, head, loss, arguments, and how other tools name it.
+
+The half that trains is `launcher/train/tasks/`. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from launcher.errors import Problem
+
+Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder"]
+HeadKind = Literal["language-model", "classifier"]
+
+
+class Task:
+    """A task with the defaults that most tasks share; a subclass sets what is different."""
+
+    name: ClassVar[str]
+    """As in `task:` of a recipe."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Names of other tools that `did you mean` leads here."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Modules that the workers import besides those of every run."""
+    extra: ClassVar[str | None] = None
+    """The extra of this project that installs them."""
+
+    # --- rows -----------------------------------------------------------------------------------
+    formats: ClassVar[tuple[str, ...]]
+    """Row formats (launcher/tasks/rows.py), the most usual first."""
+    learns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Format -> values of `data.loss_on` that it can have, the default first; empty: there is no choice."""
+    data_keys: ClassVar[frozenset[str]] = frozenset()
+    """The keys of `data:` in OPTIONAL_DATA_KEYS that this task reads."""
+    overlong: ClassVar[Mapping[str, str]] = {"split": "which is only for the text rows of task causal-lm"}
+    """Values of `data.overlong` that this task refuses -> why."""
+    reads_tokens: ClassVar[bool] = True
+    """False: rows are images, and no key about tokens means anything."""
+    own_padding: ClassVar[str] = ""
+    """Why `data.pad_to_multiple_of` has no effect; empty where it has."""
+    classifies: ClassVar[bool] = False
+    """Whether labels are classes, which the configuration of the model names."""
+    prepared_by: ClassVar[tuple[str, ...]] = ()
+    """Packages whose version decides what the samples are, besides tokenizers."""
+    prepared_by_ranks: ClassVar[bool] = True
+    """Whether the ranks of a run may prepare its data; False where preparing waits for all of them."""
+
+    # --- model ----------------------------------------------------------------------------------
+    architectures: ClassVar[tuple[Architecture, ...]] = ("decoder",)
+    """Kinds of model families that can learn it."""
+    model_class: ClassVar[str]
+    """The AutoModel class of transformers that has its head."""
+    head: ClassVar[HeadKind] = "classifier"
+    """A logit for each token of the vocabulary, or for each label."""
+    head_in_checkpoint: ClassVar[bool] = False
+    """Whether a published checkpoint of the family holds the head."""
+    peft_task: ClassVar[str | None] = None
+    """`task_type` of peft; None: peft has none, and its plain model passes all arguments on."""
+    gguf: ClassVar[bool] = False
+    """Whether a GGUF file, which holds a causal language model, can be the base."""
+
+    # --- loss -----------------------------------------------------------------------------------
+    causal_loss: ClassVar[bool] = False
+    """Whether the loss is transformers' own for causal language models, which Liger's kernels, `model.loss:
+    chunked` and compiled blocks were measured with."""
+    flattens: ClassVar[bool] = False
+    """Whether the samples of a batch can be laid in one row, and attention `varlen` keeps them apart."""
+    tensor_parallel: ClassVar[bool] = False
+    """Whether tp_size, sp_size and cp_size were tested with it."""
+    tiled_logits: ClassVar[bool] = False
+    """Whether logits exist a tile at a time only (trl 1.16, add_fused_lm_head), in evaluations too."""
+    casts_logits: ClassVar[bool] = True
+    """Whether the model casts its logits to float32 outside of autocast."""
+    sequences_per_sample: ClassVar[int] = 1
+    """Rows of a micro-batch that one sample makes."""
+    has_reference: ClassVar[bool] = False
+    """Whether each step also runs a frozen reference model."""
+    untraceable: ClassVar[str] = ""
+    """Why the memory of a step cannot be traced; empty where it can."""
+
+    # --- arguments ------------------------------------------------------------------------------
+    argument_table: ClassVar[str | None] = None
+    """The table (launcher/recipe/field_tables.py) of the fields that `trainer:` has for this task alone."""
+    owned_arguments: ClassVar[Mapping[str, str]] = {}
+    """Fields of that table that the launcher decides itself or that do nothing -> what to do instead."""
+    trainer_defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    """Fields of `trainer:` -> (value, reason) where the recipe leaves them out."""
+    adapter_dropout: ClassVar[bool] = True
+    """False: the Trainer disables dropout, and that of an adapter would bypass it."""
+
+    # --- metrics --------------------------------------------------------------------------------
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Names that `data.metrics` may hold, besides the evaluation loss."""
+    generated_metrics: ClassVar[tuple[str, ...]] = ()
+    """Those that read generated text."""
+    own_metrics: ClassVar[bool] = False
+    """Whether the Trainer reports metrics of its own, whose names are not known here."""
+    keeps_token_predictions: ClassVar[bool] = False
+    """Whether metrics read a predicted token for each position."""
+
+    # --- a first recipe (init), the result (generate, model card) ---------------------------------
+    goals: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Goal of `init` -> the formats with which it is this task."""
+    first_methods: ClassVar[tuple[str, ...]] = ("full", "lora", "qlora")
+    """What `init` may propose to train."""
+    first_metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Goal -> metrics of a first recipe."""
+    first_rates: ClassVar[Mapping[str, float]] = {}
+    """`full` and `adapter` -> learning rate of a first recipe, where it is not the usual one."""
+    first_rate_note: ClassVar[str] = ""
+    first_arguments: ClassVar[Mapping[str, tuple[Any, str]]] = {}
+    """Fields of `trainer:` of a first recipe -> (value, comment)."""
+    generates: ClassVar[bool] = False
+    """Whether evaluations can generate text (`predict_with_generate`)."""
+    pipeline: ClassVar[str | None] = None
+    """The hub's name for what the result does."""
+    tags: ClassVar[tuple[str, ...]] = ()
+    """Of the model card."""
+    example_input: ClassVar[str] = "a text"
+
+    def default_rate(self, *, adapter: bool) -> tuple[float, str] | None:
+        """(learning rate, reason) where the Trainer's own default is another one than is usual here."""
+        return None
+
+    def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        """Problems between fields of `trainer:` that the Trainer would find only when it is built."""
+        return []
+
+    @property
+    def architecture_suffix(self) -> str:
+        """How class names of models with this head end: ForCausalLM."""
+        return self.model_class.removeprefix("AutoModel")
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return self.architectures == ("encoder-decoder",)
+
+
+OPTIONAL_DATA_KEYS: Mapping[str, str] = {
+    "loss_on": "the loss is where the task puts it",
+    "loss_on_inserted": "only chats of task causal-lm are rendered for it",
+    "packing": "its samples are padded",
+    "padding_free": "its samples are padded",
+    "fim": "only a causal language model learns to fill in",
+    "streaming": "its rows are read before training",
+}
+"""Keys of `data:` that only some tasks read -> why another one does not."""
