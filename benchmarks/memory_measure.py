@@ -91,9 +91,9 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
     count = (STEPS + 1) * row.accumulation * row.micro_batch * row.processes
     task = plan.value("task")
     if task == "image-classification":
-        from launcher.train.data.images import stack_pictures
+        from launcher.train.tasks.image_classification import stack_images
 
-        return RandomData(Pictures(count, plan.model.config["image_size"]), stack_pictures)
+        return RandomData(Pictures(count, plan.model.config["image_size"]), stack_images)
     made = torch.Generator().manual_seed(0)
     rows: list[dict[str, Any]] = []
     for index in range(count):

@@ -7,7 +7,7 @@ from launcher.failures.failure import Failure, Place
 _ENGINE = Place("refusal", "parallel-engine")
 _HEADS = Place("refusal", "parallel-heads")
 _CONFLICT = Place("refusal", "parallel-conflict")
-_TRAINER = Place("worker", "launcher.train.training:_trainer_class")
+_TRAINER = Place("worker", "launcher.train.tasks.task:trainer_class")
 
 PARALLEL = (
     Failure(

@@ -25,7 +25,8 @@ from launcher.train.job import Job, read_job
 from launcher.train.metrics import check_metrics
 from launcher.train.outcome import write_json
 from launcher.train.placing import place_of
-from launcher.train.processing import load_processing, local_or_hub
+from launcher.train.processing import load_processing
+from launcher.train.tasks import train_task
 from launcher.train.trained import (
     ADAPTER,
     check_readable,
@@ -175,8 +176,7 @@ def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> Evaluated:
     model = _model(own, folder, processing, prepared_record(job).get("labels"))
     trainer = make_trainer(own, args, model, processing, data)
     trainer.remove_callback(PrinterCallback)  # the command says the same numbers, in words
-    if own.value("task") == "dpo":
-        _as_it_began(own, trainer, processing)
+    train_task(own.task.name).as_it_began(own, trainer, processing)
     found = final_metrics(own, trainer)
     for name in ("step", "eval_num_tokens"):  # of training, which there is none of
         found.pop(name, None)
@@ -198,16 +198,3 @@ def _model(own: Job, folder: Path, processing: Any, labels: Any) -> Any:
     place = {"name_or_path": str(folder), "config": None, "gguf_file": None, "revision": None}
     read = replaced(own, {f"model.{name}": value for name, value in place.items()})
     return load_model(read, processing, labels, distributed=not spread)
-
-
-def _as_it_began(own: Job, trainer: Any, processing: Any) -> None:
-    """The reference of preferences is what training began with; trl copies the weights that it is given."""
-    from launcher.train.models import load_model
-
-    if own.continued_adapter:
-        from peft import load_peft_weights, set_peft_model_state_dict
-
-        weights = load_peft_weights(local_or_hub(own.continued_adapter), device="cpu")
-        set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
-    elif not own.has_adapter:
-        trainer.ref_model.load_state_dict(load_model(own, processing).state_dict())

@@ -14,6 +14,7 @@ import numpy as np
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.recipe.vocabulary import METRICS
 from launcher.tasks import task_named
+from launcher.tasks.task import Task
 from launcher.train.job import Job
 
 Scores = dict[str, float]
@@ -94,13 +95,13 @@ def make_scores(
     return scores
 
 
-def keep_predictions(task: str, *, generates: bool) -> Callable[[Any, Any], Any] | None:
+def keep_predictions(task: Task, *, generates: bool) -> Callable[[Any, Any], Any] | None:
     """What the Trainer keeps of the logits while it evaluates (preprocess_logits_for_metrics).
 
     Language models: token ids [batch, length], unshifted, as logits of all steps would fill the memory.
     None where predictions are small: classes, and text that was generated.
     """
-    return likeliest_tokens if task_named(task).keeps_token_predictions and not generates else None
+    return likeliest_tokens if task.keeps_token_predictions and not generates else None
 
 
 def likeliest_tokens(logits: Any, labels: Any) -> Any:

@@ -13,6 +13,7 @@ from launcher.train.adapters import attach_adapter
 from launcher.train.head_loss import chunk_loss
 from launcher.train.job import Job
 from launcher.train.models import auto_class
+from launcher.train.tasks import train_task
 from launcher.train.trace_quantized import adapters_over_quantized, stand_in
 
 
@@ -173,24 +174,4 @@ def _without_files(job: Job) -> Job:
 
 def make_inputs(request: Request, config: Any, batch: int) -> dict[str, torch.Tensor]:
     """A micro-batch of full rows, as the collator of the task gives it."""
-    memory, task = request.memory, request.task
-    rows, length = batch, memory["sequence_length"]
-    if memory["one_row"]:
-        rows, length = 1, batch * length
-    if task == "image-classification":
-        height, width = _pair(config.image_size)
-        shape = (rows, config.num_channels, height, width)
-        return {"pixel_values": torch.zeros(shape), "labels": torch.zeros(rows, dtype=torch.long)}
-    tokens = torch.zeros(rows, length, dtype=torch.long)
-    inputs = {"input_ids": tokens}
-    if memory["padded"]:
-        inputs["attention_mask"] = torch.ones_like(tokens)
-    if task == "sequence-classification":
-        return inputs | {"labels": torch.zeros(rows, dtype=torch.long)}
-    if memory["document_mask"]:
-        inputs["position_ids"] = torch.zeros_like(tokens)
-    return inputs | {"labels": torch.zeros_like(tokens)}
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return train_task(request.task).traced_inputs(request.memory, config, batch)

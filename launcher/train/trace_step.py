@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from launcher.train.tasks import train_task
 from launcher.train.trace_model import Request
 from launcher.train.trace_tape import Recorder, Tape, name_kinds
 
@@ -94,7 +95,7 @@ def _pass(request: Request, model: Any, inputs: dict[str, torch.Tensor], recorde
 def _loss_arguments(request: Request, model: Any) -> dict[str, Any]:
     """The Trainer gives models that take it the number of learnt tokens, so that the loss is a sum."""
     base = model.get_base_model() if request.job.has_adapter else model
-    if request.task in ("causal-lm", "seq2seq-lm") and getattr(base, "accepts_loss_kwargs", True):
+    if train_task(request.task).counts_targets and getattr(base, "accepts_loss_kwargs", True):
         return {"num_items_in_batch": torch.tensor(1)}
     return {}
 

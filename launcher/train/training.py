@@ -42,15 +42,14 @@ from launcher.train.memory_states import (
     optimizer_tensors,
     weight_tensors,
 )
-from launcher.train.metrics import asked_metrics, keep_predictions, make_scores
+from launcher.train.metrics import asked_metrics, make_scores
 from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
 from launcher.train.saving import best_step
 from launcher.train.sealing import SEEN_S
 from launcher.train.sharing import no_cpu, ranks_of_copy
+from launcher.train.tasks import train_task
 from launcher.train.together import of_all, of_rank_0
-from launcher.train.token_counts import takes_token_counts
-from launcher.train.trainers import PlannedSeq2SeqTrainer, PlannedTrainer
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
@@ -85,7 +84,6 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     RecipeError when the model cannot train on packed rows or a hook is wrong; RunFailed when accelerate set
     up something else than the plan says.
     """
-    task = job.value("task")
     check_positions(job, model)
     check_units(job, model)
     hooks = load_hooks(job)  # which may change the model's class
@@ -100,25 +98,10 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         "callbacks": _callbacks(job, hooks),
         "compute_metrics": make_scores(job, processing, hooks.compute_metrics),
     }
-    if task == "dpo":
-        from launcher.train.dpo import PreparedDpoTrainer, make_reference
-
-        trainer: Any = PreparedDpoTrainer(
-            **common,
-            ref_model=make_reference(job, args, model, processing),
-            keep_initial_adapter=job.continued_adapter is not None,
-        )
-    else:
-        generates = task == "seq2seq-lm" and bool(job.value("trainer.predict_with_generate"))
-        kind = _trainer_class(job)
-        try:
-            trainer = kind(
-                **common, preprocess_logits_for_metrics=keep_predictions(task, generates=generates)
-            )
-        except ValueError as error:
-            raise (no_cpu(error) or error) from error
-        if not takes_token_counts(model.get_base_model() if job.has_adapter else model):
-            trainer.model_accepts_loss_kwargs = False
+    try:
+        trainer = train_task(job.task.name).trainer(job, model, processing, common)
+    except ValueError as error:
+        raise (no_cpu(error) or error) from error
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
     trainer.streams = data.streaming
@@ -136,16 +119,6 @@ def _make_faster(job: Job, model: Any) -> None:
         chunk_loss(model)
     if job.value("model.compile_blocks"):
         compile_blocks(job, model)
-
-
-def _trainer_class(job: Job) -> Any:
-    if job.value("task") == "seq2seq-lm":
-        return PlannedSeq2SeqTrainer
-    if job.value("sharding.sp_size") > 1:
-        from launcher.train.sequence import SequenceTrainer
-
-        return SequenceTrainer
-    return PlannedTrainer
 
 
 def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:

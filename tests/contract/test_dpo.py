@@ -42,7 +42,7 @@ def pairs(count: int) -> list[dict[str, str]]:
 def encoded(folder: Path, rows: list[dict], words=None, **changes):
     """The rows as `encode_preferences` gives them."""
     from launcher.train.data.sources import Row
-    from launcher.train.dpo import encode_preferences
+    from launcher.train.tasks.dpo import encode_preferences
 
     numbered = [Row(values, "pairs.jsonl", number) for number, values in enumerate(rows, 1)]
     work = job(folder / "encoded", {"task": "dpo", **changes})
@@ -282,7 +282,7 @@ def test_trainable_weights_over_a_quantised_model_keep_their_type(tmp_path):
 
 def test_without_trl_the_error_says_what_to_install(tmp_path):
     (tmp_path / "trl.py").write_text("raise ImportError('No module named trl')\n")
-    program = "import launcher.train.dpo"
+    program = "import launcher.train.tasks.dpo"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},

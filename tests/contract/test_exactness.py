@@ -220,7 +220,8 @@ def test_forked_ranks_learn_what_ranks_of_their_own_learn(ground, tmp_path, fork
     straight.finish()
     for told in ({KILL: "7"}, {"EFFILAUNCH_RESUME": "auto"}):
         port = free_port()
-        env = {**forks.environ, **fresh.env, **told}
+        # The plan's threads follow from this machine's cores; forked ranks have the one of their parent.
+        env = {**forks.environ, **fresh.env, **told, "OMP_NUM_THREADS": forks.environ["OMP_NUM_THREADS"]}
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", "launcher.train.worker", str(fresh.folder)],

@@ -59,8 +59,9 @@ def test_flattened_rows_do_without_the_first_label_of_a_sample(tmp_path, tokeniz
         batch["labels"][0, 1] = -100
         return batch
 
-    with pytest.raises(RecipeError, match="learnt tokens"):
+    with pytest.raises(RecipeError) as caught:
         check_first_batch(job, tokenizer, Data(good, None, loses, None, {}, samples=good), 2)
+    assert [problem.code for problem in caught.value.problems] == ["targets-lost"]
 
 
 def test_no_learnt_token_stops_and_shows_the_sample(tmp_path, tokenizer):
@@ -189,8 +190,9 @@ def test_a_collator_that_masks_real_tokens_stops(tmp_path, tokenizer):
         batch["labels"][batch["input_ids"] == tokenizer.eos_token_id] = -100
         return batch
 
-    with pytest.raises(RecipeError, match="learnt tokens"):
+    with pytest.raises(RecipeError) as caught:
         check_first_batch(job, tokenizer, Data(good, None, masks_eos, None, {}, samples=good), 2)
+    assert [problem.code for problem in caught.value.problems] == ["targets-lost"]
 
 
 def test_truncation_is_held_against_what_the_recipe_allows():

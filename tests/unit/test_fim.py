@@ -64,7 +64,7 @@ def encoder(tokenizer, rate=1.0, spm_rate=0.5, max_length=512, overlong=None, se
         "seed": seed,
     }
     job = Job(Path("run"), {"settings": {name: {"value": value} for name, value in values.items()}})
-    return make_encoder(job, tokenizer, SimpleNamespace(format="text", columns={}), None)
+    return make_encoder(job, tokenizer, SimpleNamespace(format="text", columns={}))
 
 
 def undone(tokenizer, ids, sentinels=None):

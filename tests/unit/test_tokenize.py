@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 from launcher.errors import RecipeError
 from launcher.train.data.encoded import _plain_backend, cut, token_ids
 from launcher.train.data.sources import Row
-from launcher.train.data.tokenize import make_encoder
 from launcher.train.job import Job
+from launcher.train.tasks import train_task
 from launcher.train.tiny import tiny_tokenizer
 
 
@@ -27,7 +27,8 @@ def job_with(**settings):
 
 
 def encoder(tokenizer, fmt, labels=None, **settings):
-    return make_encoder(job_with(**settings), tokenizer, SimpleNamespace(format=fmt, columns={}), labels)
+    job = job_with(**settings)
+    return train_task(job.task.name).encoder(job, tokenizer, SimpleNamespace(format=fmt, columns={}), labels)
 
 
 def rows_of(*values):

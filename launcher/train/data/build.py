@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from launcher.train.data.pack import PackedRows, pack_lengths
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
 from launcher.train.progress import LEAST_S, Progress
+from launcher.train.tasks import train_task
 
 PLACES = ("file", "number")
 """Columns that say which row a sample came from; the model never sees them."""
@@ -48,7 +49,8 @@ def build_data(job: Job, processing: Any) -> Data:
     record = read_record(job)
     labels = tuple(record["labels"]) if record.get("labels") else None
     formats = tuple(record["formats"])
-    collate, collate_eval = _collator(job, processing), _eval_collator(job, processing)
+    collate = train_task(job.task.name).collator(job, processing)
+    collate_eval = _eval_collator(job, processing)
     if job.value("data.streaming"):
         from launcher.train.data.stream import Stream
 
@@ -92,7 +94,7 @@ def build_evaluation(job: Job, processing: Any) -> Data:
     evaluation = _finish(job, _without_places(rows), processing)
     labels = tuple(record["labels"]) if record.get("labels") else None
     return Data(
-        evaluation, evaluation, _collator(job, processing), labels, {},
+        evaluation, evaluation, train_task(job.task.name).collator(job, processing), labels, {},
         formats=tuple(record["formats"]), collate_eval=_eval_collator(job, processing),
     )  # fmt: skip
 
@@ -143,15 +145,11 @@ def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
 
 
 def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
-    """Packs of samples where the plan packs; pictures opened as they are asked for."""
-    if samples is None:
-        return None
-    if not job.task.reads_tokens:
-        from launcher.train.data.images import Pictures
+    return None if samples is None else train_task(job.task.name).samples(job, samples, processing)
 
-        return Pictures(samples, processing)
-    if not job.value("data.packing"):
-        return samples
+
+def packed_rows(job: Job, samples: Any) -> PackedRows:
+    """The samples as packs of at most data.max_length tokens."""
     with Progress("Packing the samples", least_s=LEAST_S):
         packs = pack_lengths(sample_lengths(samples), job.value("data.max_length"))
     return PackedRows(samples, packs)
@@ -163,20 +161,6 @@ def sample_lengths(samples: Any) -> Any:
 
     lengths = pc.list_value_length(samples.with_format("arrow")["input_ids"][:])
     return np.asarray(lengths)
-
-
-def _collator(job: Job, processing: Any) -> Any | None:
-    task = job.value("task")
-    if task == "dpo":
-        return None
-    if task == "image-classification":
-        from launcher.train.data.images import stack_pictures
-
-        return stack_pictures
-    kind: Literal["pad", "packed", "flatten"] = "packed" if job.value("data.packing") else "pad"
-    if job.value("data.padding_free"):
-        kind = "flatten"
-    return make_collator(kind, processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
 
 
 def _eval_collator(job: Job, processing: Any) -> Any | None:

@@ -13,26 +13,30 @@ from launcher.train.data.encoded import IGNORED
 from launcher.train.data.samples import decode_pieces, mark_pieces
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
+from launcher.train.tasks import train_task
 
 LOOKED_AT = 32
 """Samples of the first batches that are looked at: enough to tell a rule from an accident."""
 SAMPLED = 1000
 """Rows of a stream that truncation is judged by."""
-TOKEN_TASKS = ("causal-lm", "seq2seq-lm")
 
 
 def check_first_batch(job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
-    """RecipeError, with the sample shown, when the first batch is not what the recipe asks for.
+    """RecipeError, with the sample shown, when the first batch is not what the recipe asks for."""
+    train_task(job.task.name).check_batch(job, tokenizer, data, micro_batch)
 
-    Looks at what the Trainer gets: the samples before they are packed, and the collated batch.
+
+def check_targets(
+    tokenizer: Any, data: Data, micro_batch: int, *, first: int = 0
+) -> Sequence[Mapping[str, Any]]:
+    """The samples that were looked at, before they are packed. RecipeError where the collated batch lost
+    target tokens, or has none.
+
+    first: labels at the start of a row that no model predicts.
     """
-    if job.value("task") not in TOKEN_TASKS:
-        return
     batch, samples = _look(data, micro_batch)
     assert data.collate is not None, "these tasks have a collator of ours"
     collated = data.collate([dict(sample) for sample in batch])
-    # A causal model predicts nothing for the first token, whose label a flattened row does without.
-    first = 1 if job.value("task") == "causal-lm" else 0
     learnt = int((collated["labels"][:, first:] != IGNORED).sum())
     expected = sum(label != IGNORED for sample in batch for label in sample["labels"][first:])
     if learnt == 0:
@@ -42,11 +46,10 @@ def check_first_batch(job: Job, tokenizer: Any, data: Data, micro_batch: int) ->
         )  # fmt: skip
     if learnt < expected:
         raise _stop(
-            "targets-lost", f"the batch keeps {learnt} of {expected} learnt tokens", tokenizer, batch[0],
+            "targets-lost", f"the batch keeps {learnt} of {expected} target tokens", tokenizer, batch[0],
             "model.tokenizer", "a pad token that is also a real token masks it; name another pad token",
         )  # fmt: skip
-    if job.value("task") == "causal-lm":
-        _check_masks(job, tokenizer, samples, data.formats)
+    return samples
 
 
 def check_steps(data: Data, micro_batch: int, processes: int, *, drop_last: bool) -> None:
@@ -79,7 +82,7 @@ def _look(data: Data, micro_batch: int) -> tuple[list[dict[str, Any]], list[dict
     return batch, list(itertools.islice(data.train.fresh().unpacked(), LOOKED_AT))
 
 
-def _check_masks(
+def check_masks(
     job: Job, tokenizer: Any, samples: Sequence[Mapping[str, Any]], formats: Sequence[str]
 ) -> None:
     # The first samples may all be of one source, so a source that learns everything says nothing of others.

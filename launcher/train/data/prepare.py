@@ -14,7 +14,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.train.cached import cached, seal
 from launcher.train.data.counts import Counts
-from launcher.train.data.encode import encode_rows, encoder_for
+from launcher.train.data.encode import encode_rows
 from launcher.train.data.encoded import EncodedBatch, Encoder
 from launcher.train.data.formats import collect_labels
 from launcher.train.data.parallel import ordered_map
@@ -26,6 +26,7 @@ from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.outcome import write_json
 from launcher.train.progress import Progress
+from launcher.train.tasks import train_task
 
 BATCH = 512
 """Rows that are encoded together."""
@@ -120,7 +121,7 @@ def _write_split(
     with SampleWriter(folder / f"{name}.arrow") as writer, Progress(title, total) as progress:
         for source in sources:
             start, read, dropped = writer.samples, counts.read, dict(counts.dropped)
-            encoder = encoder_for(job, processing, source.detected, labels)
+            encoder = train_task(job.task.name).encoder(job, processing, source.detected, labels)
             for rows, encoded in _encoded(job, hooks, source, encoder, counts):
                 counts.add(encoded)
                 writer.write(_with_places(encoded, rows, files))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.train.data.encoded import IGNORED
+from launcher.train.tasks import train_task
 
 SHOWN_CHARACTERS = 2000
 
@@ -30,30 +31,14 @@ def mark_pieces(pieces: Sequence[Piece]) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
 
 
+def is_target(label: int) -> bool:
+    """Whether a token with this label contributes to the loss."""
+    return label != IGNORED
+
+
 def show_sample(
-    task: str, tokenizer: Any, sample: Mapping[str, Any], labels: Sequence[str] | None
+    task: str, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None
 ) -> dict[str, Any]:
-    """One prepared sample as JSON: its tokens, how many are learnt, its text in pieces."""
-    if task == "dpo":
-        names = ("prompt_ids", "chosen_ids", "rejected_ids")
-        pieces = [(f"[{name[:-4]}] {tokenizer.decode(sample[name])}", name != "prompt_ids") for name in names]
-        tokens = sum(len(sample[name]) for name in names)
-        return _shown(pieces, tokens, tokens - len(sample["prompt_ids"]))
-    if task == "image-classification":
-        assert labels is not None, "only pictures have no tokens, and they have labels"
-        text = f"{sample['image_path'] or 'a picture'} -> {labels[sample['labels']]}"
-        return _shown([(text, True)], 0, 1)
-    ids, target = sample["input_ids"], sample["labels"]
-    if task == "sequence-classification":
-        assert labels is not None, "a single label is a class"
-        pieces = [(tokenizer.decode(ids), False), (f" -> {labels[target]}", True)]
-        return _shown(pieces, len(ids), 1)
-    if task == "seq2seq-lm":  # what is read, and what is written
-        own = [token for token in target if token != IGNORED]
-        pieces = [(tokenizer.decode(ids), False), (tokenizer.decode(own), True)]
-        return _shown(pieces, len(ids) + len(own), len(own))
-    return _shown(decode_pieces(tokenizer, ids, target), len(ids), sum(x != IGNORED for x in target))
-
-
-def _shown(pieces: Sequence[Piece], tokens: int, targets: int) -> dict[str, Any]:
+    """One prepared sample as JSON: its tokens, how many are targets, its text in pieces."""
+    pieces, tokens, targets = train_task(task).shown(processing, sample, labels)
     return {"tokens": tokens, "targets": targets, "pieces": [list(piece) for piece in pieces]}

@@ -13,12 +13,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.counts import NOTES, REASONS, TOTALS, Counts, lost_rows, result_rows
-from launcher.train.data.encode import encode_rows, encoder_for
+from launcher.train.data.encode import encode_rows
 from launcher.train.data.pack import join_documents, pack_lengths
 from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
+from launcher.train.tasks import train_task
 
 BUFFER = 10_000
 """Rows that are shuffled among each other."""
@@ -108,7 +109,8 @@ class Stream(IterableDataset):
     def _encoded(
         self, rows: Iterator[tuple[int, Row]], sources: Sequence[Source], hooks: Hooks, slot: int
     ) -> Iterator[Sample]:
-        encoders = [encoder_for(self._job, self._processing, s.detected, None) for s in sources]
+        task = train_task(self._job.task.name)
+        encoders = [task.encoder(self._job, self._processing, s.detected, None) for s in sources]
         while group := list(itertools.islice(rows, ENCODED_TOGETHER)):
             found: list[Sample] = []
             counts = Counts()

@@ -32,19 +32,12 @@ if TYPE_CHECKING:
 __all__ = ["EncodedBatch", "Encoder", "make_encoder"]
 
 
-def make_encoder(job: Job, tokenizer: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
-    """The encoder of a plan's task for rows of one format.
+def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
+    """The encoder of a causal language model for rows of one format.
 
-    labels: the classes of a classification, in the order of their ids; None for other tasks.
     RecipeError where data.loss_on, data.overlong or data.fim do not go with the format or tokenizer.
     """
-    task = job.value("task")
-    max_length = int(job.value("data.max_length"))
-    overlong = _overlong(detected.format, job.value("data.overlong"))
-    if task == "sequence-classification":
-        return EncodeClasses(tokenizer, max_length, overlong, tuple(labels or ()))
-    if task == "seq2seq-lm":
-        return EncodeSeq2Seq(tokenizer, max_length, overlong)
+    max_length, overlong = max_length_of(job), overlong_of(job, detected.format)
     loss_on = loss_on_of(detected.format, job.value("data.loss_on"))
     if job.value("data.fim") is not None and detected.format != "text":
         message = f"the rows are {detected.format}; only text has a middle to fill in"
@@ -78,8 +71,13 @@ def loss_on_of(fmt: str, asked: str | None) -> str:
     return asked
 
 
-def _overlong(fmt: str, asked: str | None) -> str:
+def max_length_of(job: Job) -> int:
+    return int(job.value("data.max_length"))
+
+
+def overlong_of(job: Job, fmt: str) -> str:
     """truncate | split | drop; the format may be known only now, so `split` is checked here too."""
+    asked: str | None = job.value("data.overlong")
     if asked is None:
         return "split" if fmt == "text" else "truncate"
     if asked == "split" and fmt != "text":

@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import set_seed
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
 from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.rendered import RenderCheck
 from launcher.train.data.sources import Row
+from launcher.train.data.turns import Message, Template
 from launcher.train.job import Job
+from launcher.train.processing import local_or_hub
+from launcher.train.tasks.task import Shown, TrainTask
 from launcher.train.trainers import PlannedTrainer
+
+if TYPE_CHECKING:
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
 
 try:
     from trl import DPOConfig, DPOTrainer
@@ -32,8 +42,6 @@ except ImportError as error:
             hint="pip install 'effilaunch[dpo]'",
         )
     ) from error
-
-__all__ = ["DPOConfig", "PreparedDpoTrainer", "encode_preferences", "make_reference"]
 
 _COLUMNS = ["prompt_ids", "chosen_ids", "rejected_ids"]
 
@@ -142,3 +150,75 @@ def _refuse_mixture(rows: Sequence[Row]) -> None:
             message = f"the answers are {what[0]}, those of rows before it are {what[1]}"
             hint = "put the two kinds into two sources"
             raise RecipeError(Problem("mixed-rows", message, file=row.file, line=row.number, hint=hint))
+
+
+class PreferenceEncoder:
+    """Preference pairs through trl's own preparation, which does not look at what the template leaves out."""
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self.job, self.tokenizer = job, tokenizer
+        self._rendered = RenderCheck(template_origin(job), masked=False)
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        notes: Counter[str] = Counter()
+        rows = [row if isinstance(row.values["chosen"], str) else self._checked(row, notes) for row in rows]
+        batch = encode_preferences(self.job, self.tokenizer, rows)
+        batch.notes = +notes
+        return batch
+
+    def _checked(self, row: Row, notes: Counter[str]) -> Row:
+        """The row with its messages as the template takes them. RecipeError where it leaves something out."""
+        require_template(self.tokenizer)
+        template = Template(self.tokenizer, row.values.get("tools"))
+
+        def find(messages: list[Message]) -> tuple[list[Message], Counter[str]]:
+            found: Counter[str] = Counter()
+            taken = self._rendered.adapted(template, messages, row)
+            self._rendered.check(template, taken, template.render(taken), row, found)
+            return taken, found
+
+        prompt, values = row.values["prompt"], dict(row.values)
+        for name in ("chosen", "rejected"):
+            messages = [plain_message(message) for message in [*prompt, *row.values[name]]]
+            taken, found = in_forms(find, messages, self._rendered.origin, row)
+            notes.update(found)
+            values |= {"prompt": taken[: len(prompt)], name: taken[len(prompt) :]}
+        return Row(values, row.file, row.number)
+
+
+class TrainDPO(TrainTask):
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        return PreferenceEncoder(job, processing)
+
+    def collator(self, job: Job, processing: Any) -> None:
+        return None
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        pieces = [
+            (f"[{name[:-4]}] {processing.decode(sample[name])}", name != "prompt_ids") for name in _COLUMNS
+        ]
+        tokens = sum(len(sample[name]) for name in _COLUMNS)
+        return pieces, tokens, tokens - len(sample["prompt_ids"])
+
+    def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
+        return DPOConfig, {"max_length": job.value("data.max_length")}
+
+    def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        reference = make_reference(job, common["args"], model, processing)
+        keep = job.continued_adapter is not None
+        return PreparedDpoTrainer(**common, ref_model=reference, keep_initial_adapter=keep)
+
+    def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
+        """The reference is what training began with; trl copies the weights that it is given."""
+        from launcher.train.models import load_model
+
+        if job.continued_adapter:
+            from peft import load_peft_weights, set_peft_model_state_dict
+
+            weights = load_peft_weights(local_or_hub(job.continued_adapter), device="cpu")
+            set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
+        elif not job.has_adapter:
+            trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())
+
+
+TRAIN_TASK = TrainDPO()

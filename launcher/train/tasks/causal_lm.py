@@ -1,0 +1,38 @@
+"""Causal language models: text, instructions, and conversations, packed or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.train.data.samples import decode_pieces, is_target
+from launcher.train.tasks.task import Shown, TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+
+class TrainCausalLM(TrainTask):
+    counts_targets = True
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.tokenize import make_encoder
+
+        return make_encoder(job, processing, detected)
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        ids, targets = sample["input_ids"], sample["labels"]
+        return decode_pieces(processing, ids, targets), len(ids), sum(map(is_target, targets))
+
+    def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        from launcher.train.data.gate import check_masks, check_targets
+
+        # The model predicts nothing for the first token, whose label a flattened row leaves out.
+        samples = check_targets(tokenizer, data, micro_batch, first=1)
+        check_masks(job, tokenizer, samples, data.formats)
+
+
+TRAIN_TASK = TrainCausalLM()

@@ -1,0 +1,50 @@
+"""Encoder-decoder language models: what the encoder reads, and what the decoder writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from launcher.train.data.samples import is_target
+from launcher.train.tasks.task import Shown, TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+
+class TrainSeq2SeqLM(TrainTask):
+    counts_targets = True
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.tokenize import EncodeSeq2Seq, max_length_of, overlong_of
+
+        return EncodeSeq2Seq(processing, max_length_of(job), overlong_of(job, detected.format))
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        ids, own = sample["input_ids"], [token for token in sample["labels"] if is_target(token)]
+        pieces = [(processing.decode(ids), False), (processing.decode(own), True)]
+        return pieces, len(ids) + len(own), len(own)
+
+    def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        from launcher.train.data.gate import check_targets
+
+        check_targets(tokenizer, data, micro_batch)
+
+    def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
+        from transformers import Seq2SeqTrainingArguments
+
+        return Seq2SeqTrainingArguments, {}
+
+    def trainer_class(self, job: Job) -> Any:
+        from launcher.train.trainers import PlannedSeq2SeqTrainer
+
+        return PlannedSeq2SeqTrainer
+
+    def generates(self, job: Job) -> bool:
+        return bool(job.value("trainer.predict_with_generate"))
+
+
+TRAIN_TASK = TrainSeq2SeqLM()

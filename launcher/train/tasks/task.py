@@ -1,0 +1,120 @@
+"""What the workers ask of a task: samples from rows, batches from samples, and the Trainer.
+
+The defaults are those of tasks whose samples are tokens and whose Trainer is the Hugging Face one. Modules
+that need torch are imported where they are used: preparing data does without most of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from launcher.train.data.build import Data
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+
+class TrainTask:
+    """The worker half of a task; a subclass overrides what is different."""
+
+    # --- data -----------------------------------------------------------------------------------
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        """What turns canonical rows of a format into samples.
+
+        processing: the tokenizer or image processor. labels: classes in the order of their ids. RecipeError
+        where the options of `data:` do not go with the format.
+        """
+        raise NotImplementedError
+
+    def samples(self, job: Job, samples: Any, processing: Any) -> Any:
+        """The dataset that the Trainer gets for prepared samples: packs, where the plan packs."""
+        from launcher.train.data.build import packed_rows
+
+        return packed_rows(job, samples) if job.value("data.packing") else samples
+
+    def collator(self, job: Job, processing: Any) -> Any | None:
+        """Samples to a batch of training; None: the Trainer's own."""
+        from launcher.train.data.collate import make_collator
+
+        kind: Literal["pad", "packed", "flatten"] = "packed" if job.value("data.packing") else "pad"
+        if job.value("data.padding_free"):
+            kind = "flatten"
+        return make_collator(kind, processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        """A prepared sample as people read it."""
+        raise NotImplementedError
+
+    def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
+        """RecipeError when the first batch is not what the recipe asks for."""
+
+    # --- training -------------------------------------------------------------------------------
+
+    def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
+        """(class of the Trainer's arguments, values of its fields that come from other sections)."""
+        from transformers import TrainingArguments
+
+        return TrainingArguments, {}
+
+    def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
+        """The Trainer. common: arguments of every one, model and args among them."""
+        from launcher.train.metrics import keep_predictions
+        from launcher.train.token_counts import takes_token_counts
+
+        kind = self.trainer_class(job)
+        keep = keep_predictions(job.task, generates=self.generates(job))
+        trainer = kind(**common, preprocess_logits_for_metrics=keep)
+        if not takes_token_counts(model.get_base_model() if job.has_adapter else model):
+            trainer.model_accepts_loss_kwargs = False
+        return trainer
+
+    def trainer_class(self, job: Job) -> Any:
+        if job.value("sharding.sp_size") > 1:
+            from launcher.train.sequence import SequenceTrainer
+
+            return SequenceTrainer
+        from launcher.train.trainers import PlannedTrainer
+
+        return PlannedTrainer
+
+    def generates(self, job: Job) -> bool:
+        """Whether evaluations of this run generate text."""
+        return False
+
+    def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
+        """Before an evaluation after the run: what of the Trainer belongs to the state before training."""
+
+    # --- trace ----------------------------------------------------------------------------------
+
+    def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
+        """A micro-batch of full rows as the collator gives it. memory: fields of MemoryJob."""
+        import torch
+
+        inputs = traced_tokens(memory, batch)
+        return inputs | {"labels": torch.zeros_like(inputs["input_ids"])}
+
+    counts_targets: bool = False
+    """Whether the Trainer hands the model the number of target tokens (`num_items_in_batch`)."""
+
+
+Shown = tuple[list[tuple[str, bool]], int, int]
+"""(pieces: text and whether it contributes to the loss, tokens, target tokens)."""
+
+
+def traced_tokens(memory: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """Token ids [rows, length] of full rows, with the mask or the positions that the collator adds."""
+    import torch
+
+    rows, length = batch, memory["sequence_length"]
+    if memory["one_row"]:
+        rows, length = 1, batch * length
+    tokens = torch.zeros(rows, length, dtype=torch.long)
+    inputs = {"input_ids": tokens}
+    if memory["padded"]:
+        inputs["attention_mask"] = torch.ones_like(tokens)
+    if memory["document_mask"]:
+        inputs["position_ids"] = torch.zeros_like(tokens)
+    return inputs
