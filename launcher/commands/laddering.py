@@ -18,6 +18,7 @@ from launcher.execute.local import execute, prepare_data
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import claimed, default_run_dir, write_run_dir
 from launcher.facts import probe
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.software import require_modules
 from launcher.memory.estimate import MemoryEstimate
 from launcher.plan.as_run import predict_as_run
@@ -64,9 +65,7 @@ class Climb:
     def save(self) -> None:
         """ladder.json and ladder.html as far as the ladder was climbed."""
         for name, text in (("ladder.json", dump_json(self.data)), ("ladder.html", ladder_page(self.data))):
-            aside = self.folder / f".{name}.part"
-            aside.write_text(text, encoding="utf-8")
-            aside.replace(self.folder / name)
+            write_text(self.folder / name, text)
 
 
 def ladder_command(

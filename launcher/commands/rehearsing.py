@@ -20,9 +20,10 @@ from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem,
 from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
 from launcher.execute.group import HOST_LOST, Group
 from launcher.execute.local import execute
-from launcher.execute.run_dir import MARKER, write_file, written
+from launcher.execute.run_dir import MARKER, written
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.rehearsal import COURSE, PREFIX, RESULT, SHARES, Course
 from launcher.facts.status import read_statuses
 from launcher.lint.finding import printable
@@ -181,7 +182,7 @@ def conclude(
     bad = any(finding.verdict.status == "fail" for finding in findings)
     told = {key: measured.get(key) for key in TOLD}
     with contextlib.suppress(OSError):  # a full disk: the answer is on the screen
-        write_file(run_dir / RESULT, dump_json({**measured, "verdicts": rows}))
+        write_text(run_dir / RESULT, dump_json({**measured, "verdicts": rows}))
     data = {
         "checks": rows,
         "ready": not bad,

@@ -16,7 +16,7 @@ from launcher.commands.diagnosing import recipe_of, with_recipe
 from launcher.diagnose.examine import diagnose
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
-from launcher.execute.run_dir import write_file
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.secrets import hider, secret_values
 from launcher.failures.catalogue import FAILURES
 from launcher.lint.finding import printable
@@ -51,7 +51,7 @@ def report_command(paths: Sequence[str], output: str | None) -> Outcome:
         target = Path(output) if output is not None else _free(Path(_named(names)))
     with writing(target):
         if output is None and len(records) == 1:
-            write_file(target, page)
+            write_text(target, page)
         else:
             write_new(target, page)
     return Outcome({**data, "report": str(target)}, f"wrote {printable(str(target))}\n")
@@ -92,7 +92,7 @@ def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchErro
             interrupted = isinstance(error, Interrupted)
             keep_end(run_dir, said, interrupted=interrupted)
             record = replace(record, state="stopped" if interrupted else "failed", problems=said)
-        write_file(run_dir / REPORT, run_page(_safe(_diagnosed(record, run_dir)), _made()))
+        write_text(run_dir / REPORT, run_page(_safe(_diagnosed(record, run_dir)), _made()))
     except Exception as why:  # also a bug of ours: the run has ended as it has, and its files tell all of it
         note(f"{printable(str(run_dir / REPORT))} was not written: {why}")
     else:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.drilled import Watched, watch_run
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.user_files import read_jsonl
 from launcher.plan.drill import Course, Ending, Fault, Losses, bad_checkpoint, bad_ending, bad_losses, compare
@@ -48,9 +49,7 @@ class Drill:
 
     def save(self) -> None:
         """drill.json as far as the drill went."""
-        aside = self.folder / ".drill.json.part"
-        aside.write_text(dump_json(self.data), encoding="utf-8")
-        aside.replace(self.folder / "drill.json")
+        write_text(self.folder / "drill.json", dump_json(self.data))
 
     def run(self, name: str, *more: str, fault: dict[str, Any] | None = None) -> Watched:
         """`effilaunch run` into the folder `name`, as a process of its own."""

@@ -17,8 +17,9 @@ from launcher.commands.gather import find_hardware, gather
 from launcher.commands.room import check_room
 from launcher.commands.sweeping import Values, combine, folder_name, refuse_same, said, swept_overrides
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
-from launcher.execute.run_dir import claimed, default_run_dir, unwritable, write_file, write_run_dir
+from launcher.execute.run_dir import claimed, default_run_dir, unwritable, write_run_dir
 from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.hardware import Hardware
 from launcher.facts.queue import has_slurm
 from launcher.facts.shell import check_shell
@@ -319,11 +320,11 @@ def _submit(
     try:
         (folder / "logs").mkdir(exist_ok=True)
         for name, text in scripts.items():
-            write_file(folder / name, text)
+            write_text(folder / name, text)
         for c in configurations:
-            write_file(c.run_dir / SUBMITTED, snapshot(c.loaded, c.hardware))
+            write_text(c.run_dir / SUBMITTED, snapshot(c.loaded, c.hardware))
             if c.values:  # to start one of them again by hand
-                write_file(c.run_dir / JOB, render_job(_submission(c, tiny), c.bundle.plan, str(c.run_dir)))
+                write_text(c.run_dir / JOB, render_job(_submission(c, tiny), c.bundle.plan, str(c.run_dir)))
     except OSError as error:
         raise unwritable(folder, error) from error
     prepare = folder / PREPARE if PREPARE in scripts else None

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.run_dir import unwritable, write_file, write_run_dir
+from launcher.execute.run_dir import unwritable, write_run_dir
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import ORIGIN
 from launcher.facts.user_files import exists, is_after, read_lines
 from launcher.facts.user_files import read_record as read_object
@@ -81,7 +82,7 @@ def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) ->
         for name in _KEPT:  # first, since these need room
             old = run_dir / name
             if old.is_file() and old.read_text("utf-8") != bundle.files.get(name):
-                write_file(old.with_name(f"{old.stem}-{number}{old.suffix}"), old.read_text("utf-8"))
+                write_text(old.with_name(f"{old.stem}-{number}{old.suffix}"), old.read_text("utf-8"))
                 if name not in bundle.files:
                     old.unlink()
         if not keeps_checkpoints:

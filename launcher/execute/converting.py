@@ -17,7 +17,7 @@ from pathlib import Path
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import interruption
 from launcher.execute.following import Look, Start, blind, follow
-from launcher.execute.run_dir import write_file
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import defect, read_manifest
 from launcher.facts.machine_disk import read_folder
 from launcher.facts.status import CONVERT_STAGE
@@ -132,14 +132,14 @@ def show_start(bundle: Bundle, run_dir: Path, resume: str | None) -> None:
         config = dict(bundle.ds_config)
         if is_converted:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-        write_file(run_dir / "ds_config.json", dump_json(config))
+        write_text(run_dir / "ds_config.json", dump_json(config))
     script = bundle.files["command.sh"]
     if resume is not None:
         lines = _OF_CONVERTED + f"export EFFILAUNCH_RESUME={_shell(resume, run_dir)}\n"
         script = _RUN_DIR.sub(
             lambda line: line[0] + (lines if is_converted else _OF_RESUMED), script, count=1
         )
-    write_file(run_dir / "command.sh", script)
+    write_text(run_dir / "command.sh", script)
     (run_dir / "command.sh").chmod(0o755)
 
 

@@ -25,8 +25,8 @@ from launcher.execute.endings import (
 )
 from launcher.execute.following import Ended
 from launcher.execute.peers import Part
-from launcher.execute.run_dir import write_file
 from launcher.execute.supervise import Watch
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.failures.catalogue import FAILURES
 from launcher.render.bundle import dump_json
@@ -163,7 +163,7 @@ def _lost(run_dir: Path, ended: Ended, watch: Watch, killed: bool | None) -> Eff
     problem = lost_problem(run_dir, sentence, sorted(watch.lost))
     record = {"message": sentence, "ranks": sorted(watch.lost), "oom": killed}
     with contextlib.suppress(OSError):  # a full disk: `diagnose` then has the logs alone
-        write_file(run_dir / "logs" / LOST, dump_json(record))
+        write_text(run_dir / "logs" / LOST, dump_json(record))
     if code == -signal.SIGKILL:
         return _killed(problem, killed)
     findings = [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]

@@ -28,11 +28,12 @@ from launcher.execute.failed import (
 from launcher.execute.following import Ended, Look, Start, blind, follow
 from launcher.execute.group import Group
 from launcher.execute.guard import WORKERS_LEAVE_S
-from launcher.execute.run_dir import ENDED, MARKER, record_bound, unwritable, write_file
+from launcher.execute.run_dir import ENDED, MARKER, record_bound, unwritable
 from launcher.execute.shared import digest_of, prepared_data
 from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import FINISHED_BEFORE
 from launcher.facts.oom_kills import has_killed, read_oom_kills
 from launcher.facts.place import Place
@@ -286,7 +287,7 @@ def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
     ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
     text = render_hostfile(plan, max(ids, default=0) + 1)
     if text is not None:
-        write_file(run_dir / HOSTFILE, text)
+        write_text(run_dir / HOSTFILE, text)
 
 
 def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from launcher.errors import Problem, RecipeError
 from launcher.execute.endings import read_stopped
 from launcher.execute.restarts import RESTARTS
-from launcher.execute.run_dir import ENDED, MARKER, is_held, write_file
+from launcher.execute.run_dir import ENDED, MARKER, is_held
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.secrets import hide_in
 from launcher.facts.status import LEFT_EARLY, is_alive, read_statuses
@@ -104,7 +105,7 @@ def total_seconds(result: Mapping[str, Any]) -> float | None:
 def keep_end(run_dir: Path, problems: Sequence[str], *, interrupted: bool) -> None:
     """Write what the command that supervised the run said of its end: the logs do not hold all of it."""
     said = {"interrupted": interrupted, "problems": list(problems)}
-    write_file(run_dir / "logs" / ENDED, dump_json(said))
+    write_text(run_dir / "logs" / ENDED, dump_json(said))
 
 
 def _state(run_dir: Path, has_rows: bool) -> State:

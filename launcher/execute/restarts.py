@@ -15,8 +15,8 @@ from launcher.execute.adapted import last_step
 from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
 from launcher.execute.failed import KnownFailure
 from launcher.execute.resume import choose_checkpoint
-from launcher.execute.run_dir import write_file
 from launcher.execute.signals import pause
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
 from launcher.facts.secrets import hider, secret_values
 from launcher.facts.status import read_statuses
@@ -192,7 +192,7 @@ def with_restarts(
     planned = {name: plan.value(f"trainer.{name}") for name in LENGTH if f"trainer.{name}" in plan.settings}
     told = {**result, "planned": planned, "restarts": [*read_jsonl(run_dir / RESTARTS), *unwritten]}
     try:
-        write_file(run_dir / "result.json", dump_json(told))
+        write_text(run_dir / "result.json", dump_json(told))
     except OSError as error:
         say(f"{run_dir / 'result.json'} cannot be written ({error.strerror}): it does not tell the restarts")
     return told

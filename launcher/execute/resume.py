@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.run_dir import unwritable, write_file
+from launcher.execute.run_dir import unwritable
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import (
     MANIFEST,
     ORIGIN,
@@ -125,7 +126,7 @@ def earlier_pace(run_dir: Path) -> Pace:
 def write_origin(run_dir: Path, checkpoint: Path) -> None:
     """Remember the checkpoint of another run that this one goes on from. Raises as `unwritable`."""
     try:
-        write_file(run_dir / ORIGIN, dump_json({"checkpoint": str(checkpoint)}))
+        write_text(run_dir / ORIGIN, dump_json({"checkpoint": str(checkpoint)}))
     except OSError as error:
         raise unwritable(run_dir, error) from error
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.rehearsal import PREFIX
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.status import process_started
@@ -32,7 +33,7 @@ DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
 """Answers of a file system that knows no locks, such as Lustre mounted without `flock`."""
-_OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", "recipe.yaml.part", "plan.json.part")
+_OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", ".recipe.yaml.part", ".plan.json.part")
 """What a start leaves that was killed before its plan was written."""
 
 
@@ -124,7 +125,7 @@ def _write(bundle: Bundle, run_dir: Path) -> None:
         begun = any((run_dir / "checkpoints").glob("checkpoint-*")) or (run_dir / SUBMITTED).is_file()
         if name == "recipe.yaml" and begun and (run_dir / name).is_file():
             continue  # what the run was begun with
-        write_file(run_dir / name, text)
+        write_text(run_dir / name, text)
     (run_dir / "command.sh").chmod(0o755)
 
 
@@ -208,21 +209,9 @@ def _in_use(run_dir: Path, said: str) -> Problem:
     )
 
 
-def write_file(path: Path, text: str) -> None:
-    """Write aside, then rename: a file is whole or absent. Raises OSError, and leaves nothing then."""
-    aside = path.with_name(path.name + ".part")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-
-
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
     """Add the values that were bound late to environment.json."""
     path = run_dir / "environment.json"
     if "command" in bound:
         bound = {**bound, "command": hide_in(bound["command"], hider(secret_values(os.environ)))}
-    write_file(path, dump_json({**json.loads(path.read_text("utf-8")), "bound": bound}))
+    write_text(path, dump_json({**json.loads(path.read_text("utf-8")), "bound": bound}))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.run_dir import unwritable, write_file
+from launcher.execute.run_dir import unwritable
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.queue import ask, submit
 from launcher.render.bundle import dump_json
 
@@ -112,10 +113,10 @@ def submit_scripts(
     done = Submitted(folder, recipe, prepare, job, tuple(runs))
     stamp = {"submitted": time.time()}
     try:
-        write_file(folder / (SWEEP if values else RECORD), dump_json({**done.to_json(), **stamp}))
+        write_text(folder / (SWEEP if values else RECORD), dump_json({**done.to_json(), **stamp}))
         for run in runs if values else ():
             own = Submitted(folder, recipe, prepare, run.job, (run,))
-            write_file(run.run_dir / RECORD, dump_json({**own.to_json(), **stamp}))
+            write_text(run.run_dir / RECORD, dump_json({**own.to_json(), **stamp}))
     except OSError as error:
         ask("scancel", job, *([prepare] if prepare else []))
         raise unwritable(folder, error) from error

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.checkpoint import complete_checkpoints, read_manifest
 from launcher.train.job import rank
-from launcher.train.outcome import write_json
 from launcher.train.status import status
 from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
 

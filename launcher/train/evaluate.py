@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.atomic_writes import write_json
 from launcher.recipe.vocabulary import METRICS
 from launcher.train.data.build import build_evaluation
 from launcher.train.data.prepare import prepare, prepare_rows
@@ -23,7 +24,6 @@ from launcher.train.data.store import RECORD, read_record
 from launcher.train.hooks import load_hooks
 from launcher.train.job import Job, read_job
 from launcher.train.metrics import check_metrics
-from launcher.train.outcome import write_json
 from launcher.train.placing import place_of
 from launcher.train.processing import load_processing
 from launcher.train.tasks import train_task

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.secrets import hider, line_hider, secret_values
 from launcher.facts.status import REPORT
 from launcher.train.disk_full import SaveFailed
@@ -234,15 +235,3 @@ def _optimizer_name(trainer: Any) -> str:
     while (inner := getattr(optimizer, "optimizer", None)) is not None:
         optimizer = inner
     return type(optimizer).__name__
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write aside and rename, so that a reader never meets half a file."""
-    aside = path.with_name(f".{path.name}.part")
-    try:
-        aside.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        aside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise

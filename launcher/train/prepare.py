@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
 from launcher.facts.user_files import read_record
 from launcher.recipe.suggestions import listed
 from launcher.train import stopping
 from launcher.train.job import Job, rank, read_job
-from launcher.train.outcome import also_written_to, write_error, write_json
+from launcher.train.outcome import also_written_to, write_error
 from launcher.train.progress import bars_in_status
 from launcher.train.status import status, status_of_stage
 from launcher.train.stopping import SIGNALS, end_with_supervisor

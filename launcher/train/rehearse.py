@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.rehearsal import COURSE, RESULT, Course, course_of
 from launcher.train.job import Job, rank, read_job, world_size
-from launcher.train.outcome import COMPLETED, write_json
+from launcher.train.outcome import COMPLETED
 from launcher.train.status import status
 from launcher.train.worker import as_rank, join_processes, leave, set_timeouts, stand_in_for_launcher
 

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.errors import Problem, RunFailed
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, FileFacts
 from launcher.facts.software import installed_versions
 from launcher.train.job import rank, world_size
 from launcher.train.moving import hash_and_sync, sync_file, sync_folder
-from launcher.train.outcome import write_json
 from launcher.train.together import of_all, of_rank_0
 
 SEEN_S = 60.0

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.secrets import hider, secret_values
 from launcher.facts.status import process_started, stage_file, status_file
 
@@ -164,10 +165,8 @@ class Status:
             **asdict(self._harmless_bar()),
         }
         self._bar_is_written = bool(self._bar.title)
-        aside = self._file.with_name(f".{self._file.name}.part")
         with self._lock, contextlib.suppress(OSError):
-            aside.write_text(json.dumps(values) + "\n", encoding="utf-8")
-            aside.replace(self._file)
+            write_text(self._file, json.dumps(values) + "\n")
 
 
 _current = Status(None, 0)

@@ -17,9 +17,9 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.train.job import Job, rank
-from launcher.train.outcome import write_json
 
 FOLDER = "tracking"
 """In RUN_DIR: the run's id, and what wandb and TensorBoard write."""

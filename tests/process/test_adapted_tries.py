@@ -254,7 +254,7 @@ def test_a_next_try_that_a_full_disk_does_not_take_is_told_with_what_ran_out(tri
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("launcher.execute.adapted.write_file", full)
+    monkeypatch.setattr("launcher.execute.adapted.write_text", full)
     with pytest.raises(
         RunFailed, match="No space left on device; so the run could not begin again"
     ) as caught:

@@ -243,7 +243,7 @@ def full(*_: object) -> None:
 
 def test_a_full_disk_loses_neither_the_restart_nor_the_result(tried, monkeypatch):
     monkeypatch.setattr("launcher.execute.restarts.RESTARTS", "gone/restarts.jsonl")
-    monkeypatch.setattr("launcher.execute.restarts.write_file", full)
+    monkeypatch.setattr("launcher.execute.restarts.write_text", full)
     result = tried.run(ranks(KILLED.replace("TIMES", "1")), 1)
     assert tried.tries == ["start", "checkpoint-3"]
     assert [row["resumed_from"] for row in result["restarts"]] == [3]

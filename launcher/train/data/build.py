@@ -12,10 +12,8 @@ import numpy as np
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.collate import make_collator
 from launcher.train.data.counts import result_rows
-from launcher.train.data.pack import PackedRows, pack_lengths
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
-from launcher.train.progress import LEAST_S, Progress
 from launcher.train.tasks import train_task
 
 PLACES = ("file", "number")
@@ -146,21 +144,6 @@ def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
 
 def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
     return None if samples is None else train_task(job.task.name).samples(job, samples, processing)
-
-
-def packed_rows(job: Job, samples: Any) -> PackedRows:
-    """The samples as packs of at most data.max_length tokens."""
-    with Progress("Packing the samples", least_s=LEAST_S):
-        packs = pack_lengths(sample_lengths(samples), job.value("data.max_length"))
-    return PackedRows(samples, packs)
-
-
-def sample_lengths(samples: Any) -> Any:
-    """Tokens of each sample, from the offsets of the file alone."""
-    import pyarrow.compute as pc
-
-    lengths = pc.list_value_length(samples.with_format("arrow")["input_ids"][:])
-    return np.asarray(lengths)
 
 
 def _eval_collator(job: Job, processing: Any) -> Any | None:

@@ -15,6 +15,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from launcher.train.data.encoded import IGNORED
+from launcher.train.job import Job
+from launcher.train.progress import LEAST_S, Progress
 
 _WORD = 9
 """Bits of an index within one word of the set of rooms; 2**9 bits keep both levels small."""
@@ -204,3 +206,18 @@ def join_documents(documents: Mapping[str, Sequence[list[int]]]) -> dict[str, li
         labels += [IGNORED, *targets[1:]] if ids else []
         position_ids += range(len(ids))
     return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+
+
+def packed_rows(job: Job, samples: Any) -> PackedRows:
+    """The samples as packs of at most data.max_length tokens."""
+    with Progress("Packing the samples", least_s=LEAST_S):
+        packs = pack_lengths(sample_lengths(samples), job.value("data.max_length"))
+    return PackedRows(samples, packs)
+
+
+def sample_lengths(samples: Any) -> Any:
+    """Tokens of each sample, from the offsets of the file alone."""
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(samples.with_format("arrow")["input_ids"][:])
+    return np.asarray(lengths)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.probe import cache_root
 from launcher.train.cached import cached, seal
 from launcher.train.data.counts import Counts
@@ -24,7 +25,6 @@ from launcher.train.data.store import RECORD, SampleWriter, arrow_columns, conte
 from launcher.train.heads import label_order
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
-from launcher.train.outcome import write_json
 from launcher.train.progress import Progress
 from launcher.train.tasks import train_task
 

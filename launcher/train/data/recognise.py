@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.facts.atomic_writes import write_json
 from launcher.facts.probe import cache_root
 from launcher.facts.user_files import read_json
 from launcher.train.data.counts import Counts
@@ -21,7 +22,6 @@ from launcher.train.data.store import content_key, file_digest
 from launcher.train.data.unread import refuse_lost, unread_columns
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
-from launcher.train.outcome import write_json
 
 _LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 

@@ -31,7 +31,7 @@ class TrainTask:
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         """The dataset that the Trainer gets for prepared samples: packs, where the plan packs."""
-        from launcher.train.data.build import packed_rows
+        from launcher.train.data.pack import packed_rows
 
         return packed_rows(job, samples) if job.value("data.packing") else samples
 
