@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks.dpo import DPO
 from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.other_tasks import (
@@ -94,41 +96,56 @@ def refuse_lost(row: Row, fmt: str, columns: Mapping[str, str], left_out: frozen
     """
     read = columns.values()
     for name, value in row.values.items():
-        what, meant = _role(name, fmt)
-        if not what or name in read or name in left_out or is_empty(value):
+        column = _column(name, fmt)
+        if column is None or name in read or name in left_out or is_empty(value):
             continue
-        if what == _MASK:
-            if not masks_row(value, str(name)):
-                continue
-        elif meant in ("", "dpo"):
-            if not is_content(value) or _is_number(value):  # a score of the answer, a count of turns
-                continue
-            # A short rejected answer stands in many a prompt by chance.
-            if not is_side(plain_name(name), "rejected") and _is_contained(value, row, read):
-                continue
-        elif meant == "kto" and not is_kto_label(plain_name(name), value):
-            continue
-        raise _refused(row, name, what, meant, fmt, columns, task)
+        if _is_lost(column, name, value, row, read):
+            raise _refused(row, name, column, fmt, columns, task)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What a column of some name holds."""
+
+    what: str
+    task: str = ""
+    """The other task that such rows are for; empty: that of the rows."""
+    judged_by: Literal["content", "mask", "kto label", "nothing"] = "content"
+    """What of the value tells whether something is lost with it."""
+
+
+def _is_lost(column: _Column, name: str, value: Any, row: Row, read: Any) -> bool:
+    if column.judged_by == "mask":
+        return masks_row(value, str(name))
+    if column.judged_by == "kto label":
+        return is_kto_label(plain_name(name), value)
+    if column.judged_by == "nothing":
+        return True
+    if not is_content(value) or _is_number(value):  # a score of the answer, a count of turns
+        return False
+    # A short rejected answer stands in many a prompt by chance.
+    return is_side(plain_name(name), "rejected") or not _is_contained(value, row, read)
 
 
 @lru_cache(maxsize=4096)
-def _role(column: str, fmt: str) -> tuple[str, str]:
-    """What a column of this name holds, and the other task it is for ("": the rows' own), or ("", "")."""
+def _column(column: str, fmt: str) -> _Column | None:
+    """What a column of this name holds that rows of the format do not read; None where nothing is known."""
     name = plain_name(str(column))
     if fmt != "image" and is_media(name):
-        return "images, video or sound", "image-text-to-text"
+        return _Column("images, video or sound", "image-text-to-text", "nothing")
     if fmt != "preference" and (is_side(name, "chosen") or is_side(name, "rejected")):
-        return "an answer of a preference pair", "dpo"
+        return _Column("an answer of a preference pair", DPO.name)
     if fmt in _ANSWERED and is_kto_label(name, True):
-        return "a label that says whether the answer is good", "kto"
+        return _Column("a label that says whether the answer is good", "kto", "kto label")
     is_read = fmt == "chat" and column in OF_ROWS
     if fmt in (*_ANSWERED, "text", "preference") and is_mask_key(column) and not is_read:
-        return _MASK, ""
+        return _Column(_MASK, judged_by="mask")
     if fmt == "classification" and name in _SECOND:
-        return _PAIR, ""
+        return _Column(_PAIR)
     if fmt in (*_ANSWERED, "preference", "image") or (fmt == "text" and name in _BESIDE_TEXT):
-        return _CONVERSATION.get(name, ""), ""
-    return "", ""
+        what = _CONVERSATION.get(name)
+        return None if what is None else _Column(what)
+    return None
 
 
 def _is_contained(value: Any, row: Row, read: Any) -> bool:
@@ -174,9 +191,10 @@ def _parsed(text: str) -> Any:
 
 
 def _refused(
-    row: Row, name: str, what: str, meant: str, fmt: str, columns: Mapping[str, str], task: str
+    row: Row, name: str, column: _Column, fmt: str, columns: Mapping[str, str], task: str
 ) -> RecipeError:
     leave = f"`columns: {{{name}: null}}` trains without it"
+    what, meant = column.what, column.task
     message = f"column {name} holds {what}, which {fmt} rows do not read"
     if meant:
         here = f"write `task: {meant}`" if meant in TASK_FORMATS else f"this version has no task {meant}"
