@@ -186,7 +186,7 @@ def mapping_page(page: str) -> str:
 
 
 BETWEEN = re.compile(r"(<!-- (mapping|rows) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-MAPPED = ("import.md", *(f"migrate/{tool}.md" for tool in ("axolotl", "llamafactory", "trl", "script")))
+MAPPED = ("import.md", *(f"migrate/{tool}.md" for tool in ("axolotl", "llamafactory", "trl")))
 
 
 # --- all of them

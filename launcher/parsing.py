@@ -305,8 +305,8 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="+",
-        help="a config of DeepSpeed or accelerate, a recipe of axolotl, LLaMA-Factory or TRL, a launch line, "
-        "a script",
+        help="a config of DeepSpeed or accelerate, a recipe of axolotl, LLaMA-Factory or TRL, a shell file "
+        "with the launch line of one of them or of an example of transformers; no Python script",
     )  # fmt: skip
     parser.add_argument("--output", metavar="RECIPE", help="write it there; without: to stdout")
     _add_on(parser)

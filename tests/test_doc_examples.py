@@ -138,7 +138,7 @@ INFO = {
     }
 }
 """LLaMA-Factory's dataset_info.json to the example of its page."""
-WITH_CONFIGS = [path for path in DOCUMENTS if blocks(path, "yml") or blocks(path, "py")]
+WITH_CONFIGS = [path for path in DOCUMENTS if blocks(path, "yml")]
 
 
 @pytest.mark.parametrize("path", WITH_CONFIGS, ids=names(WITH_CONFIGS))
@@ -148,7 +148,7 @@ def test_import_writes_the_recipe_that_stands_beside_the_config(path, tmp_path, 
     Path("data/dataset_info.json").write_text(json.dumps(INFO))
     for name in ("chats.json", "chats.jsonl"):
         Path("data", name).write_text('[{"messages": []}]' if name.endswith("json") else '{"messages": []}')
-    (config,) = blocks(path, "yml") or blocks(path, "py")
+    (config,) = blocks(path, "yml")
     Path("config").write_text(config, encoding="utf-8")
     assert main(["import", "config"]) == 0, capsys.readouterr()
     written = capsys.readouterr().out

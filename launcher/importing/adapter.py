@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.model_config import find_model_config
-from launcher.importing.arguments import as_bool, convert
+from launcher.importing.arguments import convert
 from launcher.importing.found import Effect, Reading, shown
 from launcher.recipe.field_tables import ADAPTER_OWNED, adapter_fields
 from launcher.recipe.fields import check_adapter
@@ -144,44 +144,3 @@ def dtype_name(value: Any) -> str | None:
     short = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
     text = short.get(text, text)
     return text if text in ("float32", "bfloat16", "float16", "auto") else None
-
-
-def take_bits(reading: Reading, fields: Mapping[str, tuple[Any, int | None]]) -> None:
-    """BitsAndBytesConfig's fields, with its own defaults: fp4, no double quantisation, float32.
-
-    fields: name -> (value, line). What is unknown is dropped.
-    """
-    four, eight = (fields.get(name, (None, None)) for name in ("load_in_4bit", "load_in_8bit"))
-    for name, (value, line) in fields.items():
-        reading.know(name)
-        if name.startswith("llm_int8") and value is not None:
-            reading.drop(name, value, line, Effect.TRAINING, "bitsandbytes' own value is used")
-        elif name == "bnb_4bit_quant_storage" and value is not None:
-            reading.drop(name, value, line, Effect.NONE, "how 4 bits lie in memory; the planner decides it")
-        elif name not in _BITS:
-            reading.drop(name, value, line, Effect.TRAINING, "no field of BitsAndBytesConfig that is read")
-    if as_bool(eight[0]):
-        take_quantization(reading, "int8", eight[1], "load_in_8bit: true")
-    elif as_bool(four[0]):
-        kind, kind_line = fields.get("bnb_4bit_quant_type", (None, None))
-        kind = "fp4" if kind is None else str(kind)
-        if kind not in ("nf4", "fp4"):
-            reading.drop("bnb_4bit_quant_type", kind, kind_line, Effect.NEEDED, "expected nf4 or fp4")
-            return
-        dtype, dtype_line = fields.get("bnb_4bit_compute_dtype", (None, None))
-        compute = "float32" if dtype is None else dtype_name(dtype)
-        if compute in (None, "auto"):
-            reading.drop("bnb_4bit_compute_dtype", dtype, dtype_line, Effect.TRAINING, "no dtype known here")
-            compute = None
-        double = bool(as_bool(fields.get("bnb_4bit_use_double_quant", (False, None))[0]))
-        note = "BitsAndBytesConfig's default type" if "bnb_4bit_quant_type" not in fields else ""
-        take_quantization(
-            reading, kind, four[1], "load_in_4bit: true", double_quant=double, compute_dtype=compute,
-            note=note,
-        )  # fmt: skip
-
-
-_BITS = (
-    "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
-    "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage",
-)  # fmt: skip

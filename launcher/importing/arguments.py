@@ -151,21 +151,6 @@ def field_names() -> set[str]:
     return {*_all_fields(), *TRAINER_REMOVED, *TRAINER_OWNED, *_SPECIAL, *RENAMED}
 
 
-def field_values(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of TrainingArguments as a script reads them: what a command line says, and defaults else.
-
-    A field whose default is None, or no plain value, is there only if it is told.
-    """
-    values: dict[str, Any] = dict.fromkeys((*_OLD_SWITCHES, "gradient_checkpointing"), False)
-    values |= {name: entry["default"] for name, entry in trainer_fields().items()
-               if isinstance(entry.get("default"), bool | int | float | str)}  # fmt: skip
-    values |= {"seed": 42, "remove_unused_columns": True}
-    for name, value in told.items():
-        entry = _all_fields().get(RENAMED.get(name, name))
-        values[name] = convert(value, entry) if entry is not None else _from_text(str(value), {"bool", "int"})
-    return values
-
-
 def fill_defaults(reading: Reading, defaults: Mapping[str, Any], logging_steps: int = 500) -> None:
     """Write what the other tool uses where the file is silent and a recipe would use something else.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
 from launcher.importing.adapter import dtype_name
 from launcher.importing.arguments import (
-    NEEDED_FIELDS,
     TRANSFORMERS_DEFAULTS,
     as_bool,
     as_number,
@@ -16,14 +17,18 @@ from launcher.importing.arguments import (
     fill_defaults,
     take_argument,
 )
+from launcher.importing.foreign import MANUALLY, SCRIPT, tool_of
 from launcher.importing.found import Effect, Reading, shown
-from launcher.importing.programs import Program
+from launcher.importing.programs import EXAMPLES, Program
 from launcher.importing.shell import Word
 from launcher.importing.sources import source_at
 
 OWN = "the script's own flag: what it does with it is not known here"
-DECIDES = "it decides which part of the script is run: of that part only the calls that are read are taken"
 NO_VALUE = "has no value, and needs one"
+
+
+_ANY_NUMBER = re.compile(r"\$(?:[@*]|\{(?:[@*]|\w+\[[@*]\])\})")
+"""What stands for any number of words: `$@`, `${ARGS[@]}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,7 @@ def known_flags(
     flags, loose = read_flags(words, kind_of and (lambda name: kind_of(full(name))))
     rest = []
     for word in loose:
-        if word.text in ("$@", "$*", "${@}", "${*}"):
-            reading.drop(word.text, "", word.line, Effect.NONE, "what is given to the shell script itself")
-        elif word.open:
+        if word.open:
             reading.refuse(word.text, word.line, "holds arguments that are known only when the line is run",
                            "write what it stands for")  # fmt: skip
         elif word.text.strip():  # a blank after `\\` at a line's end is a word to a shell
@@ -111,13 +114,49 @@ def _values(words: Sequence[Word], at: int, kind: str | None) -> list[Word]:
     """The words after a flag that are its value."""
     values: list[Word] = []
     most = {"bare": 0, "switch": 1, "one": 1}.get(kind or "", len(words))
-    for word in words[at : at + most]:
+    for index in range(at, min(at + most, len(words))):
+        word = words[index]
         if word.text.startswith("--") or (kind == "switch" and as_bool(word.text) is None):
             break
-        if word.open and word.text.rstrip("]}").endswith(("@", "*")):  # "$@": any number of words
+        if word.open and _ANY_NUMBER.search(word.text):
             break
         values.append(word)
     return values
+
+
+def take_started(
+    reading: Reading, name: Word, words: Sequence[Word], spawned_by: str, *, is_module: bool
+) -> None:
+    """Take the flags of a script that is known by its name; every other one is refused.
+
+    spawned_by: deepspeed, accelerate, torchrun or python.
+    """
+    program = None if name.open or is_module else EXAMPLES.get(PurePath(name.text).name)
+    if program is not None:
+        _take_program(reading, name, words, program)
+    else:
+        tool = tool_of(name.text)
+        message = "is no program that import knows: what its flags mean is not known"
+        if name.open:
+            message = "may be the program, and is only known when the line is run: write what it stands for"
+        elif tool is not None:
+            message = f"is of {tool}, which import does not read"
+        reading.refuse(name.text, name.line, message, MANUALLY, SCRIPT)
+    if spawned_by != "accelerate" and reading.value("sharding.engine") is None:
+        reading.take("sharding.engine", "ddp", name.line, f"{spawned_by}: ddp", default=True)
+
+
+def _take_program(reading: Reading, name: Word, words: Sequence[Word], program: Program) -> None:
+    """One of transformers' examples; a flag that it does not have means another script of the same name."""
+    flags, loose = known_flags(reading, words, program.kind, lambda flag: full_name(flag, program.names()))
+    for flag in flags:
+        if program.kind(flag.name) is None:
+            message = f"is no flag of transformers' {program.name}: it is another script of that name"
+            reading.refuse(f"--{flag.name}", flag.line, message, MANUALLY, SCRIPT)
+    for word in loose:
+        reading.refuse(word.text, word.line, f"is no argument that {program.name} takes")
+    if not reading.refusals:
+        take_flags(reading, flags, program, name.line)
 
 
 def take_flags(reading: Reading, flags: Sequence[Flag], program: Program, line: int) -> None:
@@ -164,24 +203,21 @@ def take_training_argument(reading: Reading, flag: Flag) -> bool:
     return take_argument(reading, flag.name, flag.value, flag.line)
 
 
-def tell_length(reading: Reading) -> None:
-    """A script cuts its rows somewhere, and a recipe at its own default. Images have no length."""
-    told = any(entry.key in ("data.max_length", "max_length") for entry in reading.dropped)
-    if not ("data.max_length" in reading.taken or told or reading.value("task") == "image-classification"):
-        reading.drop("data.max_length", "", None, Effect.TRAINING, "where rows are cut is not said; a recipe "
-                     "cuts at 2,048 tokens", "write data.max_length")  # fmt: skip
-
-
 def _leave_open(reading: Reading, flag: Flag) -> None:
     if flag.name in _ADDRESSES:
         key = "model.name_or_path" if flag.name == "model_name_or_path" else "data.train"
         reading.know(flag.name)
         reading.needs(key, flag.line, f"--{flag.name} {shown(flag.value)} is known only when the line is run")
         return
-    needed = flag.name in NEEDED_FIELDS
-    effect = Effect.NEEDED if needed else Effect.NONE if flag.name == "output_dir" else Effect.TRAINING
+    idle = is_idle(flag.name)
+    effect = Effect.NONE if idle else Effect.NEEDED
     reading.drop(f"--{flag.name}", flag.value, flag.line, effect, "known only when the line is run",
-                 "write what it stands for" if needed else "")  # fmt: skip
+                 "" if idle else "write what it stands for")  # fmt: skip
+
+
+def is_idle(name: str) -> bool:
+    """Whether a flag changes nothing of the training, whatever its value is: names, paths, logging."""
+    return name in _IDLE
 
 
 @dataclass(slots=True)
@@ -263,6 +299,12 @@ def _silent(reading: Reading, flag: Flag) -> None:
 
 
 _LENGTHS = ("max_seq_length", "block_size", "max_source_length")
+_IDLE = (
+    "output_dir", "logging_dir", "run_name", "project", "report_to", "hub_model_id", "hub_token", "cache_dir",
+    "overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers", "logging_steps",
+    "save_total_limit", "token", "use_auth_token", "resume_from_checkpoint", "overwrite_output_dir",
+    "disable_tqdm", "do_eval", "do_predict", "local_rank",
+)  # fmt: skip
 _ADDRESSES = ("model_name_or_path", "dataset_name", "train_file", "train_dir", "task_name")
 _ALIASES: dict[str, Callable[[Reading, Flag], None]] = {
     "model_name_or_path": _text("model.name_or_path"),

@@ -8,6 +8,8 @@ from pathlib import PurePath
 from typing import Any
 
 MANUALLY = "docs/migrate/script.md says how to move it manually"
+SCRIPT = "import-script"
+"""Code of a script, or of a launch line's program, that is not known: what it does is never guessed."""
 _PAGES = {"torchtune": "docs/migrate/torchtune.md has its keys and ours"}
 
 _OTHERS = (

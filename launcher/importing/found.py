@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from launcher.errors import Problem
 from launcher.facts.secrets import hide_tokens, is_written_secret, looks_secret, names_secret
-from launcher.importing.shell import Word
 
 LONGEST = 100
 """Characters of a value that are shown."""
@@ -111,18 +108,6 @@ class Call:
     """What trl is to do: sft, dpo; empty for others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A script or module that a launch line starts."""
-
-    name: Word
-    words: Sequence[Word]
-    """Its arguments."""
-    is_module: bool
-    spawned_by: str
-    """deepspeed, accelerate, torchrun or python."""
-
-
 @dataclass(slots=True)
 class Reading:
     """One file, read."""
@@ -139,8 +124,6 @@ class Reading:
     """Why no recipe may be made of it at all: another kind of training, or what contradicts itself."""
     seen: set[str] = field(default_factory=set)
     """Every key that was taken, dropped or known, in the other tool's spelling."""
-    started: Started | None = field(default=None, repr=False)  # it may hold a token
-    """The script that a launch line starts: `join` looks for it, and `started` reads its flags."""
     calls: list[Call] = field(default_factory=list)
     """Recipes that a launch line starts."""
     inline: list[tuple[dict[str, Any], int | None]] = field(default_factory=list)
@@ -150,15 +133,6 @@ class Reading:
     texts: dict[str, str] = field(default_factory=dict)
     """Files to write beside the recipe (hooks, a chat template): suffix of the name -> text. The recipe's
     value for such a key is the suffix; the name is put before it when the recipe is written."""
-
-    @contextmanager
-    def standing_in(self, file: str) -> Iterator[None]:
-        """What is taken and dropped meanwhile stands in another file."""
-        own, self.file = self.file, file
-        try:
-            yield
-        finally:
-            self.file = own
 
     def take(
         self, key: str, value: Any, line: int | None, said: str, *, default: bool = False, note: str = ""
@@ -193,10 +167,12 @@ class Reading:
         """Keys that need no word: null, or what a run does anyway."""
         self.seen.update(keys)
 
-    def refuse(self, key: str, line: int | None, message: str, hint: str | None = None) -> None:
-        """No recipe may be made of this file; `message` goes on after the key."""
+    def refuse(
+        self, key: str, line: int | None, message: str, hint: str | None = None, code: str = "import-refused"
+    ) -> None:
+        """No recipe may be made of this file; `message` continues after the key."""
         self.seen.add(key)
-        self.refusals.append(Problem("import-refused", message, self.file, line, shown(key) or None, hint))
+        self.refusals.append(Problem(code, message, self.file, line, shown(key) or None, hint))
 
     def needs(self, what: str, line: int | None, reason: str, hint: str = "") -> None:
         """Something that a recipe needs and that the file does not say; `what`: the recipe's key."""

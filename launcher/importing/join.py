@@ -9,9 +9,8 @@ from pathlib import Path
 from launcher.errors import Problem, RecipeError
 from launcher.importing import accelerate, deepspeed, launch_line, lora_file
 from launcher.importing.found import Call, Dropped, Effect, Place, Reading, Taken, shown, without_tokens
-from launcher.importing.recognise import NO_CALL, Info, info_of, read_call, read_file, read_text, text_of
+from launcher.importing.recognise import Info, info_of, read_call, read_file, read_text, text_of
 from launcher.importing.settle import settle
-from launcher.importing.started import read_started
 
 MOST = 20
 """Files of one import."""
@@ -35,7 +34,7 @@ class Imported:
     texts: dict[str, str] = field(default_factory=dict)
     """Files to write beside the recipe: suffix of the name -> text."""
     notes: list[str] = field(default_factory=list)
-    """Words that are no key: what to give to --on."""
+    """What no key holds: the value for --on."""
 
 
 def import_files(files: Sequence[str]) -> Imported:
@@ -114,9 +113,6 @@ def _read_all(files: Sequence[str]) -> list[Reading]:
     for reading in readings[:]:
         for call in reading.calls:
             readings = _called(readings, reading, call, given, info)
-    for reading in readings[:]:
-        if reading.started is not None:
-            readings = _started(readings, reading, texts)
     known = {_resolved(Path(reading.file)) for reading in readings}
     for reading in readings:  # grows while it is gone through
         for config, line in reading.inline:
@@ -169,8 +165,7 @@ def _read_given(texts: Mapping[str, str], info: Info | None) -> list[Reading]:
             readings.append(read_text(text, file, info))
         except RecipeError as error:
             problems += [replace(problem, file=problem.file or file) for problem in error.problems]
-    launched = any(reading.tool == launch_line.TOOL for reading in readings)
-    if problems and not (launched and all(problem.code == NO_CALL for problem in problems)):
+    if problems:
         raise RecipeError(problems)
     return readings
 
@@ -203,24 +198,6 @@ def _called(
     made = read_call(call, Place(reading.file, call.line), found, info)
     there = None if found is None else _resolved(found)  # what was read of it without the line
     return [*(other for other in readings if _resolved(Path(other.file)) != there), made]
-
-
-def _started(readings: list[Reading], reading: Reading, texts: Mapping[str, str]) -> list[Reading]:
-    """Read the script that a launch line starts, with the line's flags."""
-    started = reading.started
-    if started is None:
-        return readings
-    name = started.name.text
-    if started.is_module:
-        name = f"{name.replace('.', '/')}.py"
-    found = None if started.name.open else _find(name, reading.file, list(texts))
-    there = None if found is None else _resolved(found)
-    text = next((text for file, text in texts.items() if _resolved(Path(file)) == there), None)
-    if found is not None and text is None:
-        text = text_of(str(found))
-    made = read_started(reading, started, None if text is None else (text, str(found)))
-    others = [other for other in readings if _resolved(Path(other.file)) != there]
-    return others if made is None else [*others, made]
 
 
 def _find(name: str, file: str, given: Sequence[str]) -> Path | None:

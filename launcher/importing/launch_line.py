@@ -10,9 +10,9 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.importing.environment import take_env
-from launcher.importing.flags import Flag, known_flags, read_flags
-from launcher.importing.foreign import COMMANDS, MANUALLY, tool_of
-from launcher.importing.found import Call, Effect, Reading, Started, without_tokens
+from launcher.importing.flags import Flag, is_idle, known_flags, read_flags, take_started
+from launcher.importing.foreign import COMMANDS, MANUALLY, SCRIPT, tool_of
+from launcher.importing.found import Call, Effect, Reading, without_tokens
 from launcher.importing.launchers import split_options, take_launcher
 from launcher.importing.sbatch import take_sbatch
 from launcher.importing.shell import Script, Word, read_script
@@ -20,15 +20,12 @@ from launcher.importing.trl import option_kind
 
 TOOL = "launch line"
 _STARTS = re.compile(
-    r"(?m)\b(?:deepspeed\s|accelerate\s+launch\b|torchrun\b|torch\.distributed\.(?:run|launch)\b|"
-    r"(?:swift|megatron)\s+(?:sft|pt|rlhf)\b|tune\s+run\b|oumi\s+train\b|xtuner\s+train\b|"
-    r"litgpt\s+(?:finetune|pretrain)|nemo\s+llm\b|colossalai\s+run\b|fairseq-train\b|mlx_lm\.lora\b|"
-    r"trl\s+[a-z]+\b|axolotl\s+[a-z]|llamafactory-cli\s|lmf\s+train|axolotl\.cli\.train|"
-    r"python[\d.]*\s(?:[^\n]|\\\n)*?--(?:learning_rate|per_device_train_batch_size|output_dir|"
-    r"model_name_or_path|num_train_epochs)\b|python[\d.]*\s+(?:-\w\s+)*\S+\.py\b)"
+    r"\b(?:deepspeed|accelerate\s+launch|accelerate-launch|torchrun|python[\d.]*|trl|axolotl|llamafactory-cli|lmf|"
+    r"(?:swift|megatron)\s+(?:sft|pt|rlhf)|tune\s+run|oumi\s+(?:train|launch|tune)|xtuner\s+train|litgpt|"
+    r"nemo\s+(?:llm|run)|colossalai\s+run|fairseq-train|mlx_lm\.lora)\s"
 )
-_PREFIXES = ("nohup", "time", "sudo", "exec", "env", "srun", "numactl", "then", "do", "else", "{", "!",
-             "setsid", "stdbuf", "nice", "mpirun", "eval")  # fmt: skip
+"""What stands in every text that starts a training, and in others."""
+_PREFIXES = ("nohup", "sudo", "exec", "env", "srun", "numactl", "setsid", "stdbuf", "nice", "mpirun")
 _RUNNERS = {("uv", "run"), ("poetry", "run"), ("pipenv", "run"), ("conda", "run"), ("mamba", "run")}
 _VALUED = ("--with", "--extra", "--group", "--python", "--package", "--project", "--env-file", "--name")
 """Options of runners whose value may be a program's name: `uv run --with trl`."""
@@ -52,30 +49,32 @@ class Command:
 
 
 def tells(text: str) -> bool:
-    """Whether a text is shell that starts a training."""
+    """Whether a text may be shell that starts a training: `read` knows it."""
     return _STARTS.search(text) is not None
 
 
 def read(text: str, file: str) -> Reading:
     """Read it. RecipeError when there is none or more than one command that trains."""
-    script = read_script(text)
+    script = read_script(text, file)
     commands = [found for words in script.commands if (found := _command(words)) is not None]
     reading = Reading(TOOL, file)
     if not commands:
-        raise RecipeError(_none(text, script, file))
+        raise RecipeError(_none(script, file))
     if len(commands) > 1:
-        lines = ", ".join(str(command.line) for command in commands)
-        message = f"starts {len(commands)} trainings (lines {lines}); one recipe is of one"
+        places = ", ".join(str(command.line) for command in commands[:10])
+        message = f"starts {len(commands)} trainings (lines {places}); one recipe is of one"
         raise RecipeError(Problem("import-refused", message, file, commands[1].line,
                                   hint="give each line in a file of its own"))  # fmt: skip
     command = commands[0]
     _refuse_cut_off(reading, script, command)
-    take_sbatch(reading, script.sbatch)
-    for name, word in (*script.exported, *command.env):
+    lines = [(line, said) for line, said in enumerate(text.splitlines(), 1) if said.startswith("#SBATCH")]
+    take_sbatch(reading, [(said.removeprefix("#SBATCH"), line) for line, said in lines])
+    variables = [*(pair for pair in script.exported if pair[1].line <= command.line), *command.env]
+    for name, word in variables:
         _take_variable(reading, name, word)
     _READERS[command.program](reading, command)
     if "hardware.devices_per_node" not in reading.taken and "hardware.total" not in reading.taken:
-        _count_visible(reading, [*script.exported, *command.env])
+        _count_visible(reading, variables)
     return reading
 
 
@@ -88,16 +87,16 @@ def _refuse_cut_off(reading: Reading, script: Script, command: Command) -> None:
             reading.refuse(word.text, word.line, message, "take the comment or the blank out")
 
 
-def _none(text: str, script: Script, file: str) -> Problem:
+def _none(script: Script, file: str) -> Problem:
     """Why no command was found: it is made when the script runs, or there is none."""
     line = next((words[0].line for words in script.commands
                  if words[0].text in ("eval", "bash", "sh") or words[0].open), None)  # fmt: skip
     if line is not None:
-        return Problem("import-refused", "the command is made when the script runs", file, line,
-                       hint="give the line as it is run: put an echo before it")  # fmt: skip
+        return Problem("import-refused", "the command is only known when the script runs", file, line,
+                       hint=f"give the line as it is run: put an echo before it; {MANUALLY}")  # fmt: skip
     return Problem("import-unknown", "no command that starts a training was found", file,
-                   hint="deepspeed, accelerate launch, torchrun, python, trl, axolotl and llamafactory-cli "
-                   "are read")  # fmt: skip
+                   hint="lines of trl, axolotl, llamafactory-cli and of transformers' examples are read; "
+                   f"{MANUALLY}")  # fmt: skip
 
 
 def _take_variable(reading: Reading, name: str, word: Word) -> None:
@@ -119,10 +118,6 @@ def _command(words: list[Word]) -> Command | None:
     """The command if it trains."""
     env: list[tuple[str, Word]] = []
     at = 0
-    if words[0].text == "eval" and len(words) == 2 and not words[1].open:
-        inner = [found for found in read_script(words[1].text).commands if found]
-        line = words[0].line
-        return _command([Word(w.text, line, w.open) for w in inner[0]]) if len(inner) == 1 else None
     while at < len(words):
         text = PurePath(words[at].text).name if "=" not in words[at].text else words[at].text
         assigned = _ASSIGNED.fullmatch(words[at].text)
@@ -232,10 +227,6 @@ def _script(reading: Reading, command: Command, words: Sequence[Word]) -> None:
     """The script or module behind the launcher, with its flags."""
     at = 1 if words[0].text == "-m" and len(words) > 1 else 0
     name, rest = words[at], words[at + 1 :]
-    if name.open:
-        reading.drop(
-            "script", name.text, name.line, Effect.NONE, "its name is known only when the line is run"
-        )
     if name.text.startswith("axolotl.cli.train"):
         _call(reading, "axolotl recipe", rest, command.line)
     elif (known := _TRL_MODULES.search(name.text)) and (known[1] in _TRAINED or "trl" in name.text):
@@ -249,16 +240,18 @@ def _script(reading: Reading, command: Command, words: Sequence[Word]) -> None:
 def _own_script(
     reading: Reading, command: Command, name: Word, rest: Sequence[Word], *, is_module: bool
 ) -> None:
-    """A script that is no tool's own: `started` reads its flags once the script was looked for."""
+    """A script that is no tool's own: trl's with another parser, an example of transformers, or refused."""
     kind = _HANDBOOK.search(name.text)
     if kind is not None:  # TrlParser's and alignment-handbook's: a YAML, and flags over it
-        flags, loose = read_flags(rest, option_kind)
+        flags, loose = known_flags(reading, rest, option_kind)
         config = _config_of(flags, loose)
         if config is not None:
+            for word in loose[config not in flags :]:
+                reading.refuse(word.text, word.line, f"is no argument that {name.text} takes")
             kept = [flag for flag in flags if flag is not config and flag.name != "config"]
             _trl_call(reading, str(config.value), kept, command.line, kind[1] or kind[2])
             return
-    reading.started = Started(name, rest, is_module, command.program)
+    take_started(reading, name, rest, command.program, is_module=is_module)
 
 
 def _config_of(flags: Sequence[Flag], loose: Sequence[Word]) -> Flag | None:
@@ -300,7 +293,7 @@ def _other(reading: Reading, command: Command) -> None:
     word = command.words[0]
     said = " ".join(part.text for part in command.words[:2])
     reading.refuse(said, word.line, f"is of {tool_of(PurePath(word.text).name)}, which import does not read",
-                   MANUALLY)  # fmt: skip
+                   MANUALLY, SCRIPT)  # fmt: skip
 
 
 def _axolotl(reading: Reading, command: Command) -> None:
@@ -336,7 +329,8 @@ def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None
 
 def _override(reading: Reading, overrides: dict[str, Any], flag: Flag) -> None:
     if flag.open:
-        reading.drop(flag.name, without_tokens(str(flag.value)), flag.line, Effect.NEEDED,
+        effect = Effect.NONE if is_idle(flag.name) else Effect.NEEDED
+        reading.drop(flag.name, without_tokens(str(flag.value)), flag.line, effect,
                      "known only when the line is run")  # fmt: skip
     else:
         overrides[flag.name] = flag.value

@@ -22,9 +22,9 @@ SWITCHES = {
         "dynamo_use_dynamic", "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp",
         "use_parallelism_config", "use_megatron_lm", "same_network", "module", "no_python", "tpu_cluster",
         "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16", "fp8_use_autocast_during_eval", "debug"),
-    "torchrun": ("standalone", "module", "no_python", "run_path", "virtual_local_rank"),
+    "torchrun": ("standalone", "module", "no_python", "run_path", "virtual_local_rank", "use_env"),
 }  # fmt: skip
-"""Options without a value (deepspeed 0.19, accelerate 1.15, torch's torchrun)."""
+"""Options without a value (deepspeed 0.19, accelerate 1.15, torchrun and torch.distributed.launch)."""
 _NODES_OPEN = "the number of machines is known only when the line is run"
 _COUNT_OPEN = "the number of devices is known only when the line is run"
 

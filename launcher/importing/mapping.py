@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import json
 
-from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, script, trl
+from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
 from launcher.importing.found import Reading, shown
-from launcher.importing.script_arguments import ARGUMENTS
 from launcher.plan.profile import flatten
 
 Row = tuple[str, str, str]
@@ -61,56 +59,10 @@ _ACCELERATE = (
     "distributed_type: MULTI_GPU\nparallelism_config: {parallelism_config_tp_size: 2}",
     "distributed_type: MULTI_GPU\ndynamo_config: {dynamo_backend: INDUCTOR}",
 )
-_SCRIPT = (
-    "TrainingArguments(output_dir='out')",
-    "TrainingArguments(per_device_train_batch_size=2)",
-    "TrainingArguments(gradient_accumulation_steps=8)",
-    "TrainingArguments(learning_rate=2e-5)",
-    "TrainingArguments(num_train_epochs=1)",
-    "TrainingArguments(max_steps=1000)",
-    "TrainingArguments(bf16=True)",
-    "TrainingArguments(fp16=True)",
-    "TrainingArguments(warmup_ratio=0.03)",
-    "TrainingArguments(evaluation_strategy='no')",
-    "TrainingArguments(gradient_checkpointing=True)",
-    "TrainingArguments(group_by_length=True)",
-    "TrainingArguments(seed=1)",
-    "TrainingArguments(deepspeed='ds.json')",
-    "TrainingArguments(fsdp='full_shard auto_wrap')",
-    "TrainingArguments(use_cpu=True)",
-    "TrainingArguments(remove_unused_columns=False)",
-    "SFTConfig(max_length=2048)",
-    "SFTConfig(packing=True)",
-    "SFTConfig(completion_only_loss=True)",
-    "SFTConfig(assistant_only_loss=True)",
-    "SFTConfig(dataset_num_proc=4)",
-    "DPOConfig(beta=0.1)",
-    "AutoModelForCausalLM.from_pretrained('name')",
-    "AutoModelForSeq2SeqLM.from_pretrained('name')",
-    "AutoModelForSequenceClassification.from_pretrained('name')",
-    "AutoModelForCausalLM.from_pretrained('name', torch_dtype=torch.bfloat16)",
-    "AutoModelForCausalLM.from_pretrained('name', attn_implementation='sdpa')",
-    "AutoModelForCausalLM.from_pretrained('name', load_in_8bit=True)",
-    "AutoModelForCausalLM.from_pretrained('name', quantization_config=BitsAndBytesConfig(load_in_4bit=True))",
-    "AutoModelForMaskedLM.from_pretrained('name')",
-    "get_peft_model(model, LoraConfig(r=16))",
-    "get_peft_model(model, LoraConfig(target_modules=['q_proj']))",
-    "get_peft_model(model, IA3Config())",
-    "PeftModel.from_pretrained(model, 'adapter', is_trainable=True)",
-    "load_dataset('organisation/name', split='train')",
-    "load_dataset('json', data_files='rows.jsonl')",
-    "load_dataset('organisation/name', split='train[:10%]')",
-    "Trainer(data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False))",
-    "Trainer(compute_metrics=metrics)",
-    "Trainer(callbacks=[EarlyStoppingCallback(early_stopping_patience=3)])",
-    "set_seed(1)",
-    "torch.compile(model)",
-    "SFTTrainer(formatting_func=prompt)",
-)
 _SPLIT = {"hardware.total": "hardware.devices_per_node"}
 _OF_THE_REST = ("data.max_length", "data.loss_on", "adapter.target_modules")
 """What an example leaves open that is for something else."""
-TOOLS = ("axolotl", "llamafactory", "trl", "deepspeed", "accelerate", "script")
+TOOLS = ("axolotl", "llamafactory", "trl", "deepspeed", "accelerate")
 
 
 def mapping_rows(tool: str) -> list[Row]:
@@ -121,7 +73,6 @@ def mapping_rows(tool: str) -> list[Row]:
         "trl": trl.mapping_rows,
         "deepspeed": _deepspeed_rows,
         "accelerate": _accelerate_rows,
-        "script": _script_rows,
     }
     return list(made[tool]())
 
@@ -159,19 +110,4 @@ def _accelerate_rows() -> list[Row]:
         first, _, last = text.partition("\n")
         base = {"sharding.engine"} if last else set()
         rows += _rows(last or first, accelerate.read(text, "accelerate.yaml"), base)
-    return list(dict.fromkeys(rows))
-
-
-def _script_rows() -> list[Row]:
-    rows: list[Row] = []
-    head = "import torch\nfrom transformers import *\n"
-    for text in _SCRIPT:
-        call = ast.parse(text, mode="eval").body
-        name = call.func.id if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) else ""
-        more = "" if name in ARGUMENTS else "\nTrainingArguments()"
-        model = "\nTrainer(train_dataset=rows)" if text.startswith("load_dataset") else ""
-        given = f"rows = {text}" if model else text
-        reading = script.read(f"{head}{given}{model}{more}\n", "train.py")
-        base = {"model.name_or_path"} if text.count("=") and "from_pretrained" in text else set()
-        rows += _rows(text, reading, base)
     return list(dict.fromkeys(rows))

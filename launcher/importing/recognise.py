@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing import (
-    accelerate,
-    axolotl,
-    deepspeed,
-    launch_line,
-    llamafactory,
-    lora_file,
-    script,
-    trl,
-)
-from launcher.importing.foreign import OURS, config_tool_of, page_of
+from launcher.importing import accelerate, axolotl, deepspeed, launch_line, llamafactory, lora_file, trl
+from launcher.importing.foreign import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
 from launcher.importing.found import Call, Place, Reading, without_tokens
 from launcher.importing.llamafactory_rows import tells_info
-from launcher.importing.syntax import parsed
 from launcher.lint.positions import read_json
 from launcher.recipe.yaml_marks import parse_yaml
 
 LLAMAFACTORY = "LLaMA-Factory recipe"
-NO_CALL = "import-no-call"
-"""Code of a script that takes its arguments from a command line."""
+_PYTHON = re.compile(r"(?m)^(?:from [\w.]+ import\b|import [\w.]+\s*(?:$|as\b|,|#|;))")
+"""What stands in a Python file, also in one without the ending .py, and in no shell file."""
 LARGEST = 1_000_000
 """Bytes; nobody writes as much by hand."""
 KINDS = (
     "a DeepSpeed config, an accelerate config, a recipe of axolotl, LLaMA-Factory or TRL, peft's "
-    "adapter_config.json, a Python script with TrainingArguments(…), a shell line that starts one"
+    "adapter_config.json, a shell line that starts trl, axolotl, LLaMA-Factory or an example of transformers"
 )
 
 
@@ -77,6 +67,8 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
 
     RecipeError when it is of no kind that is known.
     """
+    if Path(file).suffix.lower() == ".py":
+        raise RecipeError(_script(file))
     data = _mapping(text, file)
     if data is not None:
         if (tool := config_tool_of(data)) is not None:
@@ -86,21 +78,21 @@ def read_text(text: str, file: str, info: Info | None = None) -> Reading:
                 more = {"info": info} if reader.name == LLAMAFACTORY else {}
                 return reader.read(text, file, **more)
         raise _unknown(file, data)
-    tree = _parsed(text)
-    if tree is not None and script.tells(tree):
-        return script.read(text, file)
-    if not _is_python(tree) and launch_line.tells(text):
-        return launch_line.read(text, file)
     if Path(file).suffix in (".yaml", ".yml", ".json"):
-        problems = _wrong(text, file)
-        if problems:
+        if problems := _wrong(text, file):
             raise RecipeError(problems)
-    if tree is not None and Path(file).suffix == ".py":
-        message = "a Python file without TrainingArguments(…), SFTConfig(…) or DPOConfig(…)"
-        raise RecipeError(Problem(NO_CALL, message, file, hint=_of_script(text)))
-    if tree is None and Path(file).suffix == ".py":
-        raise RecipeError(_no_python(text, file))
+    elif _PYTHON.search(text):
+        raise RecipeError(_script(file))
+    elif launch_line.tells(text):
+        return launch_line.read(text, file)
     raise _unknown(file, None)
+
+
+def _script(file: str) -> Problem:
+    """A Python script: what it does depends on all of it, so nothing is taken."""
+    message = "a Python script; import does not read scripts"
+    hint = f"{MANUALLY}; of a program that import knows, give the launch line as a FILE"
+    return Problem(SCRIPT, message, file, hint=hint)
 
 
 def read_call(call: Call, place: Place, file: Path | None, info: Info | None = None) -> Reading:
@@ -164,39 +156,8 @@ def _wrong(text: str, file: str) -> list[Problem]:
     return parse_yaml(text, file).problems
 
 
-def _parsed(text: str) -> ast.Module | None:
-    try:
-        return parsed(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _is_python(tree: ast.Module | None) -> bool:
-    """Not shell, which may parse as Python by chance, and never imports by it."""
-    return tree is not None and any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree))
-
-
-def _no_python(text: str, file: str) -> Problem:
-    """Where a Python file stops being Python."""
-    line, reason = None, "nested too deep"
-    try:
-        parsed(text)
-    except SyntaxError as error:
-        line, reason = error.lineno, without_tokens(error.msg)
-    except (ValueError, RecursionError, MemoryError):
-        pass
-    return Problem("import-unreadable", f"not valid Python: {reason}", file, line, None,
-                   "a Python 2 script or a notebook's cell has to be mended first")  # fmt: skip
-
-
-def _of_script(text: str) -> str:
-    if any(parser in text for parser in ("HfArgumentParser", "TrlParser", "argparse")):
-        return "this script takes its arguments from the command line: give the launch line as a FILE"
-    return f"what is read: {KINDS}"
-
-
 def _unknown(file: str, data: dict[str, Any] | None, tool: str | None = None) -> RecipeError:
-    hint = f"what is read: {KINDS}"
+    hint = f"what is read: {KINDS}" + ("" if data else f"; {MANUALLY}")
     looks = "is of no kind that is known here"
     if tool == OURS:
         looks, hint = "is a recipe of effilaunch itself", "`effilaunch plan` reads it"

@@ -50,7 +50,7 @@ def _answered(entry: Dropped, made: Imported) -> bool:
 
 def _leave(made: Imported, key: str, effect: Effect, reason: str, hint: str = "") -> None:
     taken = made.taken.pop(key, None)
-    if taken is None or (taken.is_default and not taken.note.startswith("default of")):
+    if taken is None or taken.is_default:
         return
     name, _, text = taken.said.partition(": ")
     made.dropped.append(Dropped(taken.place, name, text or shown(taken.value), effect, reason, hint))

@@ -1,23 +1,43 @@
-"""A shell script as the commands that it writes out, with the line of each word. Nothing is run."""
+"""The commands of a shell file, read without running it.
+
+Read are words, quotes, comments, and variables and arrays that the file assigns exactly once, to literals and
+outside of any condition, loop or function. All else (`$(…)`, `${X:-y}`, `$1`, the environment) stays as it is
+written, and its word is open.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_PLACEHOLDER = re.compile(r"<[A-Za-z_][\w ./-]*>")
-_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_WHOLE_ARRAY = re.compile(r"\{([A-Za-z_]\w*)\[[@*]\]\}")
-_OPENS, _CLOSES = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
-_VARIABLE = re.compile(r"\{([A-Za-z_]\w*)(?::?-([^{}$`]*))?\}|([A-Za-z_]\w*)|[@*#?!0-9]")
-_SPLITS = re.compile(r"^(?=.*\s)(?:[^$`<]|\$\{?\w+\}?)*$", re.DOTALL)
-"""Several words, of which the unknown ones are plain variables: which flags these are is known."""
-_LONGEST = 10_000
-"""Letters of a variable, words of an array: one that holds others several times grows without end."""
-_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
-_REDIRECTION = re.compile(r"\d*(?:>>|>&|&>>|&>|>|<)\s*&?\d?")
+from launcher.errors import Problem, RecipeError
+
+_NAME = r"[A-Za-z_]\w*"
+_VARIABLE = rf"\$(?P<name>{_NAME})|\$\{{(?P<braced>{_NAME})\}}|\$\{{(?P<array>{_NAME})\[@\]\}}"
+_COMPUTED = (  # three brackets deep
+    r"\$\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)|`[^`]*`|\$\{(?:[^{}]++|\{[^{}]*+\})*+\}"
+    r"|\$(?![({])[\w@*#?!$-]?"
+)
+_TOKEN = re.compile(
+    r"(?P<blank>[ \t\r]+)|(?P<joined>\\\r?(?:\n|\Z))|(?P<comment>(?<![^\s;&|()])#[^\n]*)|(?P<newline>\n)"
+    r"|(?P<heredoc><<-?[ \t]*(?P<q>['\"]?)(?P<end>\w+)(?P=q))|(?P<operator>&&|\|\||(?!&>)[;&|()])"
+    rf"|{_VARIABLE}|(?P<open>{_COMPUTED}|<[A-Za-z_](?:[\w ./-]*[\w./-])?>)"
+    r"|(?P<redirect>\d*(?:&>>?|>>?|<<<|<)(?:&[\d-])?)|'(?P<text>[^']*)'|\\(?P<escape>.)"
+    rf"|(?P<double>\"(?:[^\"\\$`]++|\\.|{_COMPUTED})*+\")|(?P<plain>[^\s'\"\\$`;&|()<>]+)|(?P<bad>\$?.)",
+    re.DOTALL,
+)
+_INSIDE = re.compile(
+    rf"\\(?P<escape>[\"\\$`])|\\\n|{_VARIABLE}|(?P<open>{_COMPUTED})|(?P<plain>[^\\$`]+|\\)", re.DOTALL
+)
+_ASSIGNMENT = re.compile(rf"({_NAME})(\[[^]]*\]|\+)?=")
+_DECLARES = ("export", "declare", "local", "readonly", "typeset")
+_CHANGES = ("for", "select", "read", "unset", "mapfile", "readarray", "getopts")
+_OPENS, _CLOSES = ("if", "for", "while", "until", "case", "select"), ("fi", "done", "esac", "}")
+_BEFORE = ("then", "else", "elif", "do", "!", "time", "{")
+_MOST = 1_000_000
+"""Characters that variables may add in all: one that holds others several times grows without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +45,7 @@ class Word:
     """One word of a command."""
 
     text: str
-    """With what could not be known as it is written: `$(…)`, `<your_path>`."""
+    """What is not known stands in it as it is written: `$(…)`, `<your_path>`."""
     line: int
     open: bool = False
     """Whether a part of it is only known when the script runs."""
@@ -36,267 +56,187 @@ class Script:
     """What a text of shell says."""
 
     commands: list[list[Word]] = field(default_factory=list)
-    variables: dict[str, Word] = field(default_factory=dict)
-    """Assigned once; what is not known of the value stands in it as `$NAME`, within one word."""
-    arrays: dict[str, list[Word]] = field(default_factory=dict)
-    """Of NAME=(…), with what NAME+=(…) adds."""
     exported: list[tuple[str, Word]] = field(default_factory=list)
-    sbatch: list[tuple[str, int]] = field(default_factory=list)
-    """Text behind `#SBATCH`, and its line."""
 
 
-def read_script(text: str) -> Script:
-    """Read all commands of a text; variables that are assigned once are put in."""
+@dataclass(slots=True)
+class _Raw:
+    """A word whose variables are not replaced yet."""
+
+    line: int
+    pieces: list[re.Match[str]] = field(default_factory=list)
+    """Of `_TOKEN`, or of `_INSIDE` where they stand in double quotes."""
+    items: list[_Raw] | None = None
+    """Of `NAME=( … )`."""
+
+    def plain(self) -> str:
+        """The word, where it is one unquoted literal; else an empty text."""
+        return self.pieces[0]["plain"] if len(self.pieces) == 1 and self.pieces[0].re is _TOKEN else ""
+
+    def assigned(self) -> re.Match[str] | None:
+        bare = self.pieces and self.pieces[0].re is _TOKEN and self.pieces[0].lastgroup == "plain"
+        return _ASSIGNMENT.match(self.pieces[0]["plain"]) if bare else None
+
+
+def read_script(text: str, file: str = "") -> Script:
+    """Read all commands of a text. RecipeError with the line of a quote or bracket that is not closed."""
+    scanner = _Scanner(text, file)
+    scanner.scan()
+    known = _Known(Counter(name for words, _ in scanner.commands for name in _changed(words)))
     script = Script()
-    often = _assigned_often(text)
-    tokens = _Tokens(text, script)
-    for words in tokens.commands():
-        _take(script, words, often, certain=not (tokens.blocks or tokens.depends))
+    for words, certain in scanner.commands:
+        assignments = _assignments(words)
+        assigned = [known.assign(raw, found, certain=certain) for raw, found in assignments]
+        if words[0].plain() == "export":
+            script.exported += assigned
+        if not assignments and (made := [word for raw in words for word in known.expand(raw)]):
+            script.commands.append(made)
     return script
 
 
-def _assigned_often(text: str) -> set[str]:
-    """Variables with more than one assignment, whose value depends on the way that is gone."""
-    names = re.findall(r"(?m)(?:^|[;&|]|\b(?:then|else|do|export|local)\b)\s*([A-Za-z_]\w*)\+?=", text)
-    loops = re.findall(r"\b(?:for|read)\s+([A-Za-z_]\w*)", text)
-    return {name for name in names if names.count(name) > 1} | set(loops)
+def _assignments(words: list[_Raw]) -> list[tuple[_Raw, re.Match[str]]]:
+    """The words of a command that only assigns, or declares."""
+    declares = words[0].plain() in _DECLARES
+    found = [(word, match) for word in words[declares:] if (match := word.assigned())]
+    return found if declares or len(found) == len(words) else []
 
 
-def _take(script: Script, words: list[Word], often: set[str], *, certain: bool) -> None:
-    """Keep a command; one that only assigns is kept as variables, and certain ones have a value."""
-    start = 1 if words and words[0].text in ("export", "declare", "local", "readonly") else 0
-    matches = [_ASSIGNMENT.fullmatch(word.text) for word in words[start:]]
-    if not all(matches) or (not start and not words):
-        script.commands.append(words)
-        return
-    for match, word in zip(matches, words[start:], strict=True):
-        if match is None:
-            continue
-        value = Word(match[2], word.line, word.open)
-        if (
-            len(match[2]) <= _LONGEST
-            and certain
-            and match[1] not in often
-            and (not word.open or _SPLITS.search(match[2]))
-        ):
-            script.variables[match[1]] = value
-        if start:
-            script.exported.append((match[1], value))
+def _changed(words: list[_Raw]) -> Iterator[str]:
+    """Variables that a command changes."""
+    if any(word.plain() in _CHANGES for word in words[:3]):  # while IFS= read -r NAME
+        yield from (word.plain() for word in words)
+    yield from (found[1] for _, found in _assignments(words))
 
 
-class _Tokens:
-    """Goes through the text once."""
+class _Scanner:
+    """Cuts the text into commands and words, in one pass."""
 
-    def __init__(self, text: str, script: Script) -> None:
-        self.text, self.script = text, script
-        self.at, self.line = 0, 1
-        self.words: list[Word] = []
-        self.letters: list[str] | None = None
-        self.started, self.open = 1, False
+    def __init__(self, text: str, file: str) -> None:
+        self.text, self.file, self.line = text, file, 1
+        self.commands: list[tuple[list[_Raw], bool]] = []  # and whether it is run once, whatever happens
+        self.words: list[_Raw] = []
+        self.word: _Raw | None = None
+        self.array: tuple[_Raw, list[_Raw]] | None = None  # that is read, and the words before it
         self.heredocs: list[str] = []
-        self.depends = False
-        """Whether what stands here is run only if the command before it succeeds, or fails."""
-        self.blocks = 0
-        """How many `if` and loops are around: what is assigned there may not be run."""
+        self.blocks = self.brackets = 0  # compound commands and subshells that are open
+        self.depends = False  # whether the command is run only if the one before it succeeds, or fails
+        self.redirected = False  # whether the next word is the file of a redirection
 
-    def commands(self) -> Iterator[list[Word]]:
-        """The commands in their order."""
-        while self.at < len(self.text):
-            letter = self.text[self.at]
-            if letter == "\n":
-                yield from self._finish()
-                self.depends = False
-                self._step()
-                self._skip_heredocs()
-            elif letter == "(" and self._begins_array():
-                self._array()
-            elif letter in ";()" or (letter in "&|" and not self.text.startswith("&>", self.at)):
-                yield from self._finish()
-                self.depends = self.text[self.at : self.at + 2] in ("&&", "||")
-                self._step(2 if self.depends else 1)
-            elif letter in " \t\r":
-                self._end_word()
-                self._step()
-            else:
-                self._letter(letter)
-        yield from self._finish()
+    def scan(self) -> None:
+        at = 0
+        while found := _TOKEN.match(self.text, at):
+            self.take(found.lastgroup or "", found)
+            end = found.end()
+            while found.lastgroup == "newline" and self.heredocs:
+                last = re.compile(rf"(?m)^[ \t]*{self.heredocs.pop(0)}[ \t\r]*$").search(self.text, end)
+                end = last.end() if last else len(self.text)
+            self.line += self.text.count("\n", at, end)
+            at = end
+        if self.array is not None:
+            raise self.unclosed("(", self.array[0].line)
+        self.finish("")
 
-    def _begins_array(self) -> bool:
-        text = "".join(self.letters or ())
-        return _ARRAY.fullmatch(text) is not None and all(
-            word.text in ("local", "declare", "readonly", "export", "then", "else", "do", "-a")
-            for word in self.words
-        )
+    def unclosed(self, token: str, line: int) -> RecipeError:
+        message = f"{token} is not closed, or what is in it is nested too deep to be read"
+        return RecipeError(Problem("import-unreadable", message, self.file, line))
 
-    def _array(self) -> None:
-        """`NAME=(a b)`, `NAME+=(c)`: its words, which are no command."""
-        match = _ARRAY.fullmatch("".join(self.letters or ()))
-        self.letters, self.words = None, []
-        self._step()
-        while self.at < len(self.text) and self.text[self.at] != ")":
-            if self.text[self.at] in " \t\r\n":
-                self._end_word()
-                self._step()
-            else:
-                self._letter(self.text[self.at])
-        self._end_word()
-        self._step()
-        if match is not None:
-            self._keep_array(match[1], self.words, added=bool(match[2]))
-        self.words = []
+    def take(self, kind: str, found: re.Match[str]) -> None:
+        token = found[0]
+        if kind == "bad":
+            raise self.unclosed(token, self.line)
+        if kind in ("blank", "redirect") or (kind == "newline" and self.array is not None):
+            self.end_word()
+            self.redirected = self.redirected if kind != "redirect" else "&" not in token[1:]
+        elif kind == "newline":
+            self.finish(token)
+        elif kind == "heredoc":
+            self.heredocs.append(found["end"])
+        elif kind == "operator":
+            self.operator(token)
+        elif kind not in ("comment", "joined"):
+            self.word = self.word or _Raw(self.line)
+            self.word.pieces += _INSIDE.finditer(token[1:-1]) if kind == "double" else [found]
 
-    def _keep_array(self, name: str, words: list[Word], *, added: bool) -> None:
-        before = self.script.arrays.get(name, [])
-        if self.blocks or self.depends or len(words) > _LONGEST:
-            words = [*before, Word(f"${{{name}[@]}}", self.line, open=True)]
-        elif added:
-            words = [*before, *words]
-        self.script.arrays[name] = words
-
-    def _step(self, count: int = 1) -> str:
-        taken = self.text[self.at : self.at + count]
-        self.line += taken.count("\n")
-        self.at += count
-        return taken
-
-    def _letter(self, letter: str) -> None:
-        if letter == "\\":
-            self._step()
-            after = self._step()
-            if after == "\r" and self.text[self.at : self.at + 1] == "\n":
-                after = self._step()
-            if after != "\n":
-                self._add(after)
-        elif letter == "#" and self.letters is None:
-            end = self.text.find("\n", self.at)
-            comment = self._step((len(self.text) if end < 0 else end) - self.at)
-            if comment.startswith("#SBATCH"):
-                self.script.sbatch.append((comment[len("#SBATCH") :].strip(), self.line))
-        elif letter == "'":
-            end = self.text.find("'", self.at + 1)
-            self._add(self._step((len(self.text) if end < 0 else end + 1) - self.at).strip("'"))
-        elif letter == '"':
-            self._quoted()
-        elif letter in "$`":
-            self._expand(split=True)
-        elif letter in "<>" or (letter == "&"):
-            self._redirect()
+    def operator(self, token: str) -> None:
+        begun = self.word
+        if self.array is not None:
+            self.end_word()
+            if token == ")":
+                (array, before), self.array = self.array, None
+                array.items, self.words = self.words, [*before, array]
+        elif token == "(" and begun is not None and begun.plain().endswith("=") and begun.assigned():
+            self.array, self.word, self.words = (begun, self.words), None, []
         else:
-            self._add(self._step())
+            self.finish(token)
+            self.brackets = max(0, self.brackets + (token == "(") - (token == ")"))
 
-    def _add(self, text: str) -> None:
-        if self.letters is None:
-            self.letters, self.started, self.open = [], self.line, False
-        self.letters.append(text)
+    def end_word(self) -> None:
+        word, self.word = self.word, None
+        if word is not None and not self.words and self.array is None and word.plain() in _BEFORE:
+            self.blocks += word.plain() == "{"
+        elif word is not None:
+            self.words += [] if self.redirected else [word]
+            self.redirected = False
 
-    def _quoted(self) -> None:
-        self._step()
-        self._add("")
-        while self.at < len(self.text) and self.text[self.at] != '"':
-            if self.text[self.at] == "\\":
-                self._step()
-                after = self._step()
-                self._add("" if after == "\n" else after if after in '"\\$`' else f"\\{after}")
-            elif self.text[self.at] in "$`":
-                self._expand(split=False)
-            else:
-                self._add(self._step())
-        self._step()
-
-    def _expand(self, *, split: bool) -> None:
-        """A variable, or what is only known when the script runs."""
-        if self.text[self.at] == "`" or self.text.startswith("$(", self.at):
-            self._unknown(self._substitution())
-            return
-        whole = _WHOLE_ARRAY.match(self.text, self.at + 1)
-        if whole is not None and whole[1] in self.script.arrays:
-            self._step(whole.end() - self.at)
-            self._expand_array(self.script.arrays[whole[1]])
-            return
-        match = _VARIABLE.match(self.text, self.at + 1)
-        if match is None:
-            closing = self.text.find("}", self.at) if self.text.startswith("${", self.at) else -1
-            self._unknown(self._step(closing + 1 - self.at if closing > 0 else 1))
-            return
-        name, default = match[1] or match[3], match[2]
-        value = self.script.variables.get(name or "")
-        written = self._step(match.end() - self.at)
-        if value is None and default is None:
-            self._unknown(written)
-            return
-        text = value.text if value is not None else default
-        is_open = value is not None and value.open
-        if not split or not re.search(r"\s", text):
-            self._add(text)
-            self.open = self.open or is_open
-            return
-        parts = text.split()
-        for part in parts:
-            self._add(part)
-            self.open = self.open or (is_open and "$" in part)
-            if part is not parts[-1]:
-                self._end_word()
-
-    def _expand_array(self, words: list[Word]) -> None:
-        """Each word of it as a word; none leaves nothing."""
-        for word in words:
-            self._add(word.text)
-            self.open = self.open or word.open
-            if word is not words[-1]:
-                self._end_word()
-        if not words and not any(self.letters or ()):
-            self.letters = None
-
-    def _substitution(self) -> str:
-        if self.text[self.at] == "`":
-            end = self.text.find("`", self.at + 1)
-            return self._step((len(self.text) if end < 0 else end + 1) - self.at)
-        depth, end = 0, self.at
-        while end < len(self.text):
-            depth += {"(": 1, ")": -1}.get(self.text[end], 0)
-            end += 1
-            if depth == 0 and self.text[end - 1] == ")":
-                break
-        return self._step(end - self.at)
-
-    def _unknown(self, text: str) -> None:
-        self._add(text)
-        self.open = True
-
-    def _redirect(self) -> None:
-        placeholder = _PLACEHOLDER.match(self.text, self.at)
-        if placeholder is not None:
-            self._unknown(self._step(placeholder.end() - self.at))
-            return
-        heredoc = _HEREDOC.match(self.text, self.at)
-        if heredoc is not None:
-            self.heredocs.append(heredoc[1])
-            self._step(heredoc.end() - self.at)
-            return
-        if self.letters is not None and "".join(self.letters).isdecimal():
-            self.letters = None
-        self._end_word()
-        match = _REDIRECTION.match(self.text, self.at)
-        taken = self._step(match.end() - self.at if match else 1)
-        if not re.search(r"&\d$", taken):  # its file, which is no word of the command
-            rest = re.compile(r"[^\s;&|]*").match(self.text, self.at)
-            self._step(rest.end() - self.at if rest else 0)
-
-    def _skip_heredocs(self) -> None:
-        for word in self.heredocs:
-            end = re.compile(rf"(?m)^\s*{re.escape(word)}\s*$").search(self.text, self.at)
-            self._step((end.end() if end else len(self.text)) - self.at)
-        self.heredocs = []
-
-    def _end_word(self) -> None:
-        if self.letters is not None:
-            self.words.append(Word("".join(self.letters), self.started, self.open))
-        self.letters, self.open = None, False
-
-    def _finish(self) -> Iterator[list[Word]]:
-        self._end_word()
+    def finish(self, token: str) -> None:
+        """End a command, and note what the next one depends on."""
+        self.end_word()
         if self.words:
-            first = self.words[0].text
-            self.blocks = max(0, self.blocks + (first in _OPENS) - (first in _CLOSES))
-            yield self.words
-        self.words = []
+            first = self.words[0].plain()
+            self.blocks += first in _OPENS or (first == "function" and self.words[-1].plain() == "{")
+            self.commands.append((self.words, not (self.blocks or self.brackets or self.depends)))
+            self.blocks = max(0, self.blocks - (first in _CLOSES))
+            self.depends = token in ("&&", "||")
+        self.words, self.redirected = [], False
+
+
+class _Known:
+    """The variables and arrays that are assigned once."""
+
+    def __init__(self, often: Counter[str]) -> None:
+        self.often, self.left = often, _MOST
+        self.values: dict[str, str] = {}
+        self.arrays: dict[str, list[Word]] = {}
+
+    def assign(self, raw: _Raw, found: re.Match[str], *, certain: bool) -> tuple[str, Word]:
+        """Keep a value where it is certain; the name and the value."""
+        name, certain = found[1], certain and self.often[found[1]] == 1 and not found[2]
+        parts = [self.part(piece) for piece in raw.pieces]
+        is_open = raw.items is not None or not certain or any(unknown for _, unknown in parts)
+        word = Word("".join(text for text, _ in parts)[found.end() :], raw.line, is_open)
+        if not is_open:
+            self.values[name] = word.text
+        elif certain and raw.items is not None:
+            self.arrays[name] = [word for item in raw.items for word in self.expand(item)]
+        return name, word
+
+    def part(self, piece: re.Match[str]) -> tuple[str, bool]:
+        """The text of a piece, and whether it is only known when the script runs."""
+        kind = piece.lastgroup or "escape"
+        value = self.values.get(piece[kind] or "") if kind in ("name", "braced") else None
+        if value is not None and self.left > len(value):
+            self.left -= len(value) + 1
+            return value, False
+        is_open = kind in ("name", "braced", "array", "open")
+        return (piece[0] if is_open else piece[kind] or ""), is_open
+
+    def expand(self, raw: _Raw) -> Iterator[Word]:
+        """The words that a shell makes of one."""
+        array = self.arrays.get(raw.pieces[0]["array"] or "") if len(raw.pieces) == 1 else None
+        if array is not None and self.left > (size := sum(len(word.text) + 1 for word in array)):
+            self.left -= size
+            yield from (Word(word.text, raw.line, word.open) for word in array)
+            return
+        letters: list[str] = []
+        is_open, started = False, not raw.pieces
+        for piece in raw.pieces:
+            text, unknown = self.part(piece)
+            splits = piece.lastgroup in ("name", "braced") and piece.re is _TOKEN and not unknown
+            for at, part in enumerate(re.split(r"\s+", text) if splits else [text]):
+                if at and started:
+                    yield Word("".join(letters), raw.line, is_open)
+                    letters, is_open, started = [], False, False
+                letters.append(part)
+                is_open, started = is_open or unknown, started or bool(part) or not splits
+        if started:
+            yield Word("".join(letters), raw.line, is_open)

@@ -77,7 +77,7 @@ def _rank(key: str) -> tuple[int, int]:
 
 def _comment(taken: Taken) -> str:
     words = [taken.note] if taken.note else []
-    if taken.is_default and not taken.note.startswith("default of"):
+    if taken.is_default:
         words.insert(0, f"the default there ({Path(taken.place.file).name})")
     elif taken.note:
         words[0] += f" ({Path(taken.place.file).name}:{taken.place.line})" if taken.place.line else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.cli import main
 from launcher.errors import RecipeError
@@ -32,10 +33,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "name", ["axolotl_lora.yml", "llamafactory_lora.yaml", "trl_sft.yaml", "launch.sh", "trainer_full.py",
-             "sft_qlora.py"]
-)  # fmt: skip
+@pytest.mark.parametrize("name", ["axolotl_lora.yml", "llamafactory_lora.yaml", "trl_sft.yaml", "launch.sh"])
 def test_each_written_case_is_a_recipe_that_plans(
     capsys: pytest.CaptureFixture[str], workplace: Path, name: str
 ) -> None:
@@ -81,7 +79,9 @@ def test_the_list_comes_first_with_places_and_reasons(
     assert code == 0
     assert lines[0] == "changes the training, and no recipe key says it:"
     last = len((CASES / "launch.sh").read_text().splitlines())
-    assert any(line.startswith(f"  {CASES}/launch.sh:{last} --my_own_flag: 3 - ") for line in lines)
+    assert any(
+        line.startswith(f"  {CASES}/launch.sh:{last} --config_overrides: n_layer=3 - ") for line in lines
+    )
     heads = [line for line in lines if line.endswith(":")]
     assert heads[1] == "has no effect on what is learnt:"
     assert "hardware: made for 8 devices on 1 machine; plan with --on 8xDEVICE" in lines
@@ -132,7 +132,7 @@ def test_the_data_of_a_program(capsys: pytest.CaptureFixture[str], workplace: Pa
     assert {"recipe", "dropped", "files", "notes", "plan", "tools", "output"} <= data.keys()
     assert {entry["effect"] for entry in data["dropped"]} == {"changes the training", "no effect"}
     tools = [entry["tool"] for entry in data["tools"]]
-    assert tools == ["launch line", "training script", "DeepSpeed config"]
+    assert tools == ["launch line", "DeepSpeed config"]
     code, out, _ = called(capsys, CASES / "ds_zero2.json", "--json")
     assert (code, json.loads(out)["errors"][0]["code"]) == (2, "import-needs-word")
 
@@ -150,8 +150,7 @@ def test_nothing_is_overwritten(capsys: pytest.CaptureFixture[str], workplace: P
 def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:
     """On files of the names that docs/import.md has; only prepare, which wants weights, is left out."""
     cases = {"axolotl.yml": "axolotl_lora.yml", "launch.sh": "launch.sh", "ds_config.json": "ds_zero2.json",
-             "accelerate.yaml": "accelerate.yaml", "finetune.py": "trainer_full.py",
-             "train.py": "train.py"}  # fmt: skip
+             "accelerate.yaml": "accelerate.yaml", "sft.yaml": "trl_sft.yaml"}  # fmt: skip
     for name, case in cases.items():
         Path(name).write_text((CASES / case).read_text().replace("ds_zero2", "ds_config"))
     text = (CASES.parent.parent / "docs" / "import.md").read_text(encoding="utf-8")
@@ -178,6 +177,79 @@ def test_what_no_recipe_is_made_of_leaves_nothing(
     code, out, err = called(capsys, "x.yaml", "--output", "mine.yaml")
     assert (code, out, Path("mine.yaml").exists()) == (2, "", False)
     assert "x.yaml:3" in err
+
+
+ARGUMENTS = "from transformers import TrainingArguments\nTrainingArguments('o', learning_rate=3e-4)\n"
+ARGPARSE = """\
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--lr", type=float, default=1e-3)
+args = p.parse_args()
+if args.lr is None:
+    args.lr = 3e-4
+"""
+PAGE = "docs/migrate/script.md"
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ({"train.py": ARGUMENTS}, "import-script"),
+        ({"train.py": ARGPARSE}, "import-script"),
+        ({"train.py": ""}, "import-script"),
+        ({"train.py": "print 'x'\n"}, "import-script"),
+        ({"TRAIN.PY": "torchrun run_clm.py --do_train --model_name_or_path a/b\n"}, "import-script"),
+        ({"train.py": "model_name_or_path: a/b\nlearning_rate: 1e-4\n"}, "import-script"),
+        ({"script": f'"""torchrun run_clm.py --do_train"""\n{ARGUMENTS}'}, "import-script"),
+        ({"train.txt": ARGPARSE}, "import-script"),
+        ({"run.sh": "python train.py --learning_rate 1e-4", "train.py": ARGUMENTS}, "import-script"),
+        ({"run.sh": "torchrun main.py --model_name_or_path a/b --learning_rate 1e-4"}, "import-script"),
+        ({"run.sh": "accelerate launch -m pkg.train --learning_rate 1e-4"}, "import-script"),
+        ({"run.sh": "deepspeed $SCRIPT --learning_rate 1e-4"}, "import-script"),
+        ({"run.sh": "swift sft --model a/b --learning_rate 1e-4"}, "import-script"),
+        ({"run.sh": "python run_clm.py --do_train --my_lr 1e-4"}, "import-script"),
+        ({"run.sh": "bash train.sh"}, "import-unknown"),
+        ({"run.sh": 'CMD="torchrun run_clm.py --do_train"\neval "$CMD"'}, "import-refused"),
+        ({"x.ipynb": '{"cells": [], "nbformat": 4}'}, "import-unknown"),
+    ],
+)
+def test_a_script_is_refused_with_the_page_and_nothing_is_guessed(
+    capsys: pytest.CaptureFixture[str], workplace: Path, files: dict[str, str], code: str
+) -> None:
+    for name, text in files.items():
+        Path(name).write_text(text)
+    first = next(iter(files))
+    status, out, _ = called(capsys, first, "--output", "mine.yaml", "--json")
+    problems = json.loads(out)["errors"]
+    assert (status, {problem["code"] for problem in problems}) == (2, {code})
+    assert PAGE in problems[0]["hint"]
+    assert {file.name for file in workplace.iterdir()} == set(files)
+
+
+def test_a_script_beside_a_line_that_is_known_is_refused(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    Path("run.sh").write_text("python run_clm.py --do_train --model_name_or_path a/b --dataset_name c/d")
+    Path("run_clm.py").write_text(ARGUMENTS)
+    status, out, _ = called(capsys, "run.sh", "run_clm.py", "--json")
+    assert (status, [problem["code"] for problem in json.loads(out)["errors"]]) == (2, ["import-script"])
+
+
+def test_one_open_flag_is_a_todo_and_the_rest_is_read(
+    capsys: pytest.CaptureFixture[str], workplace: Path
+) -> None:
+    Path("run.sh").write_text(
+        "LR=${LR:-1e-4}\ntorchrun --nproc_per_node $N run_clm.py --do_train --model_name_or_path "
+        'bigcode/starcoder --dataset_name c/d --learning_rate $LR --seed 3 --run_name "${CFG%.*}"\n'
+    )
+    status, out, _ = called(capsys, "run.sh", "--json")
+    data = json.loads(out)
+    assert (status, [problem["path"] for problem in data["errors"]]) == (2, ["--learning_rate"])
+    recipe = yaml.safe_load(data["recipe"])
+    assert (recipe["seed"], len(recipe["todo"]), "learning_rate" in recipe["trainer"]) == (3, 1, False)
+    dropped = {entry["key"]: (entry["file"], entry["line"], entry["effect"]) for entry in data["dropped"]}
+    assert dropped["--learning_rate"] == ("run.sh", 2, "must be set in the recipe")
+    assert dropped["--run_name"] == ("run.sh", 2, "no effect")
 
 
 def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str], workplace: Path) -> None:

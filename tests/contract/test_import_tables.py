@@ -46,7 +46,9 @@ def test_options_without_a_value_are_those_of_the_launchers() -> None:
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.run import get_args_parser
 
-    for tool, parser in (("accelerate", launch_command_parser()), ("torchrun", get_args_parser())):
+    torchrun = get_args_parser()
+    torchrun.add_argument("--use-env", "--use_env", action="store_true")  # torch.distributed.launch's own
+    for tool, parser in (("accelerate", launch_command_parser()), ("torchrun", torchrun)):
         without = {
             name.lstrip("-").replace("-", "_")
             for action in parser._actions

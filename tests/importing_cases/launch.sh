@@ -6,10 +6,10 @@ MODEL=bigcode/starcoder
 export HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123
 export WANDB_PROJECT=code
 
-deepspeed --num_gpus 8 train.py \
+deepspeed --num_gpus 8 run_clm.py --do_train \
     --model_name_or_path $MODEL \
     --train_file train.jsonl \
-    --model_max_length 2048 \
+    --block_size 2048 \
     --deepspeed ds_zero2.json \
     --bf16 True \
     --per_device_train_batch_size 1 \
@@ -20,4 +20,4 @@ deepspeed --num_gpus 8 train.py \
     --evaluation_strategy "no" \
     --optim adamw_torch \
     --output_dir $OUT \
-    --my_own_flag 3
+    --config_overrides n_layer=3

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.importing.adapter import (
-    PEFT_DEFAULTS,
-    take_adapter,
-    take_bits,
-    take_default_targets,
-)
+from launcher.importing.adapter import PEFT_DEFAULTS, take_adapter, take_default_targets
 from launcher.importing.arguments import (
     RENAMED,
     TRANSFORMERS_DEFAULTS,
@@ -211,21 +206,3 @@ def test_layers_that_nobody_names_are_those_of_peft_literally() -> None:
     take_default_targets(unknown)
     assert "adapter.target_modules" not in unknown.taken
     assert effects(unknown) == {"adapter.target_modules": Effect.NEEDED}
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({"load_in_4bit": True}, {"type": "fp4", "double_quant": False, "compute_dtype": "float32"}),
-        ({"load_in_4bit": "true", "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True,
-          "bnb_4bit_compute_dtype": "torch.bfloat16"},
-         {"type": "nf4", "double_quant": True, "compute_dtype": "bfloat16"}),
-        ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, {"type": "int8"}),
-        ({"load_in_4bit": False}, None),
-    ],
-)  # fmt: skip
-def test_bits_have_the_defaults_of_bitsandbytes(fields: dict[str, object], wanted: object) -> None:
-    made = Reading("test", "x.py")
-    take_bits(made, {name: (value, 3) for name, value in fields.items()})
-    assert made.value("model.quantization") == wanted
-    assert set(fields) <= made.seen

@@ -148,13 +148,6 @@ def test_contradictions_name_both_places(folder: Folder, files: dict[str, Any]) 
     assert caught.value.problems[0].code == "import-conflict"
 
 
-def test_a_script_goes_before_the_precision_of_accelerate(folder: Folder) -> None:
-    script = "from transformers import *\nTrainingArguments('o', fp16=True)\n"
-    made = folder.read(t_py=script, a_yaml="distributed_type: MULTI_GPU\nmixed_precision: bf16")
-    assert made.taken["precision"].value == "fp16"
-    assert "mixed_precision" in {entry.key for entry in made.dropped}
-
-
 def test_all_that_is_wrong_with_several_files_is_told_at_once(folder: Folder) -> None:
     with pytest.raises(RecipeError) as caught:
         folder.read(a_json="{", b_yaml="x: [", c_txt="hello")
@@ -163,28 +156,6 @@ def test_all_that_is_wrong_with_several_files_is_told_at_once(folder: Folder) ->
         "b.yaml",
         "c.txt",
     ]
-
-
-def test_the_script_of_a_line_is_read_where_it_writes_its_arguments(folder: Folder) -> None:
-    (folder.path / "train.py").write_text(
-        "from transformers import *\nm = AutoModelForCausalLM.from_pretrained('bigcode/starcoder')\n"
-        "TrainingArguments('o', learning_rate=1e-3)\n"
-    )
-    made = folder.read(run_sh="torchrun --nproc_per_node 4 train.py")
-    assert made.taken["trainer.learning_rate"].value == 1e-3
-    assert made.notes[0].endswith("--on 4xDEVICE")
-
-
-def test_a_script_with_a_parser_takes_its_arguments_from_the_line(folder: Folder) -> None:
-    # "trl import" and "torchrun train.py" are no commands of a shell here
-    script = '"""torchrun train.py"""\nfrom trl import SFTConfig, TrlParser\np = TrlParser(SFTConfig)\n'
-    files = {"train_py": f"{script}SFTTrainer(args=p)\n", "run_sh": "torchrun train.py --learning_rate 1e-3"}
-    made = folder.read(**files)
-    assert made.tools == ["launch line", "training script"]
-    assert made.taken["trainer.learning_rate"].value == 1e-3
-    assert str(made.taken["trainer.learning_rate"].place).endswith("run.sh:1")
-    with pytest.raises(RecipeError, match="launch line"):
-        folder.read(train_py=files["train_py"])
 
 
 def test_a_recipe_with_flags_over_it(folder: Folder) -> None:
@@ -351,13 +322,6 @@ def test_hostile_files_are_said_to_be_none(tmp_path: Path, content: bytes, word:
         read_file(str(file))
 
 
-def test_warnings_of_a_script_are_its_authors(folder: Folder) -> None:
-    made = folder.read(
-        train_py='from transformers import *\nx = "\\d"\nif 0x1for 1:\n    TrainingArguments("o")\n'
-    )
-    assert made.tools == ["training script"]
-
-
 def test_what_can_be_read_once_is_read_once(folder: Folder) -> None:
     """As a shell's <(…) is."""
     pipe = folder.path / "pipe"
@@ -389,21 +353,20 @@ def test_a_deepspeed_config_makes_its_own_schedule_and_optimizer(folder: Folder)
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "metrics", "needed"),
+    ("script", "name", "metrics", "needed"),
     [
-        ("SequenceClassification", "eval_f1", ["f1"], False),
-        ("ImageClassification", "accuracy", ["accuracy"], False),
-        ("SequenceClassification", "pearson", None, True),
-        ("SequenceClassification", "eval_loss", None, False),
+        ("run_glue.py", "eval_f1", ["f1"], False),
+        ("run_image_classification.py", "accuracy", ["accuracy"], False),
+        ("run_glue.py", "pearson", None, True),
+        ("run_glue.py", "eval_loss", None, False),
     ],
 )
 def test_what_the_best_checkpoint_is_chosen_by_is_measured(
-    folder: Folder, task: str, name: str, metrics: list[str] | None, needed: bool
+    folder: Folder, script: str, name: str, metrics: list[str] | None, needed: bool
 ) -> None:
     made = folder.read(
-        train_py=f"m = AutoModelFor{task}.from_pretrained('a/b')\nd = load_dataset('a/c')\n"
-        f"t = TrainingArguments('o', eval_strategy='epoch', metric_for_best_model='{name}')\n"
-        "Trainer(m, t, train_dataset=d['train'], eval_dataset=d['test'], compute_metrics=measure)\n"
+        run_sh=f"python {script} --do_train --model_name_or_path a/b --train_file t.csv "
+        f"--validation_file v.csv --eval_strategy epoch --metric_for_best_model {name}"
     )
     assert taken(made).get("data.metrics") == metrics
     words = {entry.key for entry in made.dropped if entry.effect is Effect.NEEDED}

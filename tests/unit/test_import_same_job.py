@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from peers import sides  # noqa: E402  (benchmarks is no package)
 from peers.work import Work  # noqa: E402
 
-from launcher.importing import axolotl, llamafactory, script, trl  # noqa: E402
+from launcher.importing import axolotl, llamafactory, trl  # noqa: E402
 from launcher.importing.found import Effect, Place, Reading  # noqa: E402
 
 OURS = (
@@ -106,11 +106,3 @@ def test_only_what_each_tool_does_by_itself_differs(work: Work, tmp_path: Path) 
     for key in shared - {"data.train", "model.name_or_path"}:
         values = [taken[name][key].value for name in READERS]
         assert all(one == values[0] for one in values), (key, values)
-
-
-def test_a_model_that_trl_loads_by_its_name_is_in_float32_in_a_script_too() -> None:
-    text = "SFTTrainer('org/model', SFTConfig({}), train_dataset=rows)\n"
-    assert script.read(text.format(""), "t.py").value("model.dtype") == "float32"
-    assert trl.read("model_name_or_path: org/model", "t.yaml").value("model.dtype") == "float32"
-    options = "model_init_kwargs={'dtype': 'bfloat16'}"
-    assert script.read(text.format(options), "t.py").value("model.dtype") is None

@@ -22,18 +22,17 @@ def places(name: str) -> Iterator[str]:
     """The text of a case, each time with one value replaced."""
     text = (CASES / name).read_text(encoding="utf-8")
     patterns = {
-        ".py": r'"[^"\n]+"|(?<==)[\d.e-]+(?=,)',
         ".sh": r"(?<==)[^\s]+|(?<= )[\w./$-]+(?= \\\n)|(?<=--)\w+",
         ".json": r'(?<=: )("[^"\n]*"|[\w.]+)|"\w+"(?=:)',
     }
     pattern = patterns.get(Path(name).suffix, r"(?m)(?<=: )[^\s].*$|^\w+(?=:)")
     for found in re.finditer(pattern, text):
         for secret in (TOKEN, ADDRESS):
-            quoted = f'"{secret}"' if found[0].startswith('"') or name.endswith((".json", ".py")) else secret
+            quoted = f'"{secret}"' if found[0].startswith('"') or name.endswith(".json") else secret
             yield text[: found.start()] + quoted + text[found.end() :]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in CASES.iterdir()))
+@pytest.mark.parametrize("name", sorted(path.name for path in CASES.iterdir() if path.is_file()))
 def test_no_secret_is_shown(tmp_path: Path, name: str) -> None:
     count = 0
     for text in places(name):
@@ -54,7 +53,7 @@ def test_no_secret_is_shown(tmp_path: Path, name: str) -> None:
     ("name", "text"),
     [
         ("x.json", f'{{"zero_optimization": {TOKEN}}}'),
-        ("x.py", f"TrainingArguments('{TOKEN}'\n"),
+        ("x.sh", f"deepspeed run_clm.py --x '{TOKEN}\n"),
         ("x.yml", f"base_model: a/b\nsequence_len: 2\n{TOKEN}: {TOKEN}: {TOKEN}\n"),
     ],
 )

@@ -1,0 +1,20 @@
+python run_image_classification.py \
+    --dataset_name AI-Lab-Makerere/beans \
+    --output_dir ./beans_outputs/ \
+    --remove_unused_columns False \
+    --label_column_name labels \
+    --do_train \
+    --do_eval \
+    --push_to_hub \
+    --hub_model_id vit-base-beans \
+    --learning_rate 2e-5 \
+    --num_train_epochs 5 \
+    --per_device_train_batch_size 8 \
+    --per_device_eval_batch_size 8 \
+    --logging_strategy steps \
+    --logging_steps 10 \
+    --eval_strategy epoch \
+    --save_strategy epoch \
+    --load_best_model_at_end True \
+    --save_total_limit 3 \
+    --seed 1337
