@@ -10,6 +10,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -28,8 +29,9 @@ TOKENS = (
     r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     r"\bAIza[A-Za-z0-9_-]{35}",
     r"\b(?:npm_[A-Za-z0-9]{36}|pypi-[A-Za-z0-9_-]{32,}|wandb_v1_[A-Za-z0-9_]{20,})",
-    r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]+",  # a JSON web token
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN )[\s\S])*?-----END [A-Z ]*PRIVATE KEY-----",
+    r"(?<![\w-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]+",  # a JSON web token
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?:(?!-----BEGIN )[\s\S])*?-----END [A-Z ]*PRIVATE KEY-----|"
+    r"(?:\s|\\+[nr])*[A-Za-z0-9+/]{16,}=*(?:(?:\s|\\+[nr])+[A-Za-z0-9+/]{16,}=*)*)",  # it may be cut off
     r"""(?<=://)[^\s/:@"'<>]*:[^\s/"'<>]+(?=@)""",  # a password inside an address
     r"(?<=://)[A-Za-z0-9_-]{20,}(?=@)",
 )
@@ -57,32 +59,59 @@ _WRITTEN = re.compile(
     rf"(?ix) (?<![\w.-]) (?=[\w.-]{{0,80}}?(?:{'|'.join(_NAMED)}))"
     r"""
     (?P<name> (?P<option>--?)? [A-Z_][\w.-]{0,80} )
-    (?P<sep> (?:\\*["'])? \s? [:=] \s? | (?(option) (?:\\*["'])?,?\s+ | (?!)) )
-    (?: (?P<quote> \\*["']) (?P<quoted> (?:(?!(?P=quote)) [^\n]){1,4096} ) (?P=quote)
-      | (?P<scheme> (?:bearer|basic|token)\s+ )? (?P<bare> [^\s"',;&)}\]]{1,4096} ) )"""
+    (?P<sep> (?:\\*["'])? \]? (?:[ \t]{0,20}|\s) [:=] (?:[ \t]{0,20}|\s)
+           | (?P<listed> \\*["'] \s?,\s? (?=\\*["']) )
+           | (?(option) (?:\\*["'])?,?\s+ | (?!)) )
+    (?: (?P<quote> \\*["']) | (?P<scheme> (?:bearer|basic|token)\s+ )? ) (?=\S)"""
 )
-"""A name and its value: in shell, YAML, JSON, a repr, a command line, a header."""
+"""A name and what stands before its value: in shell, Python, YAML, JSON, a repr, a command line, a header."""
+_QUOTE = re.compile(r"""(?<!\\)(\\*)(["'\n])""")
+_BARE = re.compile(r"""[^\s"',;&)}\]]*""")
+_ENDS_PLAIN = re.compile(r"""["',;&)}\]]+(?:[\s"')}\]]|$|[\w.-]+\s?[=:])""")
+"""Behind a value without quotes: nothing more of it, or the next name."""
+_CLOSING = "\"',;&)}]"
+_LONGEST = 4096
+"""Characters of a value that are looked at; of one that is hidden, all go."""
+_SPACE = re.compile(r"\s|$")
+_WANDB_KEY = re.compile("[0-9a-f]{40}")
+_SETS = re.compile(r"""(?:setdefault|putenv|setenv)\(\s?\\*["']$""")
 _SURE = re.compile(
     r"(?i)(?:(?:api|access|auth|private|secret|hf|hub|refresh|bearer|session|security|account|signing|bot|user|login|"
     r"client|personal|wandb|github|gitlab)[_-]?(?:key|token)|secret|passw(?:or)?d|passphrase|credentials?|cookie|"
     r"authorization|hub[_-]auth|(?:^|[_.-])(?:pass|pwd|pw))$"
 )
 """Names in small letters whose value is a secret however it looks; of others it must look random."""
-_OPAQUE = re.compile(r"(?=[^\s]*[A-Za-z])(?=[^\s]*?(?=[A-Za-z]*[0-9])[A-Za-z0-9]{12})[A-Za-z0-9_+=.~-]{20,}")
-"""A part of it has no separators, as the names of modules, files and models have."""
+_OPAQUE = re.compile(r"[A-Za-z0-9_+=.~-]{20,}")
+_RUN = re.compile(r"[A-Za-z0-9]{12,}")
+"""A random text has such a part; the names of modules, files and models have separators."""
 _HASH = re.compile(r"(?:sha\d+[:-])?[0-9a-f]{7,128}")
 _PLAIN = re.compile(
     r"(?i)none|null|true|false|missing|required|invalid|expected|hidden|unset|not|object|string|<.*|\$.*|\(.*|\[.*|"
-    r"\{.*|[*x.…]+|[/~.].*|[-+]?[\d.,_]+(?:e[-+]?\d+)?|file:.*"
+    r"\{.*|[*x.…]+|[/~.].*|[-+]?[\d.,_]+(?:e[-+]?\d+)?|file:.*|(?:optional|union|literal)\[.*|"
+    r"(?:os|self|args|cfg|config|settings|secrets|userdata|getpass)\.\w[\w.]*(?:[\[(].*)?|get\w*\(.*"
 )
-"""Values that are no secret, whatever they are called: switches, references, numbers, paths."""
+"""Values that are no secret, whatever they are called: switches, references, numbers, paths, code."""
 _BEARER = re.compile(r"(?i)\b(bearer\s+)(?=[^\s]*[0-9])[A-Za-z0-9._~+/=-]{16,}")
 _KEY_BEGINS, _KEY_ENDS = (
     re.compile("-----BEGIN [A-Z ]*PRIVATE KEY-----"),
     re.compile("-----END [A-Z ]*KEY-----"),
 )
 _KEY_LONGEST = 1 << 14
-"""Characters after the beginning of a private key that may belong to it."""
+"""Characters after the beginning of a private key among which its lines are looked for."""
+_KEY_RUN = re.compile(r"[A-Za-z0-9+/]{40,}")
+_KEY_WORD = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+_KEY_HEADER = re.compile(r"\b(?:Proc-Type|DEK-Info|Comment|Version): ")
+_SIGNED = re.compile(
+    r"(?i)((?:[?&;]|%3f|%26|\\u0026)"
+    r"(?:x-(?:amz|goog|oss)-(?:signature|credential|security-token)|signature|sig)(?:=|%3d))[^\s&\"'<>#]{4,}"
+)
+"""What makes an address one that needs no login."""
+_LOGIN = re.compile(
+    r"(?i)\b(wandb\s+login\s+(?:\S{1,200}\s+){0,4}?)[0-9a-f]{40}\b|"
+    r"\b(login\s+\S{1,200}\s+password\s+)\S+|\b(password\s+)[0-9a-f]{40}\b"
+)
+"""A command line, and a line of .netrc."""
+_COOKIE = re.compile(r"(?i)\b((?:set-)?cookie:[ \t]*)[\w.-]+=[^\s;\"']*(?:;[ \t]*[\w.-]+=[^\s;\"']*)*")
 
 
 def names_secret(name: str) -> bool:
@@ -135,24 +164,46 @@ def hider(values: Iterable[str] = ()) -> Callable[[str], str]:
 
 
 def line_hider(values: Iterable[str] = ()) -> Callable[[str], str]:
-    """The same for the lines of one stream, in their order: a private key has several."""
+    """The same for the lines of one stream, in their order: a private key has several.
+
+    Where the line that ends a key is missing, its lines are told from others by their form.
+    """
     hide, left = hider(values), 0
 
     def of_stream(text: str) -> str:
         nonlocal left
+        if "\n" in text[:-1] and (left > 0 or "-----BEGIN" in text):
+            return "".join(map(of_stream, text.splitlines(keepends=True)))
+        newline = "\n" if text.endswith("\n") else ""
         if left > 0:
+            left -= len(text)
             end = _KEY_ENDS.search(text)
-            left = 0 if end else left - len(text)
-            inside, text = (text, "") if end is None else (text[: end.end()], text[end.end() :])
-            return (SECRET if inside.strip() else "") + ("\n" if inside.endswith("\n") else "") + hide(text)
-        text = hide(text)
-        begins = _KEY_BEGINS.search(text) if "-----BEGIN" in text else None
-        if begins is None:
-            return text
+            if end is not None:
+                left = 0
+                rest = text[end.end() :]
+                return SECRET + (hide(rest) if rest.strip() else newline)
+            if _is_of_key(text):
+                return (SECRET if text.strip() else "") + newline
+        begins = list(_KEY_BEGINS.finditer(text)) if "-----BEGIN" in text else []
+        if not begins or _KEY_ENDS.search(text, begins[-1].end()):
+            return hide(text)
         left = _KEY_LONGEST
-        return text[: begins.start()] + SECRET + ("\n" if text.endswith("\n") else "")
+        return hide(text[: begins[-1].start()]) + SECRET + newline
 
     return of_stream
+
+
+def _is_of_key(line: str) -> bool:
+    """Whether a line after the beginning of a private key may be one of its own: headers and Base64."""
+    words = line.split()
+    if len(words) <= 1:
+        word = words[0] if words else ""
+        if _KEY_WORD.fullmatch(word) is None:
+            return not word
+        if len(word) % 4 == 0 or word.endswith("="):
+            return True
+    runs = [run for run in _KEY_RUN.findall(line) if any(map(str.isdigit, run)) and run.lower() != run]
+    return bool(runs) or words[-1].endswith("==") or _KEY_HEADER.search(line) is not None
 
 
 def hide_unknown(text: str) -> str:
@@ -161,8 +212,14 @@ def hide_unknown(text: str) -> str:
     folded = text.lower()
     if "bearer" in folded:
         text = _BEARER.sub(rf"\1{SECRET}", text)
+    if "sig" in folded or "x-" in folded:
+        text = _SIGNED.sub(rf"\1{SECRET}", text)
+    if "login" in folded or "password" in folded:
+        text = _LOGIN.sub(lambda found: f"{found[1] or found[2] or found[3]}{SECRET}", text)
+    if "cookie" in folded:
+        text = _COOKIE.sub(rf"\1{SECRET}", text)
     if any(word in folded for word in _NAMED):
-        text = _WRITTEN.sub(_without_value, text)
+        text = _hide_written(text)
     return text
 
 
@@ -196,13 +253,85 @@ def _may_hold_token(text: str) -> bool:
     return False
 
 
-def _without_value(found: re.Match[str]) -> str:
-    value = found["quoted"] or found["bare"]
-    name, known = found["name"].lstrip("-"), found["quoted"] is not None or found["scheme"] is not None
+def _hide_written(text: str) -> str:
+    """The text without the values of names that tell of a secret."""
+    parts, done, at = [], 0, 0
+    while (found := _WRITTEN.search(text, at)) is not None:
+        at = found.end()  # what is no secret itself may hold one: "key": "password=..."
+        end = _secret_end(text, found)
+        if end is not None:
+            parts += [text[done : found.end()], SECRET]
+            done = at = end
+    return "".join([*parts, text[done:]])
+
+
+def _secret_end(text: str, found: re.Match[str]) -> int | None:
+    """Where the secret ends that follows a name; None where none does."""
+    start, quote = found.end(), found["quote"]
+    name = found["name"].lstrip("-")
     is_option = found["option"] is not None and name.lower() in ("token", "auth")
-    if not _is_assigned(f"hub-{name}" if is_option else name, value, known or is_option):
-        return found[0]
-    return found[0].replace(value, SECRET) if value not in found["name"] else f"{found['name']}={SECRET}"
+    if is_option:
+        name = f"hub-{name}"
+    if not (names_secret(name.rpartition(".")[2]) or _is_sure(name)):
+        return None
+    if quote and (end := _closing_quote(text, start, quote)) is not None:
+        value = text[start:end]
+        if found["listed"] and not (any(map(str.isdigit, value)) or _is_set(text, found.start())):
+            return None  # a list of names
+        return end if _is_assigned(name, value) or _is_login_key(found, value) else None
+    bare = _BARE.match(text, start, start + _LONGEST)
+    assert bare is not None, "it may be empty"
+    known = bool(
+        quote or found["scheme"] or is_option or text[found.start() - 1 : found.start()] in ("?", "&")
+    )
+    if _is_login_key(found, bare[0]):
+        return bare.end()
+    if not _is_sure(name):
+        if not _is_assigned(name, bare[0], known):
+            return None
+        return _BARE.match(text, start).end()  # type: ignore[union-attr]  # it matches anything
+    if (not bare[0] or _PLAIN.fullmatch(bare[0])) and _ENDS_PLAIN.match(text, bare.end()):
+        return None
+    whole = text[start : start + _LONGEST].split(maxsplit=1)[0]
+    value = whole.rstrip(_CLOSING)
+    if not _is_assigned(name, value):
+        return None
+    if len(whole) < _LONGEST:
+        return start + len(value)
+    return _SPACE.search(text, start).start()  # type: ignore[union-attr]  # also the end of the text
+
+
+def _closing_quote(text: str, start: int, quote: str) -> int | None:
+    """Where a quoted value ends, None where no quote closes it in the same line.
+
+    Of quotes within, each level of escaping doubles the backslashes and adds one: ", \\", \\\\\\".
+    """
+    level, sign = len(quote) - 1, quote[-1]
+    for found in _QUOTE.finditer(text, start, start + _LONGEST):
+        if found[2] == "\n":
+            return None
+        if found[2] == sign and len(found[1]) % (2 * (level + 1)) == level:
+            return found.end() - 1 - level
+    return None
+
+
+def _is_set(text: str, start: int) -> bool:
+    """Whether the name at `start` is the first argument of a function that sets a variable."""
+    return _SETS.search(text[max(0, start - 40) : start]) is not None
+
+
+def _is_login_key(found: re.Match[str], value: str) -> bool:
+    """Whether it is a key of wandb, given by its keyword: it looks as a commit does."""
+    return found["name"].lower() == "key" and "=" in found["sep"] and bool(_WANDB_KEY.fullmatch(value))
+
+
+@lru_cache(maxsize=1024)
+def _is_sure(name: str) -> bool:
+    """Whether the value of this name is a secret however it looks: else it must look random."""
+    name = name.rpartition(".")[2].replace("-", "_")
+    if _SURE.search(name):
+        return True
+    return names_secret(name) and name.isupper() and ("_" in name or name not in ("KEY", "TOKEN"))
 
 
 def _is_assigned(name: str, value: str, sure: bool = True) -> bool:
@@ -215,9 +344,16 @@ def _is_assigned(name: str, value: str, sure: bool = True) -> bool:
         return len(value) >= _SHORTEST or re.search("(?i)pass|pwd|pw$", name) is not None
     if not names_secret(name) or len(value) < _SHORTEST:
         return False
-    if name.isupper() and ("_" in name or name not in ("KEY", "TOKEN")):
+    if _is_sure(name):
         return not _HASH.fullmatch(value) or "KEY" not in name or "API" in name
-    return sure and _OPAQUE.fullmatch(value) is not None and not _HASH.fullmatch(value)
+    return sure and _is_opaque(value) and not _HASH.fullmatch(value)
+
+
+def _is_opaque(value: str) -> bool:
+    """Whether a value looks random."""
+    if _OPAQUE.fullmatch(value) is None or not any(map(str.isalpha, value)):
+        return False
+    return any(any(map(str.isdigit, run)) for run in _RUN.findall(value))
 
 
 def _forms(value: str) -> set[str]:

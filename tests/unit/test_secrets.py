@@ -35,6 +35,10 @@ WRITTEN = [
     "api_key: @", "--token @", "--token=@", "['--token', '@']", "--api-key @", "Authorization: Bearer @",
     "'Authorization': 'Bearer @'", "authorization: Basic @", "x-api-key: @", "curl -H 'X-Auth-Token: @' u",
     "password=@", "AWS_SECRET_ACCESS_KEY=@", "Env(HF_TOKEN=@)", "f(token='abc@0000')",
+    'os.environ["WANDB_API_KEY"] = "@"', "os.environ.setdefault('HF_TOKEN', '@')", "DB_PASSWORD=ab)@",
+    "DB_PASSWORD=a&b;@,c]",
+    '{"password": "abc\\"@"}', "https://b.s3.amazonaws.com/x?X-Amz-Signature=@&X-Amz-Date=2026",
+    "https://a.blob.core.windows.net/x?sv=1&sig=@%2Fx&se=2", "Set-Cookie: session=@; Path=/",
 ]  # fmt: skip
 KEPT = [
     "hf_transfer", "hf_transfer_enabled_by_default", "sk-learn", "sk-learn-pipeline-model-v2-final",
@@ -47,6 +51,8 @@ KEPT = [
     "Missing key: 'model.layers.0.mlp.down_proj.lora_A.weight'",
     "sort_key='timestamp_2024_01_01_batch_7'",
     'unexpected key: "bert.encoder.layer.0.intermediate.dense.weight"',
+    "revision: " + "ab12" * 10, "commit " + "ab12" * 10, "https://host/x?sv=2024-01-01&se=2026-01-01",
+    'ask for ["token", "tokenizer", "key"]',
     "PWD=/home/x", "GIT_AUTHOR_NAME=Some Long Name", "tokenizer: meta-llama/Llama-3", "https://host/a/b@main",
 ]  # fmt: skip
 
@@ -83,7 +89,10 @@ def test_no_line_of_the_corpus_is_changed():
 @pytest.mark.parametrize(
     "text", ["sk-" * 50_000, "://" * 50_000 + "@", "token: '" * 30_000, "--key" * 40_000,
              "eyJ" + "a." * 60_000, "-----BEGIN PRIVATE KEY-----" * 5000, "hf_" * 60_000,
-             "a" * 200_000 + "token"],
+             "a" * 200_000 + "token", "-eyJabcdefgh" * 20_000, "password: \"" * 20_000,
+             "cookie: a=b; " * 20_000,
+             "?sig=abcd" * 30_000, "wandb login a " * 20_000, '"token",' * 30_000,
+             "token" + " " * 100_000 + "=x"],
 )  # fmt: skip
 def test_a_long_line_is_looked_through_in_linear_time(text):
     begun = time.process_time()
@@ -107,6 +116,20 @@ def test_values_of_the_environment_are_found_however_they_are_escaped():
         assert PW not in hide(text)
     assert hide("stays-as-it-is") == "stays-as-it-is"
     assert not is_secret_name("GIT_AUTHOR_NAME")
+
+
+def test_a_key_of_wandb_looks_like_a_commit_and_is_hidden_where_it_is_given():
+    key = "0123456789abcdef" * 2 + "01234567"
+    for text in (f'wandb.login(key="{key}")', f"wandb login --relogin {key}", f"login user password {key}"):
+        assert key not in hider()(text)
+    assert hider()(f"commit {key}") == f"commit {key}"
+
+
+def test_a_private_key_without_its_end_hides_no_lines_of_others():
+    hide = line_hider()
+    key = ["-----BEGIN PRIVATE KEY-----", "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj"]
+    after = ["step 10 of 100, loss 2.31", "RuntimeError: CUDA out of memory", ""]
+    assert [hide(line) for line in [*key, *after]] == [SECRET, SECRET, *after]
 
 
 def test_a_private_key_is_hidden_over_the_lines_of_a_stream():
