@@ -16,6 +16,7 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model_config import find_model_config, has_chat_template
 from launcher.facts.probe import resolve_path
+from launcher.facts.user_files import expanded, is_dir
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of
@@ -123,10 +124,7 @@ def model_keys(model: str) -> dict[str, str]:
     if model.lower().endswith(".gguf"):
         parent, _, name = model.rpartition("/")
         return {"name_or_path": _absolute(parent or "."), "gguf_file": name}
-    try:
-        is_folder = path.is_dir()
-    except (OSError, ValueError):  # a name that no file system would take
-        is_folder = False
+    is_folder = is_dir(path)
     held = sorted(path.glob("*.gguf")) if is_folder and not (path / "config.json").exists() else []
     if len(held) > 1:
         names = ", ".join(file.name for file in held)
@@ -139,7 +137,7 @@ def model_keys(model: str) -> dict[str, str]:
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith("package:") else str(Path(path).expanduser().absolute())
+    return path if path.startswith("package:") else str(expanded(path).absolute())
 
 
 def _has_template(keys: Mapping[str, str]) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.facts.user_files import expanded
 from launcher.plan.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
@@ -62,7 +63,7 @@ def look(path: str) -> Sight:
     if not is_package(path) and is_hub_id(path, Path.cwd()):
         return Sight(path, (), None, more=False)
     if not is_package(path):
-        path = str(Path(path).expanduser().absolute())
+        path = str(expanded(path).absolute())
     rows = _rows(path)
     first = tuple(itertools.islice(rows, PEEK))
     count = len(first) + sum(1 for _ in itertools.islice(rows, _MOST - len(first)))

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.facts.user_files import expanded
+
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "fuse")
 OLD_S = 1800.0
 """No extension that DeepSpeed builds takes half an hour."""
@@ -20,7 +22,7 @@ OLD_S = 1800.0
 def extensions_root(environ: Mapping[str, str]) -> Path:
     """The folder in which torch builds extensions."""
     named = environ.get("TORCH_EXTENSIONS_DIR")
-    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
+    cache = environ.get("XDG_CACHE_HOME") or str(expanded(environ.get("HOME", "~")) / ".cache")
     return Path(named) if named else Path(cache) / "torch_extensions"
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from launcher.facts.user_files import LARGEST_TEXT, expanded, read_text
+
 if TYPE_CHECKING:
     from email.message import Message
     from urllib.request import OpenerDirector, Request
@@ -39,13 +41,13 @@ class HubAnswer:
 def hub_home(environ: Mapping[str, str]) -> Path:
     """HF_HOME as huggingface_hub finds it."""
     cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expandvars(environ.get("HF_HOME") or f"{cache}/huggingface")).expanduser()
+    return expanded(os.path.expandvars(environ.get("HF_HOME") or f"{cache}/huggingface"))
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
     """The folder of downloaded models, as huggingface_hub finds it."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expandvars(named)).expanduser() if named else hub_home(environ) / "hub"
+    return expanded(os.path.expandvars(named)) if named else hub_home(environ) / "hub"
 
 
 def hub_token(environ: Mapping[str, str]) -> str:
@@ -54,8 +56,8 @@ def hub_token(environ: Mapping[str, str]) -> str:
         return re.sub(r"\s", "", named)
     path = os.path.expandvars(environ.get("HF_TOKEN_PATH") or str(hub_home(environ) / "token"))
     try:
-        return Path(path).expanduser().read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+        return read_text(expanded(path), LARGEST_TEXT).strip()
+    except (OSError, ValueError):
         return ""
 
 

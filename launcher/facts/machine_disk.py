@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.facts.build_locks import extensions_root, on_network
 from launcher.facts.hub import hub_cache, hub_home
 from launcher.facts.probe import cache_root
+from launcher.facts.user_files import exists, expanded
 
 SHARED_MEMORY = Path("/dev/shm")
 BUFFERS = "deepspeed_allreduce_buffer_*"
@@ -57,7 +58,7 @@ def read_disk(
     }
     dead = _dead_buffers(shared_memory)
     return DiskFacts(
-        folders={name: read_folder(path.expanduser()) for name, path in paths.items()},
+        folders={name: read_folder(expanded(path)) for name, path in paths.items()},
         shared_memory=read_folder(shared_memory) if shared_memory.is_dir() else None,
         leftovers=tuple(path.name for path, _ in dead),
         leftover_bytes=sum(size for _, size in dead),
@@ -67,7 +68,7 @@ def read_disk(
 def read_folder(path: Path) -> Folder:
     """Space and rights at a folder that need not exist yet."""
     there = path.absolute()
-    while not there.exists() and there != there.parent:
+    while not exists(there) and there != there.parent:
         there = there.parent
     try:
         usage, device = shutil.disk_usage(there), there.stat().st_dev

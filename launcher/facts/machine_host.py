@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.facts.hub import hub_home, hub_token
 from launcher.facts.probe import host_memory_bytes, own_cores
 from launcher.facts.secrets import is_secret_name
+from launcher.facts.user_files import is_file
 from launcher.facts.wandb_server import wandb_key
 
 WATCHED = (
@@ -100,6 +101,6 @@ def available_memory() -> int | None:
 def _accelerate_config(environ: Mapping[str, str]) -> str | None:
     folder = hub_home(environ) / "accelerate"
     for name in ("default_config.yaml", "default_config.json"):
-        if (folder / name).is_file():
+        if is_file(folder / name):
             return str(folder / name)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import replace
@@ -19,7 +20,16 @@ from launcher.facts.hub import (
     is_offline,
 )
 from launcher.facts.probe import resolve_path, shipped_model_config, shipped_model_names
-from launcher.facts.user_files import read_json
+from launcher.facts.user_files import (
+    LARGEST_CONFIG,
+    LARGEST_TEXT,
+    exists,
+    expanded,
+    is_file,
+    read_bytes,
+    read_json,
+    read_text,
+)
 
 _HUB_ID = re.compile(r"(?!\.)[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?")
 
@@ -205,15 +215,17 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _cached_config(name: str, revision: str, cache_dir: str | None) -> dict[str, Any] | None:
     path = _snapshot(name, revision, cache_dir) / "config.json"
-    return _read_json(path) if path.is_file() else None
+    return _read_json(path) if is_file(path) else None
 
 
 def _snapshot(name: str, revision: str, cache_dir: str | None) -> Path:
     """Where a model lies in the hub's cache layout: models--ORG--NAME/{refs,snapshots}."""
-    root = Path(cache_dir).expanduser() if cache_dir else hub_cache(os.environ)
+    root = expanded(cache_dir) if cache_dir else hub_cache(os.environ)
     repo = root / f"models--{name.replace('/', '--')}"
-    ref = repo / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
+    try:
+        commit = read_text(repo / "refs" / revision, LARGEST_TEXT).strip()
+    except (OSError, ValueError):  # a commit, or not in the cache
+        commit = revision
     return repo / "snapshots" / commit
 
 
@@ -221,9 +233,9 @@ def has_chat_template(name_or_path: str) -> bool | None:
     """Whether the tokenizer's files here have a chat template; None where there are none."""
     places = [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]
     for folder in places:
-        if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        if any(exists(folder / name) for name in ("chat_template.jinja", "chat_template.json")):
             return True
         settings = folder / "tokenizer_config.json"
-        if settings.is_file():
-            return '"chat_template"' in settings.read_text("utf-8", errors="replace")
+        with contextlib.suppress(OSError, ValueError):
+            return b'"chat_template"' in read_bytes(settings, LARGEST_CONFIG)
     return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.hardware import DEVICES, MIB, Hardware, with_host_memory
 from launcher.facts.shipped import facts_file
+from launcher.facts.user_files import expanded
 
 if TYPE_CHECKING:
     import socket
@@ -35,7 +36,7 @@ def resolve_path(ref: str) -> Path:
     The package is located, not imported. RecipeError when the package or the path in it is absent.
     """
     if not ref.startswith(_PACKAGE_REF):
-        return Path(ref).expanduser()
+        return expanded(ref)
     name, _, inner = ref.removeprefix(_PACKAGE_REF).partition("/")
     try:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None

@@ -35,6 +35,11 @@ def _mode(path: Path) -> int | None:
         return None
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with `~` as a home folder; one that is nobody's home stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises
+
+
 def exists(path: Path) -> bool:
     """Whether there is such a file or folder; False too for a name that no file system takes."""
     return _mode(path) is not None

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.facts.user_files import expanded
+
 ANSWERS_S = 5.0
 """So long the server may take, its name's look-up and a proxy included."""
 _WHO = b'{"query": "query Viewer { viewer { id } }"}'
@@ -18,7 +20,7 @@ def wandb_key(environ: Mapping[str, str]) -> str | None:
     """$WANDB_API_KEY, or the password of the netrc file's entry for the server. Not to be shown."""
     if environ.get("WANDB_API_KEY"):
         return environ["WANDB_API_KEY"]
-    home = Path(environ.get("HOME", "~")).expanduser()
+    home = expanded(environ.get("HOME", "~"))
     paths = [Path(environ["NETRC"])] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
     for path in paths:
         try:

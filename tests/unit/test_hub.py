@@ -15,7 +15,7 @@ import pytest
 from launcher.cli import main
 from launcher.errors import RecipeError
 from launcher.facts.hub import hub_cache, hub_token
-from launcher.facts.model_config import find_model_config
+from launcher.facts.model_config import find_model_config, has_chat_template
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -210,6 +210,55 @@ def test_no_network_and_offline(hub, monkeypatch):
         problem = refused("org/open")
     assert problem.code == "hub-unreachable"
     assert "planted" not in str(problem)
+
+
+LONG = "org/" + "m" * 300
+
+
+@pytest.mark.parametrize("ref", [b"\xff\xfe", b"", b"a\0b", b"m" * 300, b"x" * 2_000_000])
+def test_a_damaged_reference_of_the_cache_is_as_if_nothing_were_there(hub, monkeypatch, tmp_path, ref):
+    refs = tmp_path / "hf" / "hub" / "models--org--open" / "refs"
+    refs.mkdir(parents=True)
+    (refs / "main").write_bytes(ref)
+    assert find_model_config("org/open")[1] == "hub"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert refused("org/open").code == "hub-offline"
+    assert has_chat_template("org/open") is None
+
+
+@pytest.mark.parametrize("name", [LONG, "org/" + "m" * 240])
+def test_a_name_that_no_cache_can_hold_is_refused(hub, monkeypatch, name):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert refused(name).code in ("model-config-missing", "hub-offline")
+    assert refused("org/open", revision="r" * 300).code == "hub-offline"
+    assert has_chat_template(name) is None
+
+
+def test_homes_of_nobody_are_no_homes(hub, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "model: {name_or_path: org/open}\ndata: {train: [{path: absent.jsonl}]}\ntrainer: {max_steps: 1}\n"
+    )
+    for name in ("HF_HOME", "HF_TOKEN_PATH", "HF_HUB_CACHE"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "~nouser/x")
+            assert hub_token(os.environ) == ""
+            assert find_model_config("org/open")[1] == "hub"
+            assert main(["plan", str(recipe), "--on", "1xA100-80GB"]) in (0, 2)
+            assert main(["doctor"]) in (0, 4)
+    assert refused("~nouser/x").code == "model-config-missing"
+    with pytest.raises(RecipeError) as caught:
+        find_model_config("org/none", cache_dir="~nouser/x", allow_network=False)
+    assert caught.value.problems[0].code == "model-config-missing"
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("token", [b"\xff\xfe", b"x" * 2_000_000])
+def test_a_token_file_that_holds_no_token_is_no_login(hub, tmp_path, token):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "token").write_bytes(token)
+    assert hub_token(os.environ) == ""
 
 
 def test_siblings_are_named(hub, monkeypatch):

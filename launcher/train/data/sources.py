@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
-from launcher.facts.user_files import exists, is_dir
+from launcher.facts.user_files import exists, expanded, is_dir
 from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
 
@@ -127,7 +127,7 @@ def _split_glob(reference: str) -> tuple[Path, str | None]:
     """(path, None), or (folder, pattern) where the path has glob characters and no file is called so."""
     parts = reference.split("/")
     magic = [index for index, part in enumerate(parts) if glob.has_magic(part)]
-    if not magic or exists(Path(reference).expanduser()):
+    if not magic or exists(expanded(reference)):
         return resolve_path(reference), None
     folder = "/".join(parts[: magic[0]]) or ("/" if reference.startswith("/") else ".")
     return resolve_path(folder), "/".join(parts[magic[0] :])
