@@ -85,7 +85,8 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
         update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,
                 "tokenizer": None, "revision": None, "device_map": None}
     )  # fmt: skip
-    adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=_shallow(recipe.adapter))
+    shallow = {} if recipe.adapter is None else _shallow(recipe.adapter)
+    adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=shallow)
     data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, MAX_LENGTH)})
     update = {
         "model": model,
@@ -98,7 +99,7 @@ def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe
     dropped = {f"trainer.{name}" for name in gone} | {"global_batch_size"}
     origins = {k: v for k, v in loaded.origins.items() if k not in dropped}
     origin = Origin("override", "--tiny")
-    origins |= {f"trainer.{k}": origin for k in changed}
+    origins |= {f"trainer.{k}": origin for k in changed} | {f"adapter.{k}": origin for k in shallow}
     origins |= {"model.config": origin, "data.max_length": origin}
     return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
 
@@ -116,7 +117,24 @@ def _shallow(adapter: AdapterSection) -> dict[str, Any]:
         changed["layers_to_transform"] = layers % LAYERS
     elif isinstance(layers, list) and all(isinstance(layer, int) for layer in layers):
         changed["layers_to_transform"] = sorted({layer % LAYERS for layer in layers})
-    return changed
+    return changed | {
+        name: _in_any_layer(name, given[name])
+        for name in ("target_modules", "exclude_modules", "modules_to_save")
+        if _names_layer(given.get(name))
+    }
+
+
+def _names_layer(modules: Any) -> bool:
+    named = [modules] if isinstance(modules, str) else modules if isinstance(modules, list) else []
+    return any(_LAYER.search(str(name)) for name in named)
+
+
+def _in_any_layer(field: str, modules: str | list[str]) -> Any:
+    """Names of modules for all layers; which ones a pattern means is not known: all linear ones then."""
+    if isinstance(modules, list):
+        names = [name.rpartition(".")[2] if _LAYER.search(name) else name for name in modules]
+        return list(dict.fromkeys(names))
+    return "all-linear" if field == "target_modules" else None
 
 
 def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:

@@ -187,8 +187,9 @@ class DataSection(Section):
     max_truncated: Share = 0.2
     """Share of the tokens that may be lost to `max_length` before a run is stopped at its start."""
     max_dropped: Share = 0.05
-    """Share of a source's rows that may be dropped before a run is stopped at its start: empty rows and rows
-    without target tokens. Rows that `overlong: drop` or a `format_row` leaves out do not count."""
+    """Share of a source's rows that may be dropped before a run is stopped at its start: empty rows, rows
+    without target tokens, and pairs of two equal answers. Rows that `overlong: drop` or a `format_row`
+    leaves out do not count."""
     num_proc: Annotated[int, Field(ge=1)] | None = None
     """Processes that tokenise; absent: one per core, at most 8."""
 

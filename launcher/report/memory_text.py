@@ -21,10 +21,14 @@ def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
     memory = plan.memory.to_json()
     held = memory["device_bytes"]
     verdict, colour = VERDICTS[memory["fits"]], _COLOURS[memory["fits"]]
-    said = (
-        f"memory of each device: {gib(memory['low'])} to {gib(memory['high'])} of {gib(held)}: {verdict} "
-        f"(peak in {memory['phase']})"
-    )
+    trained = f"{gib(memory['low'])} to {gib(memory['high'])}"
+    if memory["moment"] == "training":
+        said = f"memory of each device: {trained} of {gib(held)}: {verdict} (peak in {memory['phase']})"
+    else:  # what decides is no moment of training, whose range would contradict the verdict
+        said = (
+            f"memory of each device: {gib(memory['needed'])} of {gib(held)}: {verdict} "
+            f"({memory['moment']}; training {trained})"
+        )
     lines = [page.heading(line, *colour) for line in page.fitted(said)]
     if memory["fits"] and memory["high"] > held:
         lines += page.fitted("  it fits by its likely peak; the upper end of the range would not")
