@@ -71,7 +71,8 @@ class _Raw:
 
     def plain(self) -> str:
         """The word, where it is one unquoted literal; else an empty text."""
-        return self.pieces[0]["plain"] if len(self.pieces) == 1 and self.pieces[0].re is _TOKEN else ""
+        alone = len(self.pieces) == 1 and self.pieces[0].re is _TOKEN
+        return (self.pieces[0]["plain"] or "") if alone else ""
 
     def assigned(self) -> re.Match[str] | None:
         bare = self.pieces and self.pieces[0].re is _TOKEN and self.pieces[0].lastgroup == "plain"

@@ -104,7 +104,7 @@ def test_large_files_take_linear_time(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(f"{text}\n{LINE}\n")
     start = time.process_time()
     made = import_files([str(tmp_path / "run.sh")])
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 3
     assert made.taken["model.name_or_path"].value == "a/b"
 
 
@@ -115,4 +115,4 @@ def test_hostile_files_take_linear_time(text: str) -> None:
     start = time.process_time()
     with contextlib.suppress(RecipeError):
         read_script(text)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 3
