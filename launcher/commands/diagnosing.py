@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import zlib
@@ -17,6 +16,7 @@ from launcher.diagnose.run_dir import is_run_dir
 from launcher.errors import Problem, RecipeError
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.shipped import recipes_dir
+from launcher.facts.user_files import parse_json
 from launcher.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
@@ -102,10 +102,10 @@ def recipe_of(paths: Sequence[str]) -> Path | None:
         copy = folder / "recipe.yaml"
         for record in ("plan.json", "submit.json"):  # what a job has run is a copy of the recipe
             try:
-                original = Path(json.loads((folder / record).read_text("utf-8"))["recipe"])
+                original = Path(parse_json((folder / record).read_text("utf-8"))["recipe"])
                 if original.is_file() and original.read_bytes() == copy.read_bytes():
                     return original
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            except (OSError, ValueError, KeyError, TypeError):
                 pass  # a run directory that was cut off while it was written still has its copy
         if copy.is_file():
             return copy

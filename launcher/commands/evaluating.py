@@ -9,6 +9,7 @@ from launcher.commands.consent import consent_to_code
 from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.facts.software import require_modules
+from launcher.facts.user_files import parse_json
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
 from launcher.report.results_text import evaluated_text
@@ -38,7 +39,7 @@ def eval_command(
 def _at_end(folder: Path) -> float | None:
     """The loss of the run's own last evaluation, of the same weights on the same rows."""
     try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        result = parse_json((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     held_out = result.get("eval") if isinstance(result, dict) else None

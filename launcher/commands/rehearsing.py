@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from launcher.facts import probe
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.rehearsal import COURSE, PREFIX, RESULT, SHARES, Course
 from launcher.facts.status import read_statuses
+from launcher.facts.user_files import parse_json
 from launcher.lint.finding import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
@@ -212,7 +212,7 @@ def _completed(run_dir: Path) -> bool:
 def _read(run_dir: Path) -> dict[str, Any]:
     """What rank 0 wrote, as far as it came."""
     try:
-        found = json.loads((run_dir / RESULT).read_text("utf-8"))
+        found = parse_json((run_dir / RESULT).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -41,7 +41,7 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
-from launcher.facts.user_files import read_record
+from launcher.facts.user_files import parse_json, read_record
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
 from launcher.plan.resuming import compare_data, compare_versions, value_of
 from launcher.render.bundle import Bundle
@@ -156,7 +156,7 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
 def _plan_of(checkpoint: Path) -> dict[str, Any]:
     """The plan that wrote a checkpoint."""
     try:
-        plan: dict[str, Any] = json.loads((checkpoint / PLAN).read_text("utf-8"))
+        plan: dict[str, Any] = parse_json((checkpoint / PLAN).read_text("utf-8"))
         ranks_of(plan)
         value_of(plan, "task")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -187,7 +187,7 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
     if begins.chosen is None or not any(marker.is_file() for marker in markers):
         return None
     try:
-        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
+        result: dict[str, Any] = parse_json((run_dir / "result.json").read_text("utf-8"))
         planned = _planned_length(run_dir, result)
     except (OSError, ValueError):
         return None
@@ -242,7 +242,7 @@ def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(planned := result.get("planned"), dict):
         return planned
     whole = complete_checkpoints(run_dir / "checkpoints")
-    plan = _plan_of(whole[max(whole)]) if whole else json.loads((run_dir / PLAN).read_text("utf-8"))
+    plan = _plan_of(whole[max(whole)]) if whole else parse_json((run_dir / PLAN).read_text("utf-8"))
     return {name: value_of(plan, f"trainer.{name}") for name in LENGTH}
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import IO
+
+from launcher.facts.user_files import parse_json
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14
@@ -220,8 +221,8 @@ def clean(
 def _said(text: str) -> list[str] | None:
     """The lines that one line of JSON says; None where it is no log's line."""
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):  # cut, or quoted once more
+        record = parse_json(text)
+    except ValueError:  # cut, or quoted once more
         if _ESCAPED not in text:
             return None
         return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from launcher.diagnose.findings import Error
 from launcher.diagnose.reading import clean
 from launcher.diagnose.tracebacks import Errors
+from launcher.facts.user_files import parse_json
 
 _RANK = re.compile(r"(?:^|[._/-])rank[._-]?(\d+)(?=\D|$)")
 LOST = "lost.json"
@@ -54,9 +54,9 @@ def rank_of(path: Path) -> int | None:
 def earlier_bytes(folder: Path) -> dict[str, int]:
     """Log name -> its bytes when the last run began: a continued run writes behind the one before."""
     try:
-        bound = json.loads((folder / "environment.json").read_text("utf-8"))["bound"]
+        bound = parse_json((folder / "environment.json").read_text("utf-8"))["bound"]
         return {str(name): int(size) for name, size in bound["log_bytes"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return {}
 
 
@@ -73,9 +73,9 @@ class Lost:
 def read_lost(folder: Path) -> Lost | None:
     """What the supervisor of the last try wrote of ranks that it lost; None where it lost none."""
     try:
-        found = json.loads((folder / "logs" / LOST).read_text("utf-8"))
+        found = parse_json((folder / "logs" / LOST).read_text("utf-8"))
         return Lost(str(found["message"]), tuple(map(int, found["ranks"])), found["oom"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -84,8 +84,8 @@ def recorded_errors(folder: Path) -> list[Error]:
     found = []
     for path in sorted((folder / "logs").glob("error-*.json")):
         try:
-            record = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError):
+            record = parse_json(path.read_text("utf-8"))
+        except (OSError, ValueError):
             continue
         if isinstance(record, dict):
             found.append(_recorded(path, record))

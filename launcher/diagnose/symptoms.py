@@ -5,7 +5,6 @@ Thresholds are conservative: what a healthy run may show for a while is no sympt
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any
 from launcher.diagnose import forms
 from launcher.diagnose.findings import Error, Finding
 from launcher.diagnose.reading import Line, clean
+from launcher.facts.user_files import parse_json
 from launcher.failures.failure import Failure, Place
 
 NOT_A_NUMBER_ROWS = 3
@@ -119,8 +119,8 @@ class Watch:
         self.losses.clear()
         for number, text in enumerate(lines, 1):
             try:
-                row = json.loads(text)
-            except (ValueError, RecursionError):
+                row = parse_json(text)
+            except ValueError:
                 continue
             if isinstance(row, dict) and "loss" in (numbers := _numbers(row)):
                 self.row(numbers, Line(text, number, str(path)))

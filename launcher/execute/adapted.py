@@ -16,7 +16,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import unwritable, write_run_dir
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import ORIGIN
-from launcher.facts.user_files import exists, is_after, read_lines
+from launcher.facts.user_files import exists, is_after, parse_json, read_lines
 from launcher.facts.user_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
 
@@ -66,7 +66,7 @@ def with_record(bundle: Bundle, record: Record | None) -> Bundle:
 def earlier_settings(run_dir: Path) -> list[dict[str, Any]]:
     """Setting -> value of each try's plan, the first one first. Raises ValueError for a broken plan."""
     earlier = sorted(run_dir.glob("plan-*.json"), key=lambda file: (len(file.name), file.name))
-    plans = [json.loads(file.read_text("utf-8")) for file in (*earlier, run_dir / "plan.json")]
+    plans = [parse_json(file.read_text("utf-8")) for file in (*earlier, run_dir / "plan.json")]
     return [{key: setting["value"] for key, setting in plan["settings"].items()} for plan in plans]
 
 

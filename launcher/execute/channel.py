@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.facts.user_files import parse_json
+
 Message = dict[str, Any]
 """A JSON object; `kind` says what it is."""
 
@@ -144,8 +146,8 @@ def _failure(error: OSError | ValueError) -> str:
 
 def _parsed(line: bytes) -> Message:
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):  # nested too deeply: anybody can send it before the greeting
+        message = parse_json(line)
+    except ValueError:  # nested too deeply: anybody can send it before the greeting
         message = None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise Closed(_FOREIGN)

@@ -7,7 +7,6 @@ that what outlives the run is found without trusting the run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from launcher.execute.signals import stopping_signals
+from launcher.facts.user_files import parse_json
 
 WORD = "EFFILAUNCH_DRILLED"
 """The variable that marks a drilled run's processes."""
@@ -111,7 +111,7 @@ def marked(word: str) -> list[int]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

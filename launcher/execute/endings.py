@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from launcher.execute.stacks import STATES, Stack
 from launcher.execute.supervise import Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.status import LEFT_EARLY, RankStatus
+from launcher.facts.user_files import parse_json
 
 LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
 """Codes of the problems."""
@@ -32,7 +32,7 @@ _OF_ANY = re.compile(r"exits with return code = (-?\d+)")
 def read_stopped(run_dir: Path) -> dict[str, Any] | None:
     """What rank 0 wrote when it stopped; None where nothing stopped this run."""
     try:
-        found = json.loads((run_dir / STOPPED).read_text("utf-8"))
+        found = parse_json((run_dir / STOPPED).read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

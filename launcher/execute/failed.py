@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from launcher.execute.peers import Part
 from launcher.execute.supervise import Watch
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
+from launcher.facts.user_files import parse_json
 from launcher.failures.catalogue import FAILURES
 from launcher.render.bundle import dump_json
 
@@ -235,7 +235,7 @@ def _reports(run_dir: Path, said: Sequence[Mapping[str, Any]]) -> list[dict[str,
     reports = [dict(report) for report in said]
     for path in (run_dir / "logs").glob("error-*.json"):
         try:
-            reports.append(json.loads(path.read_text("utf-8")))
+            reports.append(parse_json(path.read_text("utf-8")))
         except (OSError, ValueError):
             continue
     return sorted(reports, key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))

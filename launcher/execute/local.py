@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -38,6 +37,7 @@ from launcher.facts.checkpoint import FINISHED_BEFORE
 from launcher.facts.oom_kills import has_killed, read_oom_kills
 from launcher.facts.place import Place
 from launcher.facts.status import PREPARE_STAGE, PREPARED, PREPARES
+from launcher.facts.user_files import parse_json
 from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle
@@ -228,7 +228,7 @@ def _outcome(
     finally:
         remove_shared_buffers(start.master_port)
     if (run_dir / MARKER).is_file():
-        result: dict[str, Any] = json.loads((run_dir / "result.json").read_text("utf-8"))
+        result: dict[str, Any] = parse_json((run_dir / "result.json").read_text("utf-8"))
         return result
     failed = failures_while_stopping(run_dir, ended.reports)
     if group is not None and group.vanished:
@@ -274,7 +274,7 @@ def _with_another_port(order: Order, place: Place, ids: Sequence[str], run_dir: 
     """The order with a port that is free, bound and recorded anew."""
     order = replace(order, master_port=probe.free_port())
     bound = bind_order(order, place, ids)
-    known = json.loads((run_dir / "environment.json").read_text("utf-8"))["bound"]
+    known = parse_json((run_dir / "environment.json").read_text("utf-8"))["bound"]
     try:
         record_bound(run_dir, {**known, "master_port": str(order.master_port), "command": bound.argv})
     except OSError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from launcher.facts.user_files import parse_json
 
 
 class NewRows:
@@ -34,7 +35,7 @@ class NewRows:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import selectors
@@ -14,6 +13,7 @@ from typing import IO, Any
 
 from launcher.execute.log_file import LogFile
 from launcher.facts.status import REPORT
+from launcher.facts.user_files import parse_json
 from launcher.failures.noise import is_noise
 
 _CHUNK = 1 << 16
@@ -64,7 +64,7 @@ def errors_in(logs: Path) -> set[str]:
     lines: set[str] = set()
     for path in logs.glob("error-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            lines.update(str(json.loads(path.read_text("utf-8"))["message"]).splitlines())
+            lines.update(str(parse_json(path.read_text("utf-8"))["message"]).splitlines())
     return lines
 
 
@@ -161,7 +161,7 @@ class Output:
 
     def _take(self, said: str) -> None:
         with contextlib.suppress(ValueError):
-            report = json.loads(said)
+            report = parse_json(said)
             if isinstance(report, dict) and "rank" in report:
                 self.reports.append(report)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from launcher.execute.run_dir import MARKER
 from launcher.execute.submit import Run, Submitted
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import ENDED, PASSING, Job, read_jobs
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.user_files import parse_json, read_jsonl
 from launcher.render.slurm import ASKED_TO_STOP, START
 
 FIRST_POLL_S, LONGEST_POLL_S = 1.0, 15.0
@@ -223,7 +222,7 @@ def _check_stuck(submitted: Submitted, job: Job, seen: _Seen) -> None:
 def judge(submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]) -> dict[str, Any]:
     """result.json of a run whose job has ended; raises what `run` would have, where it did not finish."""
     if (run.run_dir / MARKER).is_file():
-        result: dict[str, Any] = json.loads((run.run_dir / "result.json").read_text("utf-8"))
+        result: dict[str, Any] = parse_json((run.run_dir / "result.json").read_text("utf-8"))
         return result
     prepare = jobs.get(submitted.prepare) if submitted.prepare else None
     if prepare is not None and prepare.state != "COMPLETED":

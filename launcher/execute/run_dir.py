@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import itertools
-import json
 import os
 import socket
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from launcher.facts.atomic_writes import write_text
 from launcher.facts.rehearsal import PREFIX
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.status import process_started
+from launcher.facts.user_files import parse_json
 from launcher.render.bundle import Bundle, dump_json
 from launcher.render.slurm import SUBMITTED
 
@@ -214,4 +214,4 @@ def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
     path = run_dir / "environment.json"
     if "command" in bound:
         bound = {**bound, "command": hide_in(bound["command"], hider(secret_values(os.environ)))}
-    write_text(path, dump_json({**json.loads(path.read_text("utf-8")), "bound": bound}))
+    write_text(path, dump_json({**parse_json(path.read_text("utf-8")), "bound": bound}))

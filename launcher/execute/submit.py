@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.run_dir import unwritable
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.queue import ask, submit
+from launcher.facts.user_files import parse_json
 from launcher.render.bundle import dump_json
 
 RECORD, SWEEP = "submit.json", "sweep.json"
@@ -141,7 +141,7 @@ def read_submitted(folder: Path) -> Submitted:
     """The record of a run directory or of a sweep. RecipeError where nothing was submitted from there."""
     for name in (SWEEP, RECORD):
         try:
-            found = json.loads((folder / name).read_text("utf-8"))
+            found = parse_json((folder / name).read_text("utf-8"))
             runs = tuple(
                 Run(Path(run["run_dir"]), run["job"], Path(run["log"]), run["values"])
                 for run in found["runs"]

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_type_hints
 
 from launcher.facts.hardware import Hardware
+from launcher.facts.user_files import parse_json
 
 SCHEMA_VERSION = 1
 KEPT = 64
@@ -122,12 +123,12 @@ def read_run(line: str) -> Run | None:
     if not line.startswith("{"):  # a foreign file of many lines costs no time
         return None
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
         if fields.pop("schema_version") != SCHEMA_VERSION:
             return None
         kind = Kind(**fields.pop("kind"))
         run = Run(kind=kind, **fields)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
     sound = _typed(kind) and _typed(run) and all(type(v) is int for v in run.components.values())
     return run if sound and _possible(run) else None

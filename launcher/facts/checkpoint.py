@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import math
 import os
 import re
@@ -19,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from launcher.facts.user_files import parse_json
 
 MANIFEST = "manifest.json"
 SAVING = ".saving"
@@ -74,9 +75,9 @@ class Manifest:
 def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a checkpoint; None where there is none, or none that can be understood."""
     try:
-        found = json.loads((folder / MANIFEST).read_text("utf-8"))
+        found = parse_json((folder / MANIFEST).read_text("utf-8"))
         return _manifest(found)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 
@@ -263,7 +264,7 @@ def incomplete_checkpoints(folder: Path) -> dict[Path, str]:
 def read_origin(run_dir: Path) -> Path | None:
     """The checkpoint of another run that this one began with; None where it began at the first step."""
     try:
-        return Path(json.loads((run_dir / ORIGIN).read_text("utf-8"))["checkpoint"])
+        return Path(parse_json((run_dir / ORIGIN).read_text("utf-8"))["checkpoint"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

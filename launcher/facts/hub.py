@@ -5,7 +5,6 @@ Without huggingface_hub, which planning does not have; its rules for variables, 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.facts.user_files import LARGEST_TEXT, expanded, read_text
+from launcher.facts.user_files import LARGEST_TEXT, expanded, parse_json, read_text
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -89,8 +88,8 @@ def ask_config(name: str, revision: str, environ: Mapping[str, str], method: str
     if method == "HEAD":
         return HubAnswer("found", 200)
     try:
-        config = json.loads(text)
-    except (ValueError, RecursionError) as wrong:
+        config = parse_json(text)
+    except ValueError as wrong:
         return HubAnswer("error", 200, f"its config.json is no JSON ({wrong})")
     if not isinstance(config, dict):
         return HubAnswer("error", 200, "its config.json holds no mapping")
@@ -122,8 +121,8 @@ def ask_model_type(name: str, environ: Mapping[str, str]) -> str | None:
     from urllib.parse import quote
 
     try:
-        found = json.loads(_read(f"api/models/{quote(name)}", environ))["config"]["model_type"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, HTTPException):
+        found = parse_json(_read(f"api/models/{quote(name)}", environ))["config"]["model_type"]
+    except (OSError, ValueError, TypeError, KeyError, HTTPException):
         return None
     return found if isinstance(found, str) else None
 

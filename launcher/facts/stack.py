@@ -6,9 +6,10 @@ brings the process down takes no other section with it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from launcher.facts.user_files import parse_json
 
 CHILD = "launcher.train.machine"
 TIMEOUT_S = 120
@@ -47,7 +48,7 @@ def read_sections(text: str, why: str) -> Stack:
     found: dict[str, dict[str, Any]] = {}
     for line in text.splitlines():
         try:
-            answer = json.loads(line)
+            answer = parse_json(line)
         except ValueError:  # the last line of a process that died in it
             continue
         if isinstance(answer, dict):

@@ -6,11 +6,12 @@ prepares data or converts a checkpoint before any rank starts writes RUN_DIR/log
 
 from __future__ import annotations
 
-import json
 import socket
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from launcher.facts.user_files import parse_json
 
 PHASES = ("start", "prepare", "load", "skip", "train", "evaluate", "save", "finish", "ended")
 """In the order of a run; prepare where the ranks do that themselves. Skip, evaluate and save lie inside
@@ -94,7 +95,7 @@ def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
 
 def _read(path: Path) -> RankStatus | None:
     try:
-        values: Any = json.loads(path.read_text(encoding="utf-8"))
+        values: Any = parse_json(path.read_text(encoding="utf-8"))
         return RankStatus(
             **{
                 field.name: values[field.name]

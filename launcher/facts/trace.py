@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem
+from launcher.facts.user_files import parse_json
 
 TIMEOUT_S = 600
 CHILD = "launcher.train.trace"
@@ -112,7 +113,7 @@ def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
         )
     try:
         # A library may have printed lines of its own before the answer, which is the last one.
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        answer: dict[str, Any] = parse_json(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         said = _last_line(done.stdout.splitlines())
         raise MachineError(

@@ -91,8 +91,16 @@ def read_text(path: str | Path, largest: int) -> str:
 
 def read_json(path: str | Path, largest: int = LARGEST_CONFIG) -> Any:
     """The same as a JSON value; ValueError where it is not JSON, or nested too deeply for the parser."""
+    return parse_json(read_text(path, largest))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A text that this project did not just write, as a JSON value; ValueError for whatever is wrong with it.
+
+    `json.loads` gives up on deep nesting with a RecursionError, which callers forget.
+    """
     try:
-        return json.loads(read_text(path, largest))
+        return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -128,8 +136,8 @@ def read_lines(path: str | Path) -> Iterator[tuple[bytes, dict[str, Any] | None]
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line.decode("utf-8", errors="replace"))
-    except (ValueError, RecursionError):
+        row = parse_json(line.decode("utf-8", errors="replace"))
+    except ValueError:
         return None
     return row if isinstance(row, dict) else None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.importing.found import Effect, Reading, is_secret, shown
 from launcher.importing.fsdp import take_fsdp, take_fsdp_options
 from launcher.recipe.field_tables import TASK_TABLES, TRAINER_OWNED, trainer_fields
@@ -193,8 +193,8 @@ def _from_text(text: str, kinds: set[str]) -> Any:
         return None
     if "dict" in kinds and text.startswith("{"):
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
+            return parse_json(text)
+        except ValueError:
             return text
     number = as_number(text) if kinds & {"int", "float"} else None
     if number is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import parse_json
 from launcher.importing.arguments import as_number
 from launcher.importing.ds_optimizer import take_optimizer, take_scheduler
 from launcher.importing.found import Effect, Reading, shown
@@ -272,7 +273,7 @@ def _keep(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
         if finding.severity == "error" and finding.code not in _OPEN and finding.path in rest:
             reading.drop(finding.path, rest[finding.path], lines[finding.path], Effect.NONE, finding.message,
                          finding.hint or "")  # fmt: skip
-    profile = json.loads(text)
+    profile = parse_json(text)
     for finding in left:
         if finding.severity == "error" and finding.code not in _OPEN:
             where = next((key for key in (finding.path, finding.path.partition(".")[0]) if key), None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.importing.found import Effect, shown
 from launcher.importing.peer import Peer, is_off
 from launcher.importing.row_hooks import Exchange, Ranked, Shape, Turns, take_hooks
@@ -93,10 +93,10 @@ def _find_info(peer: Peer, directory: str) -> tuple[Mapping[str, Any] | None, st
         try:
             file = folder / INFO
             if file.is_file() and file.stat().st_size <= _LARGEST:
-                data = json.loads(file.read_text(encoding="utf-8"))
+                data = parse_json(file.read_text(encoding="utf-8"))
                 if tells_info(data):
                     return data, str(folder)
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             continue
     return None, ""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from launcher.facts.user_files import parse_json
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
 from launcher.importing.found import Reading, shown
 from launcher.plan.profile import flatten
@@ -94,7 +93,7 @@ def _deepspeed_rows() -> list[Row]:
     rows: list[Row] = []
     for text in _DEEPSPEED:
         reading = deepspeed.read(text, "ds.json")
-        told = {key.rpartition(".")[2] for key in flatten(json.loads(text))}
+        told = {key.rpartition(".")[2] for key in flatten(parse_json(text))}
         for key, value in reading.taken.items():
             name = value.said.partition(":")[0].partition(",")[0]
             if not value.is_default and name.rpartition(".")[2] in told:

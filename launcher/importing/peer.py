@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RecipeError
+from launcher.facts.user_files import parse_json
 from launcher.importing.adapter import take_adapter
 from launcher.importing.arguments import as_bool, as_number, take_field
 from launcher.importing.found import Effect, Place, Reading, shown
@@ -117,7 +117,7 @@ class Peer:
 def load_tool(table: str, name: str, of_unknown: str) -> Tool:
     """A tool by its shipped list of keys."""
     file = Path(__file__).parent / "tables" / f"{table}.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = parse_json(file.read_text(encoding="utf-8"))
     lists = {key: tuple(value) for key, value in content.items() if key not in ("version", "keys")}
     return Tool(name, content["version"], content["keys"], of_unknown, lists)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.importing.arguments import as_bool, as_number
 from launcher.importing.found import Effect, shown
 from launcher.importing.peer import Peer
@@ -247,8 +247,8 @@ def _first_row(path: str, folder: Path) -> set[str] | None:
         try:
             if file.suffix == ".jsonl" and file.is_file():
                 with file.open("rb") as lines:
-                    row = json.loads(lines.readline(_LONGEST))
+                    row = parse_json(lines.readline(_LONGEST))
                 return set(row) if isinstance(row, dict) else None
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             return None
     return None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
+from launcher.facts.user_files import parse_json
 from launcher.plan.decide import processes_of, refuse, shares
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe
@@ -49,7 +49,7 @@ def _read(said: Any) -> Mapping[str, Any] | None:
     """The mapping, also of JSON text as TrainingArguments takes it; None for the name of a file."""
     if isinstance(said, str):
         try:
-            said = json.loads(said)
+            said = parse_json(said)
         except ValueError:
             return None
     return said if isinstance(said, Mapping) else None if said else {}

@@ -7,7 +7,6 @@ has been moved.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, defect
+from launcher.facts.user_files import parse_json
 from launcher.train.agreeing import evaluation_owed
 from launcher.train.job import rank, read_job
 from launcher.train.restoring import universal_folder
@@ -96,7 +96,7 @@ def find_best(state: Any, checkpoint: Path, own: Path) -> str | None:
 
 
 def _places(state: Any, checkpoint: Path, own: Path) -> Iterator[Path]:
-    recorded = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))["best_model_checkpoint"]
+    recorded = parse_json((checkpoint / "trainer_state.json").read_text("utf-8"))["best_model_checkpoint"]
     names = [f"checkpoint-{state.best_global_step}"] if state.best_global_step else []
     folders = [own] if universal_folder(checkpoint) else [own, checkpoint.parent]  # a converted one will go
     if recorded is not None:  # an earlier one where the save of the best was left out

@@ -6,7 +6,6 @@ no model and no data. Rank 0 writes what is known so far to result.json; nothing
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.atomic_writes import write_json
 from launcher.facts.rehearsal import COURSE, RESULT, Course, course_of
+from launcher.facts.user_files import parse_json
 from launcher.train.job import Job, rank, read_job, world_size
 from launcher.train.outcome import COMPLETED
 from launcher.train.status import status
@@ -35,7 +35,7 @@ def read_course(run_dir: Path) -> Course:
     """What to do. RecipeError where the file is absent or none."""
     path = run_dir / COURSE
     try:
-        return course_of(json.loads(path.read_text("utf-8")))
+        return course_of(parse_json(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise RecipeError(Problem("bad-plan", f"cannot read what to rehearse: {error}", str(path))) from error
 

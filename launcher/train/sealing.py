@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -14,6 +13,7 @@ from launcher.errors import Problem, RunFailed
 from launcher.facts.atomic_writes import write_json
 from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, FileFacts
 from launcher.facts.software import installed_versions
+from launcher.facts.user_files import parse_json
 from launcher.train.job import rank, world_size
 from launcher.train.moving import hash_and_sync, sync_file, sync_folder
 from launcher.train.together import of_all, of_rank_0
@@ -111,7 +111,7 @@ def _write_manifest(
 def _data_key(run_dir: Path) -> str | None:
     """The key of the prepared data; None where it is streamed, or no launcher prepared it."""
     try:
-        found = json.loads((run_dir / "data.json").read_text("utf-8"))
+        found = parse_json((run_dir / "data.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
     return found.get("key") if isinstance(found, dict) else None

@@ -19,6 +19,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from launcher.facts.atomic_writes import write_json
 from launcher.facts.secrets import hide_in, hider, secret_values
+from launcher.facts.user_files import parse_json
 from launcher.train.job import Job, rank
 
 FOLDER = "tracking"
@@ -72,7 +73,7 @@ def identify(job: Job, *, unique: bool) -> dict[str, str]:
     path = job.run_dir / FOLDER / "run.json"
     readable = True
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         return {"id": str(found["id"]), "name": str(found["name"])}
     except OSError as error:
         readable = isinstance(error, FileNotFoundError)

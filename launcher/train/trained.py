@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import complete_checkpoints, defect
+from launcher.facts.user_files import parse_json
 from launcher.train.adapters import first_lines
 from launcher.train.job import Job
 from launcher.train.processing import first_line, load_processing, own_code
@@ -85,9 +85,9 @@ def check_readable(folder: Path) -> None:
     """RecipeError where the configuration or the weights of a result are gone, cut off, or no such files."""
     config = folder / ("adapter_config.json" if is_trained(folder) == ADAPTER else "config.json")
     try:
-        if not isinstance(json.loads(config.read_text(encoding="utf-8")), dict):
+        if not isinstance(parse_json(config.read_text(encoding="utf-8")), dict):
             raise RecipeError(_damaged(config, "it is no JSON object"))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RecipeError(_damaged(config, first_line(error))) from error
     _check_weights(folder)
 
@@ -144,8 +144,8 @@ def prepared_record(job: Job) -> dict[str, Any]:
     """What the preparation of the rows wrote down; nothing for a run without it."""
     path = job.run_dir / "data.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
         raise RecipeError(_damaged(path, first_line(error))) from error
     if not isinstance(found, dict):
         raise RecipeError(_damaged(path, "it is no JSON object"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
+from launcher.facts.user_files import parse_json
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
 from launcher.train.blocks import compile_blocks
@@ -332,7 +332,7 @@ def _counts_at(checkpoint: Path | None) -> dict[str, int]:
     """Steps and tokens that a checkpoint has behind it."""
     state = {}
     if checkpoint is not None:
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        state = parse_json((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     return {name: int(state.get(name, 0)) for name in ("global_step", "num_input_tokens_seen")}
 
 

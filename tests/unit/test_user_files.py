@@ -15,10 +15,14 @@ from hypothesis import strategies as st
 from launcher.commands.gather import load_profile, read_hostfile
 from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.adapted import last_step
+from launcher.execute.endings import read_stopped
+from launcher.execute.log_file import LogFile
+from launcher.execute.output import Output, errors_in
 from launcher.execute.record import read_run
 from launcher.execute.requeue import last_requeue
 from launcher.execute.shared import prepared_data
 from launcher.facts.model_config import find_model_config
+from launcher.facts.status import REPORT, read_statuses
 from launcher.facts.user_files import (
     exists,
     is_dir,
@@ -83,6 +87,27 @@ def test_json_that_is_nested_deeply_is_a_value_error(tmp_path: Path) -> None:
     (tmp_path / "deep.json").write_text("[" * 100_000)
     with pytest.raises(ValueError, match="nested"):
         read_json(tmp_path / "deep.json")
+
+
+@pytest.mark.parametrize("name", ["stopped.json", "logs/error-rank-0.json", "logs/status-rank-0.json"])
+def test_a_record_of_a_run_that_is_nested_deeply_is_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / name).write_text("[" * 100_000)
+    assert read_stopped(tmp_path) is None
+    assert errors_in(tmp_path / "logs") == set()
+    assert read_statuses(tmp_path) == {}
+
+
+def test_a_rank_that_reports_nested_nonsense_ends_nobody(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    os.write(writes, f'{REPORT}{"[" * 50_000}\n{REPORT}{{"rank": 1}}\n'.encode())
+    os.close(writes)
+    with open(reads, "rb", buffering=0) as stream:  # noqa: PTH123 - of a descriptor
+        output = Output(stream, LogFile(tmp_path / "launcher.log", pytest.fail), lambda line: None)
+        while not output.ended:
+            output.copy(1.0)
+        output.close()
+    assert output.reports == [{"rank": 1}]
 
 
 def test_damaged_records_of_a_run(tmp_path: Path) -> None:

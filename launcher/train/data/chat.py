@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import parse_json
 from launcher.train.data.encoded import IGNORED, Collector, EncodedBatch
 from launcher.train.data.masks import TRAIN
 from launcher.train.data.pieces import REASONING
@@ -335,7 +336,7 @@ def _from_json(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments)
+        return parse_json(arguments)
     except ValueError:
         return arguments
 

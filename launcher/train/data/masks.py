@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.train.data.sources import Row, bad_row
 
 TRAIN = "train"
@@ -123,8 +123,8 @@ def _parsed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value.lower())
-    except (ValueError, RecursionError):
+        return parse_json(value.lower())
+    except ValueError:
         return value
 
 

@@ -7,10 +7,10 @@ in `rendered`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.train.data.masks import TRAIN, is_mask_key, merged_flag, train_flag
 from launcher.train.data.other_tasks import is_empty, is_media, plain_name
 from launcher.train.data.pieces import REASONING
@@ -47,8 +47,8 @@ def is_conversation(value: Any) -> bool:
     """Whether a value is a list of messages, or JSON text of one."""
     if isinstance(value, str):
         try:
-            value = json.loads(value) if value.lstrip().startswith("[") else None
-        except (ValueError, RecursionError):
+            value = parse_json(value) if value.lstrip().startswith("[") else None
+        except ValueError:
             return False
     if not isinstance(value, list | tuple) or not value:
         return False

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.train.data.turns import Message, assistant_turns
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
@@ -71,7 +72,7 @@ def pieces_of(messages: Sequence[Message]) -> Iterator[Piece]:
 def _arguments(call: Mapping[str, Any]) -> Any:
     arguments = call.get("arguments")
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
+        return parse_json(arguments) if isinstance(arguments, str) else arguments
     except ValueError:
         return arguments
 
@@ -144,8 +145,8 @@ def is_in_other_words(words: str, text: str) -> bool:
     if squeezed(words) in squeezed(text):
         return True
     try:
-        found = json.loads(words)
-    except (ValueError, RecursionError):
+        found = parse_json(words)
+    except ValueError:
         return False
     return isinstance(found, dict | list) and all(
         leaf in text or json.dumps(leaf)[1:-1] in text or json.dumps(leaf, ensure_ascii=False)[1:-1] in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.atomic_writes import write_json
 from launcher.facts.probe import cache_root
+from launcher.facts.user_files import parse_json
 from launcher.train.cached import cached, seal
 from launcher.train.data.counts import Counts
 from launcher.train.data.encode import encode_rows
@@ -55,7 +55,7 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
         _write(job, processing, hooks, splits, key, folder)
 
     cached(target, "prepared data", build, rehash=True)
-    record: dict[str, Any] = json.loads((target / RECORD).read_text(encoding="utf-8"))
+    record: dict[str, Any] = parse_json((target / RECORD).read_text(encoding="utf-8"))
     for name, sources in splits.items():
         # The files may have been moved since their contents were cached.
         record["splits"][name]["files"] = [file for source in sources for file in source.files]

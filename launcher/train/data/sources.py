@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import glob
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
-from launcher.facts.user_files import exists, expanded, is_dir
+from launcher.facts.user_files import exists, expanded, is_dir, parse_json
 from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
 
@@ -52,8 +51,8 @@ def kind_of(value: Any) -> str:
 def parsed_json(row: Row, place: str, text: str) -> Any:
     """The value of JSON text that stands at `place` of a row."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise bad_row(row, f"the text in {place} is not JSON: {error}") from error
 
 
@@ -185,7 +184,7 @@ def _visible_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def _saved_files(folder: Path) -> list[str]:
     """Names of the files that `Dataset.save_to_disk` wrote."""
-    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    state = parse_json((folder / "state.json").read_text(encoding="utf-8"))
     return [str(entry["filename"]) for entry in state["_data_files"]]
 
 

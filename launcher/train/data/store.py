@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import parse_json
 from launcher.train.cached import defect
 from launcher.train.job import Job
 
@@ -120,7 +121,7 @@ def read_record(job: Job, *, rehash: bool = False) -> dict[str, Any]:
     path = job.run_dir / RECORD
     hint = f"prepare it again: python -m launcher.train.prepare {job.run_dir}"
     try:
-        record: Any = json.loads(path.read_text(encoding="utf-8"))
+        record: Any = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         message = f"the data of this run is not prepared: {error}"
         raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint)) from error

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
 
 _CALL_HINT = 'a call is written {"name": "...", "arguments": {...}}'
@@ -43,8 +43,8 @@ def _split(row: Row, place: str, text: str) -> tuple[str | None, Any]:
         if opening < 0:
             continue
         try:
-            found = json.loads(text[opening:])
-        except (ValueError, RecursionError):
+            found = parse_json(text[opening:])
+        except ValueError:
             continue
         return text[:opening].rstrip() or None, found
     return None, parsed_json(row, place, text)

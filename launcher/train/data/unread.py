@@ -7,13 +7,13 @@ A row with an image, a rejected answer or a history would else train without it,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.user_files import parse_json
 from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.tasks.dpo import DPO
 from launcher.tasks.rows import FORMAT_FIELDS
@@ -185,8 +185,8 @@ def _parsed(text: str) -> Any:
     if text.lstrip()[:1] not in ("[", "{"):
         return None
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 
