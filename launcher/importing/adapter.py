@@ -12,14 +12,12 @@ from launcher.importing.arguments import convert
 from launcher.importing.found import Effect, Reading, shown
 from launcher.recipe.field_tables import ADAPTER_OWNED, adapter_fields
 from launcher.recipe.fields import check_adapter
+from launcher.tasks import TASKS
 
 PEFT_DEFAULTS: dict[str, Any] = {"adapter.r": 8, "adapter.lora_alpha": 8, "adapter.lora_dropout": 0.0}
 """LoraConfig's own, which a recipe must name: its planner's are others."""
-TASK_TYPES = {
-    "CAUSAL_LM": "causal-lm",
-    "SEQ_2_SEQ_LM": "seq2seq-lm",
-    "SEQ_CLS": "sequence-classification",
-}
+TASK_TYPES = {task.peft_task: task.name for task in reversed(TASKS) if task.peft_task}
+"""`task_type` of an adapter_config.json -> the first task that has it."""
 _ATTENTION = ("q_proj", "v_proj")
 PEFT_TARGETS: dict[str, list[str]] = {
     **{name: list(_ATTENTION) for name in (

@@ -12,6 +12,7 @@ from launcher.importing.fsdp import take_fsdp, take_fsdp_options
 from launcher.recipe.field_tables import TASK_TABLES, TRAINER_OWNED, trainer_fields
 from launcher.recipe.fields import CHECKPOINTING_KWARGS, check_trainer
 from launcher.recipe.suggestions import TRAINER_REMOVED
+from launcher.tasks import DEFAULT_TASK
 
 # Written even where the file is silent: a recipe's own defaults are others.
 TRANSFORMERS_DEFAULTS: dict[str, Any] = {
@@ -77,7 +78,7 @@ def take_field(
     entry = _all_fields()[target]
     converted = convert(value, entry)
     task = next((task for task in (None, *TASK_TABLES) if target in _fields_of(task)), None)
-    problems = check_trainer({target: converted}, None, task or "causal-lm")
+    problems = check_trainer({target: converted}, None, task or DEFAULT_TASK)
     if problems:
         needed = target in NEEDED_FIELDS
         effect = Effect.NEEDED if needed else Effect.TRAINING
@@ -175,7 +176,7 @@ def fill_defaults(reading: Reading, defaults: Mapping[str, Any], logging_steps: 
 
 
 def _fields_of(task: str | None) -> Mapping[str, Any]:
-    return trainer_fields(task or "causal-lm")
+    return trainer_fields(task or DEFAULT_TASK)
 
 
 @cache

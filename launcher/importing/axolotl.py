@@ -35,6 +35,7 @@ from launcher.importing.peer import (
     rows_of,
     take_keys,
 )
+from launcher.tasks import task_of_tool
 
 _MARKS = ("datasets", "pretraining_dataset", "sequence_len", "micro_batch_size", "adapter", "rl")
 _TRACKERS = {
@@ -103,8 +104,9 @@ def _take_task(peer: Peer) -> None:
     name = str(kind).lower()
     if kind is None or is_off(kind):
         return
-    if name in ("dpo", "ipo"):
-        peer.take("task", "dpo", "rl")
+    task = task_of_tool("axolotl", name)
+    if task is not None:
+        peer.take("task", task.name, "rl")
         take_keys(peer, DPO_KEYS)
         if name == "ipo":
             peer.take("trainer.loss_type", "ipo", "rl")

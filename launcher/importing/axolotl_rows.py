@@ -181,7 +181,7 @@ def _is_folder(entry: _Entry, path: str) -> bool:
 def _rows(entry: _Entry, found: _Found) -> tuple[dict[str, str], str, Shape | None] | None:
     """(columns, format, hook) of a data set; None, with the reason in the reading, where it has none."""
     kind = entry.get("type")
-    if entry.peer.reading.value("task") == "dpo":
+    if entry.peer.reading.task.ranks_answers:
         return _pairs(entry, kind)
     if isinstance(kind, dict):
         prompt = _own_prompt(entry, kind)
@@ -380,7 +380,7 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
         peer.drop("excess_length_strategy", Effect.NEEDED, "expected truncate, drop or raise")
         given = None
     strategy = "truncate" if given == "truncate" else "drop"
-    if peer.reading.value("task") == "dpo":
+    if peer.reading.task.ranks_answers:
         peer.default("data.overlong", "truncate", "excess_length_strategy: drop", "preference rows are cut")
     elif set(found.formats) == {"text"}:
         peer.default("data.overlong", "split", "type: completion", "texts are cut into pieces there, too")

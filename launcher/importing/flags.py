@@ -22,6 +22,7 @@ from launcher.importing.found import Effect, Reading, shown
 from launcher.importing.programs import EXAMPLES, Program
 from launcher.importing.shell import Word
 from launcher.importing.sources import source_at
+from launcher.tasks import DEFAULT_TASK
 
 OWN = "the script's own flag: what it does with it is not known here"
 NO_VALUE = "has no value, and needs one"
@@ -162,7 +163,7 @@ def _take_program(reading: Reading, name: Word, words: Sequence[Word], program: 
 def take_flags(reading: Reading, flags: Sequence[Flag], program: Program, line: int) -> None:
     """Take all flags of one of transformers' examples, and its own defaults."""
     rows = _Rows()
-    if program.task != "causal-lm":
+    if program.task != DEFAULT_TASK:
         reading.take("task", program.task, line, f"{program.name}: {program.task}")
     for flag in flags:
         take_flag(reading, flag, lambda flag: _take(reading, flag, rows))

@@ -8,6 +8,8 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.facts.secrets import hide_tokens, is_written_secret, looks_secret, names_secret
+from launcher.tasks import DEFAULT_TASK, task_named
+from launcher.tasks.task import Task
 
 LONGEST = 100
 """Characters of a value that are shown."""
@@ -182,6 +184,11 @@ class Reading:
         """Another file that belongs to the import."""
         if not looks_secret(file):
             self.names[file] = Place(self.file, line)
+
+    @property
+    def task(self) -> Task:
+        """The task as far as it was taken; else the one that a recipe has by default."""
+        return task_named(self.value("task") or DEFAULT_TASK)
 
     def value(self, key: str) -> Any:
         """The value taken for a recipe key, None where there is none."""

@@ -17,6 +17,7 @@ from launcher.importing.launchers import split_options, take_launcher
 from launcher.importing.sbatch import take_sbatch
 from launcher.importing.shell import Script, Word, read_script
 from launcher.importing.trl import option_kind
+from launcher.tasks import words_of_tool
 
 TOOL = "launch line"
 _STARTS = re.compile(
@@ -32,7 +33,7 @@ _VALUED = ("--with", "--extra", "--group", "--python", "--package", "--project",
 _PROGRAMS = ("deepspeed", "accelerate", "torchrun", "trl", "axolotl", "llamafactory-cli", "lmf")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _TRL_MODULES = re.compile(r"(?:trl[./]scripts[./]|examples/scripts/)(\w+?)(?:\.py)?$")
-_TRAINED = ("sft", "dpo")
+_TRAINED = words_of_tool("trl")
 _HANDBOOK = re.compile(r"(?:(?:^|/)scripts/run_(sft|dpo)|open_r1/(sft))\.py$")
 """Scripts of alignment-handbook and open-r1, which are trl's with another parser."""
 
@@ -269,7 +270,8 @@ def _trl(reading: Reading, command: Command) -> None:
     """`trl sft --config X.yaml --flag v`."""
     word, rest = command.words[0], command.words[1:]
     if word.text not in _TRAINED:
-        reading.refuse(f"trl {word.text}", word.line, "trains in a way that is not here", "sft and dpo are")
+        known = " and ".join(_TRAINED)
+        reading.refuse(f"trl {word.text}", word.line, "trains in a way that is not here", f"{known} are")
         return
     flags, loose = known_flags(reading, rest, option_kind)
     for left in loose:

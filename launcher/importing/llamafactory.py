@@ -30,11 +30,11 @@ from launcher.importing.peer import (
     take_keys,
 )
 from launcher.recipe.field_tables import trainer_fields
+from launcher.tasks import TASKS, task_of_tool, words_of_tool
 
 __all__ = ["mapping_rows", "read", "tells", "tells_info"]
 
 _MARKS = ("stage", "finetuning_type", "template", "cutoff_len", "dataset_dir", "lora_target", "lora_rank")
-_TASKS = {"sft": "causal-lm", "pt": "causal-lm", "dpo": "dpo"}
 _KERNELS = {"fa2": "flash_attention_2", "sdpa": "sdpa", "disabled": "eager"}
 
 
@@ -88,15 +88,18 @@ def _tool() -> Tool:
 
 def _take_stage(peer: Peer) -> str:
     stage = str(peer.get("stage") or "sft")
-    if stage not in _TASKS:
-        peer.refuse("stage", f"is {shown(stage)}, and of trainings there are sft, pt and dpo here")
+    task = task_of_tool("llamafactory", stage)
+    if task is None:
+        known = ", ".join(words_of_tool("llamafactory"))
+        peer.refuse("stage", f"is {shown(stage)}, and of trainings there are {known} here")
     elif "stage" in peer.values:
-        peer.take("task", _TASKS[stage], "stage")
+        peer.take("task", task.name, "stage")
     if as_bool(peer.get("do_train")) is not True:
         peer.refuse("do_train", "is not true: this file does not train", "write do_train: true if it should")
-    if stage == "dpo":
+    if task is not None and task.ranks_answers:
         take_keys(peer, DPO_KEYS)
-        peer.default("trainer.beta", 0.1, "pref_beta")
+        for to, value in task.tool_defaults["llamafactory"].items():
+            peer.default(to, value, "pref_beta")
         if str(peer.values.get("pref_loss")) in ("orpo", "simpo"):
             peer.refuse("pref_loss", f"is {shown(peer.values['pref_loss'])}, which is not here", "sigmoid is")
     else:
@@ -201,7 +204,7 @@ def _take_packing(peer: Peer, stage: str) -> None:
         peer.take("data.packing", True, key)
     elif packed:
         peer.default("data.packing", True, key)
-    if packed and not neat and stage != "dpo":
+    if packed and not neat and not peer.reading.task.ranks_answers:
         reason = "documents of a pack see each other there; here none sees another"
         peer.reading.drop("packing", "true", peer.line("packing"), Effect.TRAINING, reason)
     peer.default("data.max_length", 2048, "cutoff_len")
@@ -241,7 +244,7 @@ def _take_training(peer: Peer) -> None:
         for key in ("bf16", "fp16"):
             peer.get(key)
     if peer.switch("compute_accuracy"):
-        if "data.eval" in peer.reading.taken and peer.reading.value("task") != "dpo":
+        if "data.eval" in peer.reading.taken and not peer.reading.task.own_metrics:
             peer.take("data.metrics", ["accuracy"], "compute_accuracy")
         else:
             peer.drop("compute_accuracy", Effect.NONE, "nothing is evaluated")
@@ -259,7 +262,7 @@ def _take_training(peer: Peer) -> None:
 
 def _take_arguments(peer: Peer) -> None:
     """What is left, of TrainingArguments; fields that only another task has are none of them."""
-    general, others = trainer_fields(), {**trainer_fields("dpo"), **trainer_fields("seq2seq-lm")}
+    general, others = trainer_fields(), {name for task in TASKS for name in trainer_fields(task.name)}
     for name in list(peer.values):
         if name in peer.reading.seen or (name in others and name not in general):
             continue

@@ -175,7 +175,7 @@ def _shape(
         peer.reading.refuse(said, line, f"has {', '.join(unread)}, which no task here learns")
         return None
     ranking, formatting = bool(entry.get("ranking")), str(entry.get("formatting", "alpaca"))
-    if ranking != (rows.stage == "dpo"):
+    if ranking != peer.reading.task.ranks_answers:
         what = (
             "ranks answers, which stage: dpo learns" if ranking else "has no ranking, which stage: dpo needs"
         )
@@ -203,7 +203,7 @@ def _alpaca(
         peer.reading.drop(said, "", line, Effect.NEEDED, "its columns name no prompt")
     elif rows.stage == "pt":
         return "text", {} if prompt == "text" else {"text": prompt}, None
-    elif rows.stage == "dpo":
+    elif peer.reading.task.ranks_answers:
         if "chosen" in columns and "rejected" in columns:
             return (
                 "preference",

@@ -146,7 +146,7 @@ def open_peer(text: str, file: str, tool: Tool, overrides: Mapping[str, Any] | N
 def close_peer(peer: Peer, overrides: Iterable[str] = (), place: Place | None = None) -> Reading:
     """The reading, whose overridden keys stand where the launch line does."""
     reading, names = peer.reading, set(overrides)
-    if reading.value("task") == "dpo":
+    if reading.task.ranks_answers:
         _leave_out_of_pairs(reading)
     if names and place is not None:
         for key, taken in reading.taken.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.importing.arguments import field_kind, field_names
+from launcher.tasks import task_of_tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +15,17 @@ class Program:
     """One of transformers' examples/pytorch scripts."""
 
     name: str
-    task: str
     flags: str
     """Its own flags beside those of all examples and of TrainingArguments, parted by spaces."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Recipe key -> what the script uses where the line is silent."""
+
+    @property
+    def task(self) -> str:
+        """What it trains."""
+        task = task_of_tool("transformers", self.name)
+        assert task is not None, f"no task is known as {self.name}"
+        return task.name
 
     def names(self) -> set[str]:
         """All its flags."""
@@ -47,20 +54,20 @@ _CLASSES = "max_seq_length pad_to_max_length max_predict_samples test_file ignor
 EXAMPLES: dict[str, Program] = {
     program.name: program
     for program in (
-        Program("run_clm.py", "causal-lm", """model_type config_overrides torch_dtype dtype
+        Program("run_clm.py", """model_type config_overrides torch_dtype dtype
             low_cpu_mem_usage streaming block_size validation_split_percentage keep_linebreaks""",
                 {"data.max_length": 1024, "data.packing": True}),
-        Program("run_summarization.py", "seq2seq-lm", f"""{_PAIRS} lang text_column summary_column
+        Program("run_summarization.py", f"""{_PAIRS} lang text_column summary_column
             resize_position_embeddings""", {"data.max_length": 1024, "data.overlong": "truncate"}),
-        Program("run_translation.py", "seq2seq-lm", f"{_PAIRS} source_lang target_lang",
+        Program("run_translation.py", f"{_PAIRS} source_lang target_lang",
                 {"data.max_length": 1024, "data.overlong": "truncate"}),
-        Program("run_glue.py", "sequence-classification", f"{_CLASSES} task_name",
+        Program("run_glue.py", f"{_CLASSES} task_name",
                 {"data.max_length": 128, "data.overlong": "truncate"}),
-        Program("run_classification.py", "sequence-classification", f"""{_CLASSES} do_regression
+        Program("run_classification.py", f"""{_CLASSES} do_regression
             text_column_names text_column_delimiter train_split_name validation_split_name test_split_name
             remove_splits remove_columns label_column_name shuffle_train_dataset shuffle_seed metric_name""",
                 {"data.max_length": 128, "data.overlong": "truncate"}),
-        Program("run_image_classification.py", "image-classification", """model_type image_processor_name
+        Program("run_image_classification.py", """model_type image_processor_name
             feature_extractor_name train_dir validation_dir train_val_split image_column_name
             label_column_name ignore_mismatched_sizes""",
                 {"model.name_or_path": "google/vit-base-patch16-224-in21k"}),

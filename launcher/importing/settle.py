@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.importing.found import Dropped, Effect, Place, Taken, shown
 from launcher.recipe.field_tables import TASK_TABLES, task_fields, task_of_field, trainer_fields
 from launcher.recipe.vocabulary import METRICS
+from launcher.tasks import DEFAULT_TASK, task_named
 
 if TYPE_CHECKING:
     from launcher.importing.join import Imported
@@ -62,7 +63,7 @@ def _settle_model(made: Imported) -> None:
     if tokenizer is not None and model is not None and tokenizer.value == model.value:
         del made.taken["model.tokenizer"]
     task = made.taken.get("task")
-    if task is not None and task.value == "causal-lm":
+    if task is not None and task.value == DEFAULT_TASK:
         del made.taken["task"]
 
 
@@ -112,9 +113,9 @@ def _settle_metric(made: Imported) -> None:
     best = made.taken.get("trainer.metric_for_best_model")
     if best is None or {"python", "data.metrics"} & made.taken.keys():
         return
-    task = made.taken["task"].value if "task" in made.taken else "causal-lm"
+    task = made.taken["task"].value if "task" in made.taken else DEFAULT_TASK
     name = str(best.value).removeprefix("eval_")
-    if name == "loss" or task == "dpo":
+    if name == "loss" or task_named(task).own_metrics:
         return
     if name in METRICS.get(task, ()):
         note = "the script's own function may count otherwise"
@@ -140,7 +141,7 @@ def _settle_hub(made: Imported) -> None:
 
 def _settle_task(made: Imported) -> None:
     """Fields that only another task has."""
-    task = made.taken["task"].value if "task" in made.taken else "causal-lm"
+    task = made.taken["task"].value if "task" in made.taken else DEFAULT_TASK
     fields = {**trainer_fields(task), **(task_fields(task) if task in TASK_TABLES else {})}
     for key in [key for key in made.taken if key.startswith("trainer.")]:
         name = key.removeprefix("trainer.")
@@ -149,7 +150,8 @@ def _settle_task(made: Imported) -> None:
             off = made.taken[key].value in (False, None)
             if off:
                 del made.taken[key]
-            effect = Effect.NONE if other == "seq2seq-lm" else Effect.TRAINING
+            # Fields of a task that generates say how evaluations generate.
+            effect = Effect.NONE if task_named(other).generates else Effect.TRAINING
             _leave(made, key, effect, f"a key of task {other}, and this is {task}")
 
 
@@ -173,10 +175,11 @@ def _settle_fsdp(made: Imported) -> None:
     engine = made.taken.get("sharding.engine")
     if engine is None or engine.value != "fsdp":
         return
-    precision, task = made.taken.get("precision"), made.taken.get("task")
+    precision = made.taken.get("precision")
+    task = task_named(made.taken["task"].value if "task" in made.taken else DEFAULT_TASK)
     why = "a quantised model" if "model.quantization" in made.taken else ""
     why = why or ("fp16" if precision is not None and precision.value == "fp16" else "")
-    why = why or ("an encoder-decoder" if task is not None and task.value == "seq2seq-lm" else "")
+    why = why or ("an encoder-decoder" if task.is_encoder_decoder else "")
     if why:
         reason = f"memory only: fsdp does not shard {why} here; the planner chooses the engine"
         if why == "fp16":

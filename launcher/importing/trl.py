@@ -24,22 +24,16 @@ from launcher.importing.peer import (
 )
 from launcher.importing.trl_rows import take_rows
 from launcher.importing.trl_tables import HANDLED, KEYS, LEFT, LORA_KEYS, PROFILES
-from launcher.recipe.field_tables import TASK_OWNED, trainer_fields
+from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
+from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, words_of_tool
+from launcher.tasks.task import Task
 
 _MARKS = (
     "dataset_name", "dataset_mixture", "dataset_mixer", "use_peft", "lora_r", "max_length", "max_seq_length",
     "packing", "dataset_text_field", "dataset_config", "assistant_only_loss", "completion_only_loss",
 )  # fmt: skip
 _KERNELS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
-_OF_DPO = (
-    "f_divergence_type",
-    "precompute_ref_log_probs",
-    "loss_weights",
-    "ld_alpha",
-    "discopop_tau",
-    "beta",
-)
 _OF_OTHERS = {
     "GRPO": ("num_generations", "reward_funcs", "reward_weights", "num_iterations", "use_vllm"),
     "KTO": ("desirable_weight", "undesirable_weight"),
@@ -92,7 +86,7 @@ def read(
     refusals.
     """
     peer = open_peer(text, file, _tool(), overrides)
-    dpo = _take_task(peer, word)
+    task = _take_task(peer, word)
     if "model_name_or_path" not in peer.values:
         peer.reading.needs("model.name_or_path", None, "model_name_or_path is not there")
     _take_environment(peer)
@@ -100,14 +94,14 @@ def read(
     take_keys(peer, KEYS)
     _take_model(peer)
     _take_adapter(peer, adapted)
-    _take_lengths(peer, dpo)
+    _take_lengths(peer, task)
     _take_template(peer)
-    _take_loss_type(peer, dpo)
+    _take_loss_type(peer, task)
     _take_eval_strategy(peer)
     take_rows(peer)
     leave_keys(peer, LEFT)
-    _take_arguments(peer, dpo)
-    _take_defaults(peer, dpo)
+    _take_arguments(peer, task)
+    _take_defaults(peer, task)
     leave_rest(peer, trainer_fields())
     return close_peer(peer, overrides or (), place)
 
@@ -116,23 +110,26 @@ def _tool() -> Tool:
     return load_tool("trl", "TRL", "refuses it")
 
 
-def _take_task(peer: Peer, word: str) -> bool:
-    """Whether it is preference tuning; a file alone says so by a key of DPO's.
+def _take_task(peer: Peer, word: str) -> Task:
+    """What it trains; a file alone says so by a key that only one kind of training has.
 
     `beta` is of DPO, ORPO, KTO, CPO and GRPO: where the file has nothing else, and no name says
     dpo, the user must.
     """
     for kind, names in () if word else _OF_OTHERS.items():
         for other in [name for name in names if name in peer.values][:1]:
-            peer.refuse(other, f"is a key of {kind}: TRL's sft and dpo are here")
-    key = next((key for key in _OF_DPO if key in peer.values), None)
-    dpo = word == "dpo" or (not word and key is not None)
-    if dpo:
+            known = " and ".join(words_of_tool("trl"))
+            peer.refuse(other, f"is a key of {kind}: TRL's {known} are here")
+    marks = [(key, task) for task in TASKS for key in task.known_by.get("trl", ()) if key in peer.values]
+    key, marked = marks[0] if marks else (None, None)
+    task = task_of_tool("trl", word) if word else marked
+    if task is not None and task.name != DEFAULT_TASK:
         line = None if key is None else peer.line(key)
-        peer.reading.take("task", "dpo", line, "trl dpo" if word else str(key))
+        peer.reading.take("task", task.name, line, f"trl {word}" if word else str(key))
         peer.reading.seen.discard(str(key))
     names = (peer.reading.file, *(str(peer.values.get(name)) for name in _NAMING))
-    if not word and key == "beta" and not any("dpo" in name.lower() for name in names):
+    unsure = marked.known_as["trl"] if marked is not None and key == "beta" and not word else ()
+    if unsure and not any(said in name.lower() for name in names for said in unsure):
         reason = "beta is a key of DPO, and of trainings that are not here (ORPO, KTO, CPO)"
         peer.reading.needs(
             "kind of training", peer.line("beta"), reason, "take this line out where it is DPO"
@@ -147,7 +144,7 @@ def _take_task(peer: Peer, word: str) -> bool:
         elif not is_off(value):
             peer.reading.drop(f"dataset_kwargs.{name}", value, peer.line(f"dataset_kwargs.{name}"),
                               Effect.TRAINING, "rows are prepared here in one way")  # fmt: skip
-    return dpo
+    return task or peer.reading.task
 
 
 def _take_environment(peer: Peer) -> None:
@@ -257,11 +254,11 @@ def _take_adapter(peer: Peer, adapted: bool) -> None:
         peer.default("adapter.autocast_adapter_dtype", False, "use_peft: true", note)
 
 
-def _take_lengths(peer: Peer, dpo: bool) -> None:
+def _take_lengths(peer: Peer, task: Task) -> None:
     _take_length(peer)
     if peer.get("truncation_mode") not in (None, "keep_start"):
         peer.drop("truncation_mode", Effect.TRAINING, "the start of a long row is kept")
-    _take_packing(peer, dpo)
+    _take_packing(peer, task)
 
 
 def _take_length(peer: Peer) -> None:
@@ -283,8 +280,8 @@ def _take_length(peer: Peer) -> None:
         peer.default("data.max_length", 1024, "max_length")
 
 
-def _take_packing(peer: Peer, dpo: bool) -> None:
-    strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and not dpo
+def _take_packing(peer: Peer, task: Task) -> None:
+    strategy, packing = peer.get("packing_strategy"), peer.switch("packing") and not task.ranks_answers
     if packing:
         peer.take("data.packing", True, "packing")
     if packing and strategy == "wrapped":
@@ -294,7 +291,7 @@ def _take_packing(peer: Peer, dpo: bool) -> None:
     elif strategy not in (None, "bfd", "bfd_split", "wrapped"):
         peer.drop("packing_strategy", Effect.TRAINING, "expected bfd, bfd_split or wrapped")
     peer.default("data.overlong", "truncate", "truncation_mode: keep_start")
-    if peer.switch("padding_free") and not packing and not dpo:
+    if peer.switch("padding_free") and not packing and not task.ranks_answers:
         peer.take("data.padding_free", True, "padding_free")
 
 
@@ -316,8 +313,8 @@ def _take_template(peer: Peer) -> None:
         peer.drop("chat_template_path", Effect.TRAINING, reason, "save it as a file, for model.chat_template")
 
 
-def _take_loss_type(peer: Peer, dpo: bool) -> None:
-    if dpo:
+def _take_loss_type(peer: Peer, task: Task) -> None:
+    if task.ranks_answers:
         return
     loss = peer.get("loss_type")
     if loss not in (None, "nll", "chunked_nll"):
@@ -332,11 +329,11 @@ def _take_eval_strategy(peer: Peer) -> None:
             take_argument(peer.reading, key, value, peer.line(key))
 
 
-def _take_arguments(peer: Peer, dpo: bool) -> None:
+def _take_arguments(peer: Peer, task: Task) -> None:
     """What is left, of TrainingArguments and of DPO's; fields that only other tasks have are none of them."""
-    fields = {*trainer_fields("dpo" if dpo else "causal-lm"), *TRAINER_REMOVED, "use_liger"}
-    others = {*trainer_fields("dpo"), *trainer_fields("seq2seq-lm")} - fields
-    owned = TASK_OWNED["dpo"] if dpo else {}
+    fields = {*trainer_fields(task.name), *TRAINER_REMOVED, "use_liger"}
+    others = {name for other in TASKS for name in trainer_fields(other.name)} - fields
+    owned = task.owned_arguments
     for name in list(peer.values):
         value = peer.values[name]
         if name in peer.reading.seen or name in others:
@@ -347,14 +344,11 @@ def _take_arguments(peer: Peer, dpo: bool) -> None:
             take_argument(peer.reading, name, value, peer.line(name))
 
 
-def _take_defaults(peer: Peer, dpo: bool) -> None:
+def _take_defaults(peer: Peer, task: Task) -> None:
     """TRL's own, where the file is silent: bf16 unless fp16, and its rates."""
     by_default = peer.reading.taken.get("precision")
     if by_default is None or (by_default.is_default and as_bool(peer.values.get("bf16")) is not False):
         peer.reading.taken.pop("precision", None)
         peer.default("precision", "bf16", "bf16: true")
-    rate = 1e-6 if dpo else 2e-5
-    defaults: dict[str, Any] = {"trainer.learning_rate": rate, "trainer.num_train_epochs": 3.0}
-    if dpo:
-        defaults["trainer.beta"] = 0.1
+    defaults = {**task.tool_defaults["trl"], "trainer.num_train_epochs": 3.0}
     fill_defaults(peer.reading, defaults, logging_steps=10)

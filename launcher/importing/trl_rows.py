@@ -21,9 +21,9 @@ def take_rows(peer: Peer) -> None:
     """Take the sources, and which of their tokens are learnt."""
     peer.reading.know("dataset_splits")
     sources = [*_named(peer), *_listed(peer), *_mixed(peer)]
-    dpo = peer.reading.value("task") == "dpo"
+    pairs = peer.reading.task.ranks_answers
     column = peer.get("dataset_text_field")
-    if column not in (None, "text") and not dpo:
+    if column not in (None, "text") and not pairs:
         for source in sources:
             source |= {"format": "text", "columns": {"text": str(column)}}
     if sources:
@@ -38,7 +38,7 @@ def take_rows(peer: Peer) -> None:
     size = peer.get("test_split_size")
     if size is not None:
         _share(peer, "test_split_size", size, peer.line("test_split_size"))
-    if not dpo:
+    if not pairs:
         _take_loss(peer, sources)
 
 

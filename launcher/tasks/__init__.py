@@ -29,6 +29,16 @@ def task_named(name: str) -> Task:
     return _BY_NAME[name]
 
 
+def task_of_tool(tool: str, word: str) -> Task | None:
+    """The task that another tool calls so; None where it has no such word, or the task is not here."""
+    return next((task for task in TASKS if word in task.known_as.get(tool, ())), None)
+
+
+def words_of_tool(tool: str) -> tuple[str, ...]:
+    """The words of another tool for tasks that are here."""
+    return tuple(word for task in TASKS for word in task.known_as.get(tool, ()))
+
+
 def tasks_of(architecture: Architecture) -> tuple[str, ...]:
     """Names of the tasks that a kind of model family can learn, the most usual first."""
     return tuple(task.name for task in TASKS if architecture in task.architectures)

@@ -46,6 +46,21 @@ class DPO(Task):
     }
     adapter_dropout = False
     own_metrics = True
+    known_as = {"trl": ("dpo",), "llamafactory": ("dpo",), "axolotl": ("dpo", "ipo")}
+    known_by = {
+        "trl": (
+            "f_divergence_type",
+            "precompute_ref_log_probs",
+            "loss_weights",
+            "ld_alpha",
+            "discopop_tau",
+            "beta",
+        )
+    }
+    tool_defaults = {
+        "trl": {"trainer.learning_rate": 1e-6, "trainer.beta": 0.1},
+        "llamafactory": {"trainer.beta": 0.1},
+    }
     goals = {"preferences": ("preference",)}
     first_rates = {"full": 5e-7, "adapter": 5e-6}
     first_rate_note = " by preferences"

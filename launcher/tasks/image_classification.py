@@ -25,6 +25,7 @@ class ImageClassification(Task):
         "include_num_input_tokens_seen": ("no", "images are not made of tokens"),
     }
     metrics = CLASS_METRICS
+    known_as = {"transformers": ("run_image_classification.py",)}
     goals = {"classify": ("image",)}
     first_methods = ("full", "lora")
     first_metrics = {"classify": ("accuracy", "f1")}

@@ -17,6 +17,7 @@ class SequenceClassification(Task):
     model_class = "AutoModelForSequenceClassification"
     peft_task = "SEQ_CLS"
     metrics = CLASS_METRICS
+    known_as = {"transformers": ("run_glue.py", "run_classification.py")}
     goals = {"classify": ("classification",)}
     first_metrics = {"classify": ("accuracy", "f1")}
     pipeline = "text-classification"

@@ -99,6 +99,15 @@ class Task:
     keeps_token_predictions: ClassVar[bool] = False
     """Whether metrics read a predicted token for each position."""
 
+    # --- other tools (import) ---------------------------------------------------------------------
+    known_as: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Tool -> its words for this task: a command of `trl`, a `stage` of `llamafactory`, an `rl` of `axolotl`,
+    an example script of `transformers`."""
+    known_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Tool -> keys that only its files for this task have."""
+    tool_defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Tool -> recipe key -> what the tool uses where its file is silent."""
+
     # --- a first recipe (init), the result (generate, model card) ---------------------------------
     goals: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Goal of `init` -> the formats with which it is this task."""
@@ -131,6 +140,11 @@ class Task:
     def architecture_suffix(self) -> str:
         """How class names of models with this head end: ForCausalLM."""
         return self.model_class.removeprefix("AutoModel")
+
+    @property
+    def ranks_answers(self) -> bool:
+        """Whether a row holds a chosen and a rejected answer."""
+        return "preference" in self.formats
 
     @property
     def is_encoder_decoder(self) -> bool:
