@@ -125,7 +125,7 @@ def _take_block(
         elif key in _DEEPSPEED:
             _DEEPSPEED[key](reading, said, value, line)
         else:
-            reading.drop(said, value, line, Effect.NONE, "no key of accelerate 1.15, which refuses it")
+            reading.drop(said, value, line, Effect.NONE, "no key of accelerate 1.15, which ignores it there")
 
 
 def _check_file(reading: Reading, data: Mapping[str, Any], lines: Mapping[str, int]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.importing.arguments import as_bool, as_number
+from launcher.importing.axolotl_steps import take_long_pairs
 from launcher.importing.axolotl_tables import DATASET_LEFT, TYPES
 from launcher.importing.found import Effect, shown
 from launcher.importing.peer import Peer, is_off
@@ -381,7 +382,7 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
         given = None
     strategy = "truncate" if given == "truncate" else "drop"
     if peer.reading.task.ranks_answers:
-        peer.default("data.overlong", "truncate", "excess_length_strategy: drop", "preference rows are cut")
+        take_long_pairs(peer, given)
     elif set(found.formats) == {"text"}:
         peer.default("data.overlong", "split", "type: completion", "texts are cut into pieces there, too")
     else:
@@ -390,7 +391,7 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
                                "drops long rows of the others; one word is for all rows here")  # fmt: skip
         peer.reading.take("data.overlong", strategy, peer.line("excess_length_strategy"),
                           f"excess_length_strategy: {given or 'drop'}", default=given is None)  # fmt: skip
-    if given == "raise":
+    if given == "raise" and not peer.reading.task.ranks_answers:
         peer.drop("excess_length_strategy", Effect.TRAINING, "long rows are dropped, and counted")
     if peer.switch("sample_packing") and not streamed:
         peer.take("data.packing", True, "sample_packing")

@@ -147,7 +147,11 @@ HANDLED: tuple[Row, ...] = (
     ("use_comet", "trainer.report_to", "comet_ml"),
     ("use_trackio", "trainer.report_to", "trackio"),
     ("hub_model_id", "trainer.hub_model_id", "with push_to_hub and a private repository"),
-    ("excess_length_strategy", "data.overlong", "drop where it is absent; split for completion rows"),
+    (
+        "excess_length_strategy",
+        "data.overlong",
+        "drop where it is absent; split for completion rows; preference rows are cut",
+    ),
     ("sample_packing", "data.packing", ""),
     ("batch_flattening", "data.padding_free", ""),
     ("train_on_inputs", "data.loss_on", "all"),

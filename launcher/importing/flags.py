@@ -17,6 +17,7 @@ from launcher.importing.arguments import (
     fill_defaults,
     take_argument,
 )
+from launcher.importing.example_defaults import CONFIGURATIONS, Flag, list_silent, take_start
 from launcher.importing.foreign import MANUALLY, SCRIPT, tool_of
 from launcher.importing.found import Effect, Reading, shown
 from launcher.importing.programs import EXAMPLES, Program
@@ -24,25 +25,13 @@ from launcher.importing.shell import Word
 from launcher.importing.sources import source_at
 from launcher.tasks import DEFAULT_TASK
 
-OWN = "the script's own flag: what it does with it is not known here"
+OWN = "a flag of the script that no recipe key says"
 NO_VALUE = "has no value, and needs one"
 
 
+_FRAMEWORKS = re.compile(r"(?:^|/)(tensorflow|flax)(?=/)")
 _ANY_NUMBER = re.compile(r"\$(?:[@*]|\{(?:[@*]|\w+\[[@*]\])\})")
 """What stands for any number of words: `$@`, `${ARGS[@]}`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag of a launch line."""
-
-    name: str
-    """Without its dashes, `-` as `_`."""
-    value: Any
-    """A text; several as a list; True without one."""
-    line: int
-    open: bool = False
-    """Whether the value is only known when the line is run."""
 
 
 def read_flags(
@@ -126,14 +115,18 @@ def _values(words: Sequence[Word], at: int, kind: str | None) -> list[Word]:
 
 
 def take_started(
-    reading: Reading, name: Word, words: Sequence[Word], spawned_by: str, *, is_module: bool
+    reading: Reading, name: Word, words: Sequence[Word], spawned_by: str, *, is_module: bool, folder: str = ""
 ) -> None:
     """Take the flags of a script that is known by its name; every other one is refused.
 
-    spawned_by: deepspeed, accelerate, torchrun or python.
+    spawned_by: deepspeed, accelerate, torchrun or python. folder: where a `cd` before it leads.
     """
     program = None if name.open or is_module else EXAMPLES.get(PurePath(name.text).name)
-    if program is not None:
+    other = _FRAMEWORKS.search(f"{folder}/{name.text}")
+    if program is not None and other is not None:
+        message = f"is the example of that name for {other[1]}, which import does not read"
+        reading.refuse(name.text, name.line, message, MANUALLY, SCRIPT)
+    elif program is not None:
         _take_program(reading, name, words, program)
     else:
         tool = tool_of(name.text)
@@ -170,6 +163,8 @@ def take_flags(reading: Reading, flags: Sequence[Flag], program: Program, line: 
     if not any(flag.name == "do_train" and as_bool(flag.value) is not False for flag in flags):
         reading.refuse(program.name, line, "without --do_train does not train")
     _take_rows(reading, rows)
+    take_start(reading, flags, program, line)
+    list_silent(reading, flags, program, line)
     open_names = {flag.name for flag in flags if flag.open}
     for key, value in program.defaults.items():
         if key == "data.max_length" and open_names & set(_LENGTHS):
@@ -187,7 +182,7 @@ def take_flag(reading: Reading, flag: Flag, take: Callable[[Flag], bool]) -> Non
     """One flag of a known parser: taken, or listed where its value is not known or is not there."""
     if flag.open:
         _leave_open(reading, flag)
-    elif not take(flag):
+    elif flag.name not in CONFIGURATIONS and not take(flag):
         reading.drop(f"--{flag.name}", flag.value, flag.line, Effect.TRAINING, OWN)
 
 
@@ -288,6 +283,12 @@ def _prepared(reading: Reading, flag: Flag) -> None:
     reading.drop(flag.name, flag.value, flag.line, Effect.NONE, "prepared rows are kept by `prepare`")
 
 
+def _streaming(reading: Reading, flag: Flag) -> None:
+    reading.know(flag.name)
+    if as_bool(flag.value):
+        reading.take("data.streaming", True, flag.line, flag.name)
+
+
 def _workers(reading: Reading, flag: Flag) -> None:
     number = as_number(flag.value)
     reading.know(flag.name)
@@ -319,6 +320,7 @@ _ALIASES: dict[str, Callable[[Reading, Flag], None]] = {
     **dict.fromkeys(("max_train_samples", "max_eval_samples"), _samples),
     "overwrite_cache": _prepared,
     "preprocessing_num_workers": _workers,
+    "streaming": _streaming,
     **dict.fromkeys(("use_fast_tokenizer", "low_cpu_mem_usage", "use_auth_token", "test_file",
                      "max_predict_samples", "pad_to_max_length", "ignore_mismatched_sizes"), _silent),
 }  # fmt: skip

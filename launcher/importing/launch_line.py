@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing.environment import take_env
-from launcher.importing.flags import Flag, is_idle, known_flags, read_flags, take_started
+from launcher.importing.environment import take_env, take_variables_of_llamafactory
+from launcher.importing.example_defaults import Flag
+from launcher.importing.flags import is_idle, known_flags, read_flags, take_started
 from launcher.importing.foreign import COMMANDS, MANUALLY, SCRIPT, tool_of
 from launcher.importing.found import Call, Effect, Reading, without_tokens
 from launcher.importing.launchers import split_options, take_launcher
@@ -22,8 +23,8 @@ from launcher.tasks import words_of_tool
 TOOL = "launch line"
 _STARTS = re.compile(
     r"\b(?:deepspeed|accelerate\s+launch|accelerate-launch|torchrun|python[\d.]*|trl|axolotl|llamafactory-cli|lmf|"
-    r"(?:swift|megatron)\s+(?:sft|pt|rlhf)|tune\s+run|oumi\s+(?:train|launch|tune)|xtuner\s+train|litgpt|"
-    r"nemo\s+(?:llm|run)|colossalai\s+run|fairseq-train|mlx_lm\.lora)\s"
+    r"(?:swift|megatron)\s+(?:sft|pt|rlhf)|tune\s+run|oumi\s+(?:train|launch|tune|distributed)|xtuner\s+train|litgpt|"
+    r"nemo\s+(?:llm|run)|automodel|soup\s+train|unsloth\s+train|colossalai\s+run|fairseq-train|mlx_lm\.lora)\s"
 )
 """What stands in every text that starts a training, and in others."""
 _PREFIXES = ("nohup", "sudo", "exec", "env", "srun", "numactl", "setsid", "stdbuf", "nice", "mpirun")
@@ -47,6 +48,8 @@ class Command:
     """deepspeed, accelerate, torchrun, trl, axolotl, llamafactory or python."""
     words: list[Word]
     line: int
+    folder: str = ""
+    """Where a `cd` before it leads, as it is written."""
 
 
 def tells(text: str) -> bool:
@@ -73,6 +76,9 @@ def read(text: str, file: str) -> Reading:
     variables = [*(pair for pair in script.exported if pair[1].line <= command.line), *command.env]
     for name, word in variables:
         _take_variable(reading, name, word)
+    folders = [words[1].text for words in script.commands if words[0].text == "cd" and len(words) > 1
+               and words[1].line <= command.line]  # fmt: skip
+    command.folder = folders[-1] if folders else ""
     _READERS[command.program](reading, command)
     if "hardware.devices_per_node" not in reading.taken and "hardware.total" not in reading.taken:
         _count_visible(reading, variables)
@@ -90,8 +96,11 @@ def _refuse_cut_off(reading: Reading, script: Script, command: Command) -> None:
 
 def _none(script: Script, file: str) -> Problem:
     """Why no command was found: it is made when the script runs, or there is none."""
-    line = next((words[0].line for words in script.commands
-                 if words[0].text in ("eval", "bash", "sh") or words[0].open), None)  # fmt: skip
+    programs = [
+        words[at] for words in script.commands for _, at in [_before_program(words)] if at < len(words)
+    ]
+    line = next((word.line for word in programs
+                 if word.text in ("eval", "bash", "sh", "zsh") or word.open), None)  # fmt: skip
     if line is not None:
         return Problem("import-refused", "the command is only known when the script runs", file, line,
                        hint=f"give the line as it is run: put an echo before it; {MANUALLY}")  # fmt: skip
@@ -117,6 +126,12 @@ def _count_visible(reading: Reading, env: Sequence[tuple[str, Word]]) -> None:
 
 def _command(words: list[Word]) -> Command | None:
     """The command if it trains."""
+    env, at = _before_program(words)
+    return _trains(words[at:], env) if at < len(words) else None
+
+
+def _before_program(words: list[Word]) -> tuple[list[tuple[str, Word]], int]:
+    """The variables of a command, and where its program stands: after `srun -n 2`, `uv run` and the like."""
     env: list[tuple[str, Word]] = []
     at = 0
     while at < len(words):
@@ -129,9 +144,11 @@ def _command(words: list[Word]) -> Command | None:
             at = _after_options(words, at + 1)
         elif at + 1 < len(words) and (text, words[at + 1].text) in _RUNNERS:
             at = _after_options(words, at + 2)
+        elif [text, *(word.text for word in words[at + 1 : at + 3])] == ["ray", "job", "submit"]:
+            at = next((end + 1 for end in range(at, len(words)) if words[end].text == "--"), len(words))
         else:
             break
-    return _trains(words[at:], env) if at < len(words) else None
+    return env, at
 
 
 def _after_options(words: Sequence[Word], at: int) -> int:
@@ -233,7 +250,11 @@ def _script(reading: Reading, command: Command, words: Sequence[Word]) -> None:
     elif (known := _TRL_MODULES.search(name.text)) and (known[1] in _TRAINED or "trl" in name.text):
         _trl(reading, Command(command.env, "trl", [Word(known[1], name.line), *rest], command.line))
     elif name.text.startswith("llamafactory") or name.text.endswith("llamafactory/launcher.py"):
-        _call(reading, "LLaMA-Factory recipe", rest, command.line)
+        take_variables_of_llamafactory(reading)
+        word = rest[0] if rest and name.text.endswith("cli") else Word("train", name.line)
+        if word.text != "train":
+            reading.refuse(f"{name.text} {word.text}", word.line, "does not train")
+        _call(reading, "LLaMA-Factory recipe", rest[word in rest :], command.line)
     else:
         _own_script(reading, command, name, rest, is_module=bool(at))
 
@@ -252,7 +273,7 @@ def _own_script(
             kept = [flag for flag in flags if flag is not config and flag.name != "config"]
             _trl_call(reading, str(config.value), kept, command.line, kind[1] or kind[2])
             return
-    take_started(reading, name, rest, command.program, is_module=is_module)
+    take_started(reading, name, rest, command.program, is_module=is_module, folder=command.folder)
 
 
 def _config_of(flags: Sequence[Flag], loose: Sequence[Word]) -> Flag | None:
@@ -303,15 +324,19 @@ def _axolotl(reading: Reading, command: Command) -> None:
 
 
 def _llamafactory(reading: Reading, command: Command) -> None:
+    take_variables_of_llamafactory(reading)
     _call(reading, "LLaMA-Factory recipe", command.words[1:], command.line)
 
 
 def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None:
     """A YAML with `--key value` (axolotl, before its `--`) or `key=value` (LLaMA-Factory) over it."""
     end = next((at for at, word in enumerate(words) if word.text == "--"), len(words))
-    flags, loose = known_flags(reading, words[:end], None)
+    of_axolotl = tool.startswith("axolotl")
+    flags, loose = known_flags(reading, words[:end], (lambda _: "one") if of_axolotl else None)
     overrides: dict[str, Any] = {}
     file = None
+    if of_axolotl and not loose:
+        flags, file = _file_after_switch(flags)
     for word in loose:
         assigned = _ASSIGNED.fullmatch(word.text)
         if assigned is not None:
@@ -323,10 +348,19 @@ def _call(reading: Reading, tool: str, words: Sequence[Word], line: int) -> None
     for flag in flags:
         if flag.name != "launcher":
             _override(reading, overrides, flag)
-    if words[end + 1 :]:
-        options, _ = split_options("accelerate", words[end + 1 :])
-        take_launcher(reading, "accelerate", options)
+    launcher = next((str(flag.value) for flag in flags if flag.name == "launcher"), "accelerate")
+    if words[end + 1 :] and launcher in ("accelerate", "torchrun"):
+        options, _ = split_options(launcher, words[end + 1 :])
+        take_launcher(reading, launcher, options)
     reading.calls.append(Call(tool, file, overrides, line, ""))
+
+
+def _file_after_switch(flags: Sequence[Flag]) -> tuple[list[Flag], str | None]:
+    """`--debug recipe.yml`: a switch, which takes no word, and the recipe."""
+    for at, flag in enumerate(flags):
+        if flag.name not in ("deepspeed", "launcher") and str(flag.value).endswith((".yaml", ".yml")):
+            return [*flags[:at], replace(flag, value=True), *flags[at + 1 :]], str(flag.value)
+    return list(flags), None
 
 
 def _override(reading: Reading, overrides: dict[str, Any], flag: Flag) -> None:

@@ -15,8 +15,9 @@ from launcher.importing.arguments import (
 )
 from launcher.importing.found import Effect, Place, Reading, shown
 from launcher.importing.llamafactory_rows import take_rows, tells_info
-from launcher.importing.llamafactory_tables import DPO_KEYS, HANDLED, KEYS, LEFT, LORA_KEYS, SECRETS
+from launcher.importing.llamafactory_tables import DPO_KEYS, HANDLED, KEYS, LEFT, LORA_KEYS, OPTIONS, SECRETS
 from launcher.importing.peer import (
+    Left,
     Peer,
     Row,
     Tool,
@@ -75,6 +76,10 @@ def read(
     _take_packing(peer, stage)
     _take_learnt(peer, stage)
     _take_training(peer)
+    on = [(key, names) for key, names in OPTIONS if not is_off(peer.values.get(key))]
+    leave_keys(
+        peer, [Left(Effect.TRAINING, f"an option of {key}, which is not here", names) for key, names in on]
+    )
     leave_keys(peer, LEFT)
     _take_arguments(peer)
     fill_defaults(peer.reading, TRANSFORMERS_DEFAULTS)

@@ -143,4 +143,16 @@ LEFT: tuple[Left, ...] = (
     Left(None, "rows that are tokens already are not read", "tokenized_path"),
 )  # fmt: skip
 """Keys that stay behind."""
+OPTIONS: tuple[tuple[str, str], ...] = (
+    ("use_galore", """galore_target galore_rank galore_update_interval galore_scale galore_proj_type
+        galore_layerwise"""),
+    ("use_apollo", """apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj
+        apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front"""),
+    ("use_badam", """badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio
+        badam_mask_mode badam_verbose"""),
+    ("use_asft_loss", "asft_alpha"),
+    ("use_eaft_loss", "eaft_alpha"),
+    ("loraplus_lr_ratio", "loraplus_lr_embedding"),
+)  # fmt: skip
+"""A key of LEFT that changes the training, and the keys that are read with it alone."""
 SECRETS = ("hf_hub_token", "ms_hub_token", "om_hub_token", "swanlab_api_key", "swanlab_lark_secret")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -152,9 +153,16 @@ def close_peer(peer: Peer, overrides: Iterable[str] = (), place: Place | None = 
         for key, taken in reading.taken.items():
             if taken.said.partition(":")[0] in names and not taken.is_default:
                 reading.taken[key] = replace(taken, place=place)
+        alone = reading.file == place.file  # no recipe beside the line
         reading.dropped[:] = [
-            replace(entry, place=place) if entry.key in names else entry for entry in reading.dropped
+            replace(entry, place=place)
+            if re.split(r"[:.\[]", entry.key)[0] in names or (alone and entry.place.line is None)
+            else entry
+            for entry in reading.dropped
         ]
+        for name, where in reading.names.items():
+            if where.line is None:
+                reading.names[name] = place
     return reading
 
 

@@ -220,7 +220,8 @@ def _need_the_rest(made: Imported) -> None:
     """What every recipe needs, and no file says."""
     told = {entry.key for entry in made.dropped if entry.effect is Effect.NEEDED}
     where = Place(made.files[0])
-    if not {"model.name_or_path", "model.config"} & made.taken.keys() and "model.name_or_path" not in told:
+    model = {"model.name_or_path", "model.config"}
+    if not model & (made.taken.keys() | told):
         made.dropped.append(Dropped(where, "model.name_or_path", "", Effect.NEEDED,
                                     "no file names a model", "write the hub id or folder"))  # fmt: skip
     rows = any(key.startswith(_OF_ROWS) for key in told)

@@ -52,7 +52,8 @@ def source_at(
             del asked["split"]
         return {"path": path, **asked}
     if not _is_here(path, folder) and _looks_like_name(path):
-        hint = f"write data.train: [{{path: organisation/{shown(path)}}}]"
+        beside = "".join(f", {name}: {shown(value)}" for name, value in asked.items() if value != "train")
+        hint = f"write data.train: [{{path: organisation/{shown(path)}{beside}}}]"
         reading.drop(key, path, line, Effect.NEEDED, "a data set of the hub needs its full id", hint)
         return None
     return _local(reading, key, line, path, asked)

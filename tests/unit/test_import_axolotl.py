@@ -366,10 +366,26 @@ def test_preferences() -> None:
     assert dropped(other)["data.train"] is Effect.NEEDED
 
 
+@pytest.mark.parametrize("strategy", [None, "drop", "raise", "truncate"])
+def test_long_pairs_are_cut_here_and_listed_where_axolotl_does_not(strategy: str | None) -> None:
+    rows = {"path": "org/p", "type": "chat_template.default"}
+    given = {} if strategy is None else {"excess_length_strategy": strategy}
+    reading = read({**FILE, "rl": "dpo", "datasets": [rows], **given})
+    assert reading.value("data.overlong") == "truncate"
+    listed = {"excess_length_strategy": Effect.TRAINING} if strategy != "truncate" else {}
+    assert dropped(reading) == listed
+
+
+def test_a_name_of_a_column_is_no_secret() -> None:
+    rows = {"path": "org/p", "type": "chat_template", "template_thinking_key": "reasoning_content"}
+    entry = read({**FILE, "datasets": [rows]}).dropped[0]
+    assert (entry.key, entry.value) == ("datasets[0].template_thinking_key", "reasoning_content")
+
+
 def test_turns_of_preferences_that_are_called_otherwise() -> None:
     def said(**entry: Any) -> dict[str, Effect]:
         rows = {"path": "org/p", "type": "chat_template.default", **entry}
-        return dropped(read({**FILE, "rl": "dpo", "datasets": [rows]}))
+        return dropped(read({**FILE, "rl": "dpo", "datasets": [rows], "excess_length_strategy": "truncate"}))
 
     same = {"roles": {"user": ["user"], "assistant": ["assistant", "gpt"]}}
     assert not said(**same, message_property_mappings={"role": "role", "content": "content"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.importing import launch_line
-from launcher.importing.flags import Flag, read_flags, take_flags
+from launcher.importing.example_defaults import Flag
+from launcher.importing.flags import read_flags, take_flags
 from launcher.importing.foreign import SCRIPT
 from launcher.importing.found import Effect, Reading
+from launcher.importing.join import import_files
 from launcher.importing.programs import EXAMPLES
 from launcher.importing.shell import Word
 
@@ -191,7 +194,11 @@ def test_an_abbreviation_is_what_argparse_takes_it_for(flags: str, key: str, wan
 @pytest.mark.parametrize(
     ("flags", "key", "effect"),
     [
-        ("--config_name 3", "--config_name", Effect.TRAINING),
+        ("--model_name_or_path a/b --config_name 3", "--config_name", Effect.TRAINING),
+        ("--config_name 3", "model.config", Effect.NEEDED),
+        ("--model_type gpt2 --tokenizer_name a/b", "model.config", Effect.NEEDED),
+        ("--train_file x.txt", "validation_split_percentage", Effect.TRAINING),
+        ("--keep_linebreaks False", "--keep_linebreaks", Effect.TRAINING),
         ("--max_train_samples 10", "max_train_samples", Effect.TRAINING),
         ("--learning_rate $LR", "--learning_rate", Effect.NEEDED),
         ("--output_dir $OUT", "--output_dir", Effect.NONE),
@@ -199,7 +206,8 @@ def test_an_abbreviation_is_what_argparse_takes_it_for(flags: str, key: str, wan
         ("--dataset_name imdb", "dataset_name", Effect.NEEDED),
         ("--train_file s3://x/y.json", "train_file", Effect.NEEDED),
         (f"--hub_token {TOKEN}", "hub_token", Effect.NONE),
-        (f"--config_overrides {TOKEN}", "--config_overrides", Effect.TRAINING),
+        (f"--model_name_or_path a/b --config_overrides {TOKEN}", "--config_overrides", Effect.TRAINING),
+        (f"--config_overrides {TOKEN}", "model.config", Effect.NEEDED),
         ('--run_name "${CFG%.*}"', "--run_name", Effect.NONE),
         ("--seed ${SEED:-1}", "--seed", Effect.NEEDED),
         ("--block_size $((2 * 512))", "--block_size", Effect.NEEDED),
@@ -229,6 +237,19 @@ def test_what_is_not_known_here_is_listed_and_never_guessed(flags: str, key: str
         ("litgpt finetune_lora a/b", "litgpt finetune_lora"),
         ("oumi train -c x.yaml", "oumi train"),
         ("nemo llm finetune --factory x", "nemo llm"),
+        ("automodel finetune llm -c x.yaml", "automodel finetune"),
+        ("soup train --config soup.yaml", "soup train"),
+        ("unsloth train --config x.yaml", "unsloth train"),
+        ("oumi distributed torchrun -m oumi train -c x.yaml", "oumi distributed"),
+        (
+            "ray job submit --address=x -- python3 -m openrlhf.cli.train_ppo_ray --a 1",
+            "openrlhf.cli.train_ppo_ray",
+        ),
+        (
+            "python t/examples/tensorflow/language-modeling/run_clm.py --do_train",
+            "t/examples/tensorflow/language-modeling/run_clm.py",
+        ),
+        ("cd /t/examples/flax/language-modeling && python run_clm.py --do_train", "run_clm.py"),
         ("python scripts/sft_x.py --config c.yaml", "scripts/sft_x.py"),
         ("accelerate launch examples/scripts/gkd.py --learning_rate 1", "examples/scripts/gkd.py"),
         ("python -m run_clm --do_train --learning_rate 1", "run_clm"),
@@ -453,6 +474,94 @@ def test_no_flag_vanishes(values: dict[str, Any]) -> None:
     told |= {(entry.path or "").lstrip("-") for entry in made.refusals} | {f"no_{name}" for name in told}
     assert set(values) <= told
     assert TOKEN not in repr(made)
+
+
+def test_a_model_that_starts_at_random_is_not_asked_for_weights(tmp_path: Path) -> None:
+    line = tmp_path / "run.sh"
+    line.write_text(f"{CLM} --config_name c.json --dataset_name org/rows --output_dir x\n")
+    needed = [entry.key for entry in import_files([str(line)]).dropped if entry.effect is Effect.NEEDED]
+    assert needed == ["model.config"]
+    assert read(f"{CLM} --model_type gpt2 --model_name_or_path a/b").dropped == read(
+        f"{CLM} --model_name_or_path a/b").dropped  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "length"), [("", "128"), ("--max_target_length 64", "64")])
+def test_the_length_of_targets_is_listed_where_the_line_is_silent_too(flags: str, length: str) -> None:
+    made = read(f"python run_translation.py --do_train --model_name_or_path a/b --train_file x.json {flags}")
+    told = {entry.key.lstrip("-"): entry for entry in made.dropped}
+    assert (told["max_target_length"].value, told["max_target_length"].effect) == (length, Effect.TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("NNODES=2 NPROC_PER_NODE=8", {"hardware.num_nodes": 2, "hardware.devices_per_node": 8}),
+        ("FORCE_TORCHRUN=1 CUDA_VISIBLE_DEVICES=0,1", {"hardware.devices_per_node": 2}),
+        ("FORCE_TORCHRUN=1 MAX_RESTARTS=3 RDZV_ID=7 A=1", {"launch.max_restarts": 3, "launch.env.A": "1"}),
+        ("USE_MCA=0", {}),
+    ],
+)
+def test_variables_of_llamafactory(text: str, wanted: dict[str, Any]) -> None:
+    for start in ("llamafactory-cli train", "python -m llamafactory.cli train"):
+        made = read(f"{text} {start} x.yaml")
+        assert (taken(made), made.refusals) == (wanted, [])
+
+
+def test_a_command_of_llamafactory_that_does_not_train_is_refused() -> None:
+    assert [problem.path for problem in read("python -m llamafactory.cli export x.yaml --bf16").refusals] == [
+        "llamafactory.cli export"
+    ]
+    assert read("torchrun src/llamafactory/launcher.py x.yaml").calls[0].file == "x.yaml"
+
+
+@pytest.mark.parametrize("name", ["USE_MCA", "USE_MEGATRON_BRIDGE", "USE_V1"])
+def test_variables_that_make_another_trainer_of_llamafactory_are_refused(name: str) -> None:
+    assert [problem.path for problem in read(f"{name}=1 llamafactory-cli train x.yaml").refusals] == [name]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "overrides"),
+    [
+        ("a.yml --launcher torchrun -- --nproc_per_node=2 --nnodes=1", 2, {}),
+        ("--launcher torchrun a.yml -- --nproc_per_node=2", 2, {}),
+        ("a.yml --launcher accelerate -- --num_processes 4", None, {}),
+        ("a.yml --launcher python", None, {}),
+        ("--debug a.yml", None, {"debug": True}),
+        ("--learning_rate 1e-4 a.yml --num_epochs=2", None, {"learning_rate": "1e-4", "num_epochs": "2"}),
+    ],
+)
+def test_words_of_axolotl(words: str, wanted: int | None, overrides: dict[str, Any]) -> None:
+    made = read(f"axolotl train {words}")
+    call = made.calls[0]
+    assert (call.file, call.overrides, made.dropped) == ("a.yml", overrides, [])
+    assert made.value("hardware.devices_per_node") == wanted
+
+
+def test_what_a_line_without_a_recipe_lacks_is_at_its_line(tmp_path: Path) -> None:
+    line = tmp_path / "run.sh"
+    line.write_text(
+        "\n\nllamafactory-cli train --do_train --dataset x --model_name_or_path a/b --deepspeed z.json\n"
+    )
+    needed = [
+        entry.place.line for entry in import_files([str(line)]).dropped if entry.effect is Effect.NEEDED
+    ]
+    assert needed
+    assert set(needed) == {3}
+
+
+def test_a_data_set_without_its_owner_keeps_its_name_in_the_hint() -> None:
+    made = read(f"{CLM} --dataset_name wikitext --dataset_config_name wikitext-2-raw-v1")
+    hint = next(entry.hint for entry in made.dropped if entry.key == "dataset_name")
+    assert "{path: organisation/wikitext, name: wikitext-2-raw-v1}" in hint
+
+
+@pytest.mark.parametrize(
+    "text", ["srun -N 2 bash -c 'torchrun run_clm.py --do_train'", "srun $LAUNCHER x.py"]
+)
+def test_a_command_that_is_made_when_it_runs_is_said_to_be(text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        read(f"torchrun_is_here=1\n# torchrun \n{text}")
+    assert [(problem.code, problem.line) for problem in caught.value.problems] == [("import-refused", 3)]
 
 
 def test_rows_with_a_source_length_are_of_seq2seq() -> None:
