@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.importing.arguments import as_bool, as_number
-from launcher.importing.axolotl_steps import take_long_pairs
 from launcher.importing.axolotl_tables import DATASET_LEFT, TYPES
+from launcher.importing.axolotl_texts import first_pretraining, list_streamed, take_long_pairs, take_packs
 from launcher.importing.found import Effect, shown
 from launcher.importing.peer import Peer, is_off
 from launcher.importing.row_hooks import Prompt, Shape, Turns, take_hooks, unknown_fields
@@ -61,11 +61,12 @@ def take_rows(peer: Peer) -> bool:
     found = _Found()
     streamed = _take_pretraining(peer, found)
     entries = peer.get("datasets")
-    if entries is not None:
+    if streamed and entries is not None:
+        peer.drop("datasets", Effect.NONE, "axolotl reads pretraining_dataset alone")
+    elif entries is not None:
         sources = _sources(peer, "datasets", entries, "train", found)
         if sources:
-            known = peer.reading.value("data.train") or []
-            peer.reading.take("data.train", [*known, *sources], peer.line("datasets"), "datasets")
+            peer.reading.take("data.train", sources, peer.line("datasets"), "datasets")
     if peer.reading.value("data.train") is None:
         peer.reading.needs("data.train", peer.line("datasets"), "no data set could be taken")
     has_eval = _take_eval(peer, found)
@@ -86,10 +87,10 @@ def _take_pretraining(peer: Peer, found: _Found) -> bool:
     if given is None or is_off(given):
         if peer.switch("streaming"):
             peer.take("data.streaming", True, "streaming")
+            list_streamed(peer)
         return False
-    entries = given if isinstance(given, list) else [given]
     sources = []
-    for index, one in enumerate(entries):
+    for index, one in enumerate(first_pretraining(peer, given)):
         values = one if isinstance(one, dict) else {"path": one}
         at = f"pretraining_dataset[{index}]" if isinstance(given, list) else "pretraining_dataset"
         entry = _Entry(peer, at, values)
@@ -108,7 +109,7 @@ def _take_pretraining(peer: Peer, found: _Found) -> bool:
         peer.take("data.train", sources, "pretraining_dataset")
     peer.get("streaming")
     peer.take("data.streaming", True, "pretraining_dataset")
-    peer.take("data.packing", True, "pretraining_dataset")
+    take_packs(peer)
     if "trainer.max_steps" not in peer.reading.taken:
         peer.reading.needs(
             "trainer.max_steps", peer.line("pretraining_dataset"), "rows that are streamed have no end"
@@ -383,9 +384,9 @@ def _take_lengths(peer: Peer, found: _Found, streamed: bool) -> None:
     strategy = "truncate" if given == "truncate" else "drop"
     if peer.reading.task.ranks_answers:
         take_long_pairs(peer, given)
-    elif set(found.formats) == {"text"}:
+    elif set(found.formats) == {"text"} and peer.reading.value("data.overlong") is None:
         peer.default("data.overlong", "split", "type: completion", "texts are cut into pieces there, too")
-    else:
+    elif set(found.formats) != {"text"}:
         if "text" in found.formats:
             peer.reading.needs("data.overlong", peer.line("datasets"), "axolotl cuts texts into pieces and "
                                "drops long rows of the others; one word is for all rows here")  # fmt: skip

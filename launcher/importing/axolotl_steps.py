@@ -160,13 +160,3 @@ def _take_saves(peer: Peer) -> None:
     if not peer.reading.value("data.streaming"):  # a stream has no epochs
         peer.default("trainer.save_strategy", "epoch", "save_strategy")
     peer.default("trainer.save_total_limit", 4, "save_total_limit")
-
-
-def take_long_pairs(peer: Peer, given: str | None) -> None:
-    """Pairs that are longer than sequence_len: their answers are cut here, whatever the strategy is there."""
-    said, line = "excess_length_strategy", peer.line("excess_length_strategy")
-    peer.reading.take("data.overlong", "truncate", line, f"{said}: {given or 'drop'}")
-    if given != "truncate":
-        there = "stops at" if given == "raise" else "leaves out"
-        reason = f"axolotl {there} pairs longer than sequence_len; here their answers are cut at the end"
-        peer.reading.drop(said, given or "drop", line, Effect.TRAINING, reason)

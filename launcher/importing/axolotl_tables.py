@@ -158,7 +158,11 @@ HANDLED: tuple[Row, ...] = (
     ("val_set_size", "data.eval", "a share"),
     ("test_datasets", "data.eval", ""),
     ("datasets", "data.train", "see types of rows"),
-    ("pretraining_dataset", "data.train", "text, streamed, packed"),
+    (
+        "pretraining_dataset",
+        "data.train",
+        "the first; text, streamed, packed where sample_packing or pretraining_sample_concatenation is true",
+    ),
     ("streaming", "data.streaming", ""),
     ("chat_template", "model.chat_template", "listed: the tokenizer's is used"),
     ("chat_template_jinja", "model.chat_template", "with chat_template: jinja"),

@@ -11,6 +11,7 @@ from launcher.facts.user_files import parse_json
 from launcher.importing.arguments import as_number
 from launcher.importing.ds_optimizer import take_optimizer, take_scheduler
 from launcher.importing.found import Effect, Reading, shown
+from launcher.lint.check import lint_text
 from launcher.lint.mend import mended
 from launcher.lint.positions import read_json
 from launcher.plan.profile import flatten
@@ -263,17 +264,20 @@ def _keep(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
     if not rest:
         return
     lines = {key: line(key) for key in rest}
-    config: dict[str, Any] = {}
-    for key, value in rest.items():
-        whole = isinstance(value, float) and value >= 1 and value == int(value)  # 1e9, as people write it
-        _put(config, key, int(value) if whole else value)
-        reading.know(key)
-    text, left = mended(json.dumps(config), reading.file)
+    reading.know(*rest)
+    _drop_unknown(reading, rest, line)
+    given = json.dumps(_nested(rest))
+    text, left = mended(given, reading.file)
     for finding in left:
         if finding.severity == "error" and finding.code not in _OPEN and finding.path in rest:
             reading.drop(finding.path, rest[finding.path], lines[finding.path], Effect.NONE, finding.message,
                          finding.hint or "")  # fmt: skip
     profile = parse_json(text)
+    kept = flatten(profile)
+    for finding in lint_text(given, reading.file):  # what was mended away
+        if finding.edits and finding.path in rest and finding.path not in kept:
+            reading.drop(finding.path, rest[finding.path], lines[finding.path], Effect.NONE, finding.message,
+                         finding.hint or "")  # fmt: skip
     for finding in left:
         if finding.severity == "error" and finding.code not in _OPEN:
             where = next((key for key in (finding.path, finding.path.partition(".")[0]) if key), None)
@@ -287,6 +291,28 @@ def _keep(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
         reading.take("sharding.config", "profile", first, ", ".join(sorted(flatten(profile))))
 
 
+def _nested(rest: Mapping[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {}
+    for key, value in rest.items():
+        whole = isinstance(value, float) and value >= 1 and value == int(value)  # 1e9, as people write it
+        _put(config, key, int(value) if whole else value)
+    return config
+
+
+def _drop_unknown(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
+    """Drop names that DeepSpeed does not read, and those that it reads no longer; no name is guessed."""
+    for finding in lint_text(json.dumps(_nested(rest)), reading.file):
+        if not finding.code.startswith(("ds-typo", "ds-removed-key")):
+            continue
+        gone = {key: rest.pop(key) for key in list(rest) if f"{key}.".startswith(f"{finding.path}.")}
+        if gone:
+            value = gone.get(finding.path, "{…}")
+            effect = Effect.TRAINING if finding.path.endswith(_LEARNT) else Effect.NONE
+            reading.drop(finding.path, value, line(finding.path), effect, finding.message, finding.hint or "")
+
+
+_LEARNT = ("zeropp_loco_param",)
+"""Keys of older versions that changed what is learnt."""
 _OPEN = ("ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-block")
 
 

@@ -109,7 +109,6 @@ LEFT: tuple[Left, ...] = (
         video_max_pixels video_min_pixels video_fps video_maxlen use_audio_in_video audio_sampling_rate
         media_dir"""),
     Left(_SAME, "each evaluation is over all rows", "eval_on_each_dataset"),
-    Left(_SAME, "padding is never learnt", "ignore_pad_token_for_loss"),
     Left(_SAME, "the adapter is saved as peft has it", "pissa_convert"),
     Left(_SAME, "of an adapter that is not LoRA", "module_dropout oft_rank oft_block_size oft_target"),
     Left(_SAME, "of a kind of training that this file does not ask for", """pref_bco_weight kto_chosen_weight
@@ -133,6 +132,7 @@ LEFT: tuple[Left, ...] = (
     Left(_OTHER, "the reference is the model before training", """ref_model ref_model_adapters
         ref_model_quantization_bit"""),
     Left(_OTHER, "the loss of the supervised answer is not added", "pref_ftx"),
+    Left(_OTHER, "padding is never learnt here", "ignore_pad_token_for_loss"),
     Left(_OTHER, "an optimizer of its own, which is not here", """use_galore use_apollo use_badam
         use_adam_mini use_muon"""),
     Left(_OTHER, "a loss of its own, which is not here", "use_dft_loss use_asft_loss use_eaft_loss"),

@@ -210,7 +210,7 @@ def leave_keys(peer: Peer, table: Iterable[Left]) -> None:
         for name in entry.names.split():
             if name not in peer.values or name in peer.reading.seen:
                 continue
-            if is_off(peer.values[name]) or _is_default(peer, name):
+            if _says_nothing(peer, name):
                 peer.reading.know(name)
             elif entry.effect is None:
                 peer.refuse(name, f"is {shown(peer.values[name])}: {entry.reason}", entry.hint or None)
@@ -225,7 +225,7 @@ def leave_rest(peer: Peer, known_elsewhere: Iterable[str] = ()) -> None:
         if name in peer.reading.seen:
             continue
         if name in peer.tool.keys:
-            if is_off(peer.values[name]) or _is_default(peer, name):
+            if _says_nothing(peer, name):
                 peer.reading.know(name)
             else:
                 peer.drop(name, Effect.TRAINING, f"{peer.tool.name}'s own; no recipe key says it")
@@ -247,8 +247,11 @@ def is_off(value: Any) -> bool:
     )
 
 
-def _is_default(peer: Peer, name: str) -> bool:
+def _says_nothing(peer: Peer, name: str) -> bool:
+    """Whether a key has its default, or is off where nothing else is the default."""
     default = peer.tool.keys.get(name)
+    if is_off(peer.values[name]):
+        return default is None or is_off(default)
     return default is not None and type(default) is type(peer.values[name]) and default == peer.values[name]
 
 

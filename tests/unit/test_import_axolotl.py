@@ -376,6 +376,48 @@ def test_long_pairs_are_cut_here_and_listed_where_axolotl_does_not(strategy: str
     assert dropped(reading) == listed
 
 
+TEXTS = {"pretraining_dataset": "org/texts", "max_steps": 5}
+
+
+@pytest.mark.parametrize(
+    ("more", "packing", "overlong", "listed"),
+    [
+        ({}, None, "truncate", set()),
+        ({"sample_packing": False}, None, "truncate", set()),
+        ({"sample_packing": True}, True, "split", set()),
+        ({"sample_packing": True, "pretrain_multipack_attn": True}, True, "split", set()),
+        (
+            {"sample_packing": True, "pretrain_multipack_attn": False},
+            True,
+            "split",
+            {"pretrain_multipack_attn"},
+        ),
+        ({"pretraining_sample_concatenation": True}, True, "truncate", {"pretraining_sample_concatenation"}),
+    ],
+)
+def test_texts_are_packed_where_the_file_says_so(
+    more: dict[str, Any], packing: bool | None, overlong: str, listed: set[str]
+) -> None:
+    reading = read({**{key: FILE[key] for key in FILE if key != "datasets"}, **TEXTS, **more})
+    assert (reading.value("data.packing"), reading.value("data.overlong")) == (packing, overlong)
+    assert {key for key, effect in dropped(reading).items() if effect is Effect.TRAINING} == listed
+    assert set(more) <= reading.seen
+
+
+def test_of_several_pretraining_datasets_the_first_is_read() -> None:
+    several = [{"path": "org/a"}, {"path": "org/b"}]
+    reading = read({**FILE, **TEXTS, "pretraining_dataset": several})
+    assert [source["path"] for source in reading.value("data.train")] == ["org/a"]
+    assert dropped(reading)["pretraining_dataset[1]"] is Effect.NONE
+
+
+def test_of_several_streamed_and_packed_data_sets_axolotl_reads_the_first() -> None:
+    rows = [{"path": f"org/{name}", "type": "alpaca"} for name in "ab"]
+    streamed = {**FILE, "datasets": rows, "streaming": True, "max_steps": 5}
+    assert dropped(read({**streamed, "sample_packing": True}))["datasets[1]"] is Effect.TRAINING
+    assert "datasets[1]" not in dropped(read(streamed))
+
+
 def test_a_name_of_a_column_is_no_secret() -> None:
     rows = {"path": "org/p", "type": "chat_template", "template_thinking_key": "reasoning_content"}
     entry = read({**FILE, "datasets": [rows]}).dropped[0]

@@ -194,3 +194,25 @@ def test_no_key_vanishes(flat: dict[str, Any]) -> None:
     told = made.seen | {refusal.path for refusal in made.refusals}
     for key in deepspeed.flatten(config):
         assert key in told or key.partition(".")[0] in told, key
+
+
+@pytest.mark.parametrize(
+    ("block", "key", "value", "effect"),
+    [
+        ("zero_optimization", "mics_shard_size", 4, Effect.NONE),
+        ("zero_optimization", "zeropp_loco_param", {"err_beta": 0.8}, Effect.TRAINING),
+        ("zero_optimization", "stage3_max_live_paramters", 5, Effect.NONE),
+        ("", "gradient_accumulation_dtype", "fp32", Effect.NONE),
+        ("", "graph_harvesting", True, Effect.NONE),
+    ],
+)
+def test_names_that_deepspeed_does_not_read_are_listed_as_they_are(
+    block: str, key: str, value: Any, effect: Effect
+) -> None:
+    config: dict[str, Any] = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1}
+    (config[block] if block else config)[key] = value
+    reading = deepspeed.read(json.dumps(config), "ds.json")
+    assert [(entry.key, entry.effect) for entry in reading.dropped] == [
+        (f"{block}.{key}".lstrip("."), effect)
+    ]
+    assert not reading.profile

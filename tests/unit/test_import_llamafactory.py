@@ -241,6 +241,7 @@ def test_another_kind_of_training_is_refused(more: dict[str, Any], key: str) -> 
         ({"template": "qwen"}, "template", Effect.TRAINING),
         ({"loraplus_lr_ratio": 16.0}, "loraplus_lr_ratio", Effect.TRAINING),
         ({"use_galore": True}, "use_galore", Effect.TRAINING),
+        ({"ignore_pad_token_for_loss": False}, "ignore_pad_token_for_loss", Effect.TRAINING),
         ({"use_galore": True, "galore_rank": 128}, "galore_rank", Effect.TRAINING),
         ({"use_galore": False, "galore_rank": 128}, "galore_rank", Effect.NONE),
         ({"use_apollo": True, "galore_rank": 128, "apollo_rank": 3}, "apollo_rank", Effect.TRAINING),
