@@ -101,6 +101,12 @@ def take_option(reading: Reading, key: str, value: Any, line: int | None) -> boo
     return False
 
 
+def is_option(name: str) -> bool:
+    """Whether accelerate launch has such an option."""
+    known = (*_TOP, *_RANK_KEYS, *_DEEPSPEED, "use_megatron_lm")
+    return name in known or name.startswith(("fsdp_", "parallelism_config_", "dynamo_", "tpu_"))
+
+
 def finish_deepspeed(reading: Reading, line: int | None) -> None:
     """accelerate's own stage, where the file has neither one nor a DeepSpeed file."""
     if not reading.names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
 from launcher.importing.adapter import dtype_name, take_default_targets, take_quantization
 from launcher.importing.arguments import as_bool, as_number, field_kind, fill_defaults, take_argument
 from launcher.importing.environment import take_env
@@ -100,6 +101,7 @@ def read(
     _take_eval_strategy(peer)
     take_rows(peer)
     leave_keys(peer, LEFT)
+    _take_launch_options(peer)
     _take_arguments(peer, task)
     _take_defaults(peer, task)
     leave_rest(peer, trainer_fields())
@@ -169,6 +171,24 @@ def _take_environment(peer: Peer) -> None:
             peer.take(to, int(count), key)
         elif count is None and key in peer.values:
             peer.drop(key, Effect.NONE, "expected a number")
+
+
+def _take_launch_options(peer: Peer) -> None:
+    """What TRL's parser does not know goes to accelerate launch, of the YAML and of the line."""
+    for name, value in peer.values.items():
+        if name in peer.reading.seen or name in peer.tool.keys or field_kind(name) is not None:
+            continue
+        own = as_bool(peer.values.get("bf16")) is not False or as_bool(peer.values.get("fp16")) is True
+        if name == "mixed_precision" and own:
+            reason = "TRL's own bf16 and fp16 go before it, and bf16 is its default"
+            peer.drop(name, Effect.NONE, reason)
+        elif name == "config_file":
+            peer.reading.know(name)
+            peer.reading.name_file(str(value), peer.line(name))
+        elif is_option(name):
+            take_option(peer.reading, name, value, peer.line(name))
+    if peer.reading.value("sharding.engine") == "deepspeed" and "use_deepspeed" in peer.values:
+        finish_deepspeed(peer.reading, peer.line("use_deepspeed"))
 
 
 def _take_model(peer: Peer) -> None:

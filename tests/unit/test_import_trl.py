@@ -397,3 +397,28 @@ def test_whose_file_it_is() -> None:
     assert not trl.tells({"model_name_or_path": "m"})
     assert not trl.tells({"base_model": "m", "datasets": []})
     assert not read(FILE).dropped
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "wanted"),
+    [
+        ({"use_fsdp": True}, "sharding.engine", "fsdp"),
+        ({"use_deepspeed": True}, "sharding.zero_stage", 2),
+        ({"use_deepspeed": True, "zero_stage": 3}, "sharding.zero_stage", 3),
+        ({"mixed_precision": "fp16"}, "precision", "bf16"),
+        ({"mixed_precision": "fp16", "bf16": False}, "precision", "fp16"),
+        ({"dynamo_backend": "inductor"}, "trainer.torch_compile", True),
+    ],
+)
+def test_options_of_accelerate_launch_are_taken_as_trl_hands_them_on(
+    more: dict[str, Any], key: str, wanted: object
+) -> None:
+    reading = read({**FILE, **more})
+    assert reading.value(key) == wanted
+    assert set(more) <= reading.seen
+    assert Effect.TRAINING not in dropped(reading).values()
+
+
+def test_a_config_file_of_accelerate_is_followed_and_what_nobody_knows_is_listed() -> None:
+    assert list(read({**FILE, "config_file": "a.yaml"}).names) == ["a.yaml"]
+    assert dropped(read({**FILE, "my_option": 3}))["my_option"] is Effect.TRAINING
