@@ -60,7 +60,7 @@ KILLED = re.compile(
     r"oom.?kill|Out of memory: Kill|Killed process \d+|OUT_OF_MEMORY|"
     r"exits with return code = -?(?:9|137)\s*$|"
     r"(?:exitcode ?: ?|return ?code |Signal |exit(?:ed with)? code:? ?)-?(?:9|137)\b|SIGKILL|"
-    r"^(?:\S+: line \d+: +\d+ )?Killed\b|task \d+: (?:Killed|Out Of Memory)"
+    r"^(?:\S+: line \d+: +\d+ )?Killed\b|tasks? [\d,-]+: (?:Killed|Out Of Memory)"
 )
 CRASHED = re.compile(
     r"Segmentation fault|SIGSEGV|SIGBUS|Bus error|core dumped|SIGABRT|SIGILL|Illegal instruction"
@@ -85,7 +85,7 @@ SAID = re.compile(
 ENDED = re.compile(
     r"^\S+: error: (?:unrecognized arguments|the following arguments are required|argument \S+: |"
     r"ambiguous option)|"
-    r"CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT|"
+    r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+|CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT|"
     r"^\S*python[\d.]*(?:\.exe)?: "
     r"(?:Error while finding module specification|No module named |can't open file )"
 )

@@ -30,7 +30,8 @@ _FOLLOWS = re.compile(
     r"Connection (?:reset|closed|refused)|[Bb]roken pipe|Socket Timeout|Timed out waiting|store->get|"
     r"recvValue failed|sendBytes failed|NCCL error|ncclRemoteError|ncclSystemError|remote process exited|"
     r"[Rr]ead error \[|SignalException|got signal: \d+|SIGTERM|Signal 15|exit ?code ?: ?-15|"
-    r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map|KeyboardInterrupt|SystemExit"
+    r"DataLoader worker \(pid.*killed by signal: Kill|abruptly died during map|KeyboardInterrupt|SystemExit|"
+    r"[Cc]lient socket has |C10d store has failed|RendezvousTimeoutError|connect\(\) timed out\. Original"
 )
 _ASYNCHRONOUS = re.compile(r"CUDA error: device-side assert triggered")
 """Raised by some later call: the kernel's own line, which may have no rank, tells what was wrong."""
@@ -44,6 +45,11 @@ _LAUNCHER = re.compile(
     r"ChildFailedError|CalledProcessError|exits with return code|failed \(exitcode|exitcode +:|"
     r"Exited with exit code|sigkill_handler|non-zero exit status|RayTaskError"
 )
+_STEP_ENDED = re.compile(
+    r"^srun: error: .{1,200}: tasks? [\d,-]+: (?:Killed|Terminated)\b|"
+    r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ \*\*\*\s*$"
+)
+"""srun ends the other tasks of a step where one failed; of memory it says `Out Of Memory`."""
 _HOST_KILLED = re.compile(r"oom.?kill|Out of memory: Kill|OUT_OF_MEMORY", re.IGNORECASE)
 _SURVIVED_STEPS = 3
 """Logged steps after an error that prove that training went on."""
@@ -100,6 +106,8 @@ def weight(error: Error) -> int:
         return 0
     if _HOST_KILLED.search(text) and error.kind == "line":
         return 0
+    if _STEP_ENDED.search(text):
+        return 8
     if forms.KILLED.search(text) and not _is_plain_exception(error):
         return 3
     if is_launchers(error):
@@ -127,7 +135,8 @@ def is_cause(error: Error) -> bool:
 
 def is_launchers(error: Error) -> bool:
     """Whether it is a launcher's, which tells that a process ended and not why."""
-    return bool(_LAUNCHER.search(error.headline) or forms.EXITED.search(error.headline))
+    text = error.headline
+    return bool(_LAUNCHER.search(text) or forms.EXITED.search(text) or _STEP_ENDED.search(text))
 
 
 def _is_plain_exception(error: Error) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 _ANSI_SPELLED = re.compile(r"(?:#033|\^\[|\\x1b|\\033|\\e|\\u001[bB])\[[\d;]*[mK]")
 """The same as syslog, `cat -v` or a repr spell them."""
 _BAR = re.compile(r"\d{1,3}%\|?[^\[\]]{0,200}\[[^\[\]]{0,80}/(?:s|it|example|examples)\b[^\[\]]{0,20}\]")
-_RANK = re.compile(r"\s?\[rank ?(\d{1,6})\]:[ ]?")
+_RANK = re.compile(r"\s{0,16}\[rank ?(\d{1,6})\]:[ ]?")
+"""Also where a whole log was pasted as an indented block."""
 _LOCAL = re.compile(r"\[(?:default|trainer|worker)(\d{1,6})\]:[ ]?")
 _MPI = re.compile(
     r"\[\d+,(?:mpirank:)?(\d{1,6})(?:,algo-\d+)?\](?:<std(?:err|out)>:?[ ]?|<std(?:err|out)> ?:[ ]?|:[ ])"
@@ -45,9 +47,9 @@ _CLOCK = re.compile(
     r"\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]? (?=\S| +File \"|    )|"
     r"\d\d/\d\d/\d{4} \d\d:\d\d:\d\d(?: [AP]M)? |"
     r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [A-Z]{3,4})? \d{4}:? |"
-    r"\[ *\d+\.\d{6}\] |1\d{9}\.\d{1,9} "
+    r"\[ *\d+\.\d{6}\] |1\d{9}\.\d{1,9} |1\d{12}(?:\t| (?=\S))"
 )
-"""Also a full date, the kernel's seconds since its start, and seconds since the epoch."""
+"""Also a full date, the kernel's seconds since its start, and seconds or milliseconds since the epoch."""
 _LEVEL = re.compile(
     r"(?:[EWI]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]+:\d+\] |"
     r"\[?(?:ERROR|CRITICAL|INFO|WARNING)\]?(?:[:|-]| [:|-]?)(?:[\w.]+(?::| [:|-])) ?|"
@@ -56,7 +58,7 @@ _LEVEL = re.compile(
 )
 """Before each line of a traceback that a launcher or a logger repeats; of other lines it tells the form."""
 _STAMP = re.compile(
-    r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?"
+    r"\[?(\d{4}[-/]\d\d[-/]\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z| ?[+-]\d\d:?\d\d)?"
     r"(?: (?:UTC|GMT|CES?T|[PMCE][SD]T|BST|IST|JST|KST|MSK)\b)?\]?[ ]?"
 )
 _RECORD = re.compile(r"\s*\{.*\"(?:level|levelname|levelno|severity|lvl|stream)\": ?")
@@ -64,6 +66,8 @@ _RECORD = re.compile(r"\s*\{.*\"(?:level|levelname|levelno|severity|lvl|stream)\
 _SAID = ("log", "message", "msg")
 """Where such a line has its text."""
 _ESCAPED = r"Traceback (most recent call last):\n"
+_CALLSTACK = '"py_callstack": "'
+"""The key of torchelastic's error file that holds a traceback; its launcher prints the file line by line."""
 _HEADER = "Traceback (most recent call last):"
 _LEARNABLE = re.compile(r"\S.{0,118}(?:[:|\]>)-]|\d) ?|[a-z][a-z0-9]*(?:-[a-z0-9]+)+ [\w.-]{1,60} ")
 """What may stand before the lines of a log: it names something, and ends as a prefix does; or the names of a
@@ -105,7 +109,7 @@ def raw_lines(
     while skip > 0 and (chunk := stream.read(min(skip, _CHUNK))):
         skip -= len(chunk)
         number += chunk.count(b"\n")
-    while chunk := stream.read(_CHUNK):
+    for chunk in _chunks(stream):
         whole, newline, rest = (rest + chunk).rpartition(b"\n")
         if newline:
             present = [word for word in words if word in whole]
@@ -117,6 +121,23 @@ def raw_lines(
             yield from _redraws(number, done, words)
             rest = _cut(rest)
     yield from _redraws(number, rest, words)
+
+
+def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
+    """The rest of a log as UTF-8, without a mark of its encoding: PowerShell's `>` writes UTF-16."""
+    chunk = stream.read(_CHUNK)
+    begins = chunk[:400]
+    wide = begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if not wide or begins.count(0) * 4 < len(begins):  # every second byte of Latin text is 0
+        chunk = chunk.removeprefix(codecs.BOM_UTF8)
+        while chunk:
+            yield chunk
+            chunk = stream.read(_CHUNK)
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")("replace")
+    while chunk:
+        yield decoder.decode(chunk).encode("utf-8", "replace")
+        chunk = stream.read(_CHUNK)
 
 
 def _redraws(number: int, line: bytes, words: Sequence[bytes]) -> Iterator[tuple[int, bytes, bool]]:
@@ -178,8 +199,11 @@ class Learnt:
             return position
         ahead, before = int(found[1] or found[3]) - self.filled, self._ahead
         self._ahead = ahead
-        task = (found[2] or "").startswith(":")  # of several tasks' lines the numbers grow, too
-        return found.end() if self.filled and (ahead == 0 or (ahead == before and not task)) else position
+        if (found[2] or "").startswith(":"):  # perhaps a task: theirs may grow, or be a line's by chance
+            counts = ahead == 0 and before in (None, 0)
+        else:
+            counts = ahead in (0, before)
+        return found.end() if self.filled and counts else position
 
     def end(self, text: str, position: int) -> int:
         """Where the text behind a prefix begins; `position` where there is none.
@@ -188,7 +212,11 @@ class Learnt:
         """
         before, header, after = text[position:].partition(_HEADER)
         begins = header and not after.strip() and len(self._shapes) < _MAX_LEARNT
-        if begins and any(c.isdigit() for c in before) and _LEARNABLE.fullmatch(before):
+        if (
+            begins
+            and (any(c.isdigit() for c in before) or before.endswith("| "))
+            and _LEARNABLE.fullmatch(before)
+        ):
             shape = re.sub(r"\d+", r"\\d+", re.escape(before))
             self._shapes.setdefault(shape, re.compile(shape))
         found = (shape.match(text, position) for shape in self._shapes.values())
@@ -213,6 +241,12 @@ def clean(
     record = text[len(stamp) :]
     if record.lstrip()[:1] == "{" and _RECORD.match(record):
         parts = [stamp + line for line in _said(record) or ()] or parts
+    elif _CALLSTACK in text and _ESCAPED in text:
+        before, _, escaped = text.partition(_CALLSTACK)
+        parts = [before.rstrip() + " " * bool(before.strip()) + line for line in _unescaped(escaped)]
+    elif len(parts) > 1 and learnt is not None and any(part.startswith(_HEADER) for part in parts[1:]):
+        # What stands before the bar is before the traceback's other lines too.
+        _unprefixed(f"{parts[0].rstrip()} {_HEADER}", number, file, rank, learnt)
     for part in parts:
         if part.strip() or len(parts) == 1:
             yield _unprefixed(part, number, file, rank, learnt or Learnt())
@@ -225,13 +259,18 @@ def _said(text: str) -> list[str] | None:
     except ValueError:  # cut, or quoted once more
         if _ESCAPED not in text:
             return None
-        return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")
+        return _unescaped(text)
     if _ESCAPED in text:  # wherever it stands in the record
         texts = [value for value in record.values() if isinstance(value, str)]
         return [line for value in texts for line in value.encode("utf-8", "replace").decode().splitlines()]
     said = next((record[key] for key in _SAID if isinstance(record.get(key), str)), None)
     # Half a character, escaped, is valid JSON and cannot be printed.
     return None if said is None else said.encode("utf-8", "replace").decode().splitlines() or [""]
+
+
+def _unescaped(text: str) -> list[str]:
+    """The lines of a JSON text without its end, which may be cut or quoted once more."""
+    return text.replace(r"\\", "\\").replace(r"\"", '"').split(r"\n")
 
 
 def _unprefixed(text: str, number: int, file: str, rank: int | None, learnt: Learnt) -> Line:
@@ -289,7 +328,7 @@ _PREFIXES = (
 
 def _seconds(found: re.Match[str]) -> float | None:
     day, clock, fraction, zone = found.groups()
-    text = f"{day.replace('/', '-')}T{clock}" + ("+00:00" if zone in (None, "Z") else zone)
+    text = f"{day.replace('/', '-')}T{clock}" + ("+00:00" if zone in (None, "Z") else zone.strip())
     try:
         return datetime.fromisoformat(text).timestamp() + float(f"0.{fraction or 0}")
     except ValueError:

@@ -136,6 +136,21 @@ ADAPTERS = (
         changes={"trainer.activation_checkpointing": False},
     ),
     Failure(
+        id="recompute-differs",
+        title="a layer was recomputed into other tensors",
+        cause="Non-reentrant checkpointing compares what a layer saves with what it recomputes, and the two "
+        "differ: under ZeRO-3 the recomputed weights are sharded (shape [0]); elsewhere a cache, a random "
+        "choice or autocast was another one the second time.",
+        mend="under ZeRO-3 set trainer.activation_checkpointing_kwargs: {use_reentrant: true}, or train with "
+        "sharding.zero_stage: 2; elsewhere keep use_cache off and autocast around both passes",
+        source="torch/utils/checkpoint.py check_recomputed_tensors_match; huggingface/trl#2514, #5217",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"Recomputed values for the following tensors have different metadata",
+            r"A different number of tensors was saved during the original forward and recomputation",
+        ),
+    ),
+    Failure(
         id="checkpointing-kwarg-typo",
         title="an unknown option of checkpointing",
         cause="Only torch reads activation_checkpointing_kwargs, in the first forward pass.",

@@ -196,6 +196,22 @@ DATA = (
         changes={"launch.env.CUDA_LAUNCH_BLOCKING": "1"},
     ),
     Failure(
+        id="illegal-access",
+        title="a CUDA kernel left its memory",
+        cause="A kernel read or wrote outside of its tensors, or the GPU is damaged. The error is raised by "
+        "a later call, often by NCCL's watchdog, so that the traceback need not show the place.",
+        mend="run with launch.env.CUDA_LAUNCH_BLOCKING: '1' to see the call, and without the compiled parts "
+        "(paged optimizers, flash-attn, Liger, torch.compile); where it moves about, look for Xid errors "
+        "(`dmesg | grep Xid`)",
+        source="meta-pytorch/torchtune#1856; axolotl-ai-cloud/axolotl#1473",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"CUDA error: an illegal memory access was encountered",
+            r"CUDA error: (?:unspecified launch failure|misaligned address|uncorrectable ECC error)",
+        ),
+        changes={"launch.env.CUDA_LAUNCH_BLOCKING": "1"},
+    ),
+    Failure(
         id="chat-template-missing",
         title="a tokenizer without a chat template",
         cause="Conversations become text by the tokenizer's template, and a base model's tokenizer has none.",

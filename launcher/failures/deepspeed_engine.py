@@ -97,7 +97,8 @@ DEEPSPEED_ENGINE = (
         id="zero3-no-gather",
         title="no weights in a ZeRO-3 checkpoint",
         cause="stage3_gather_16bit_weights_on_model_save is false by default, so a full fine-tune saves "
-        "DeepSpeed's shards and no model.safetensors.",
+        "DeepSpeed's shards and no model.safetensors, and a script that saves an adapter by itself writes "
+        "empty tensors.",
         mend="set it to true, as the plan does; zero_to_fp32.py in the checkpoint recovers the weights",
         source="transformers/trainer.py save_model",
         places=(
@@ -105,8 +106,29 @@ DEEPSPEED_ENGINE = (
             Place("lint", "ds-zero3-no-gather"),
             Place("diagnose"),
         ),
-        patterns=(r"Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save`",),
+        patterns=(
+            r"Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save`",
+            r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint",
+        ),
         signs=(r"stage3_gather_16bit_weights_on_model_save=false",),
+    ),
+    Failure(
+        id="zero3-fetch-order",
+        title="ZeRO-3 lost track of a sharded weight",
+        cause="ZeRO-3 fetches weights in the order of an earlier step. A pass that took other modules, or "
+        "ended early, leaves some in flight: experts of a mixture, generation or evaluation between steps, "
+        "a module that only some ranks call.",
+        mend="let all ranks call the same modules in each step, update DeepSpeed, or train with "
+        "sharding.zero_stage: 2",
+        source="deepspeed/runtime/zero/partitioned_param_coordinator.py; deepspeedai/DeepSpeed#3068; "
+        "OpenRLHF/OpenRLHF#312",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"still have inflight params",
+            r"^(?:AssertionError: )?\{'id': \d+, 'status': '(?:INFLIGHT|NOT_AVAILABLE|AVAILABLE)', 'numel'",
+            r"disagreement between rank ?0 and rank ?\d+: rank",
+        ),
+        changes={"sharding.zero_stage": 2},
     ),
     Failure(
         id="zero3-auto-batch",

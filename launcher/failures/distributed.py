@@ -207,6 +207,23 @@ DISTRIBUTED = (
         ),
     ),
     Failure(
+        id="rendezvous-unreachable",
+        title="a node cannot reach the rendezvous",
+        cause="The address of node rank 0 (MASTER_ADDR, --rdzv_endpoint) has no entry in DNS, a firewall is "
+        "between the nodes, or node rank 0 was not started, or not on that port.",
+        mend="use an address that every node resolves (`getent hosts NAME` on each) and a port that is "
+        "open between them, and start node rank 0 too; `effilaunch doctor --rehearse` tries the connections",
+        source="torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py; pytorch/pytorch#67581, "
+        "#107021, #80772",
+        places=(Place("doctor", "interfaces"), Place("diagnose")),
+        patterns=(
+            r"The connection to the C10d store has failed",
+            r"\b[Cc]lient socket has (?:timed out after|failed to connect to any network address of)\b",
+            r"connect\(\) timed out\. Original timeout was \d+ ms",
+            r"^(?:[\w.]+\.)?RendezvousTimeoutError\b",
+        ),
+    ),
+    Failure(
         id="nccl-timeout",
         title="a collective operation that timed out",
         cause="One rank waited for the others until the limit: they did uneven work (data prepared by rank "
@@ -340,7 +357,9 @@ DISTRIBUTED = (
             r"Signal 9 \(SIGKILL\) received by PID",
             r"\boom[_-]kill events?\b",
             r"\bOOM ?Killed\b",
-            r"task \d+: Out Of Memory\b",
+            r"Task was killed due to the node running low on memory",
+            r"which exceeds the memory usage threshold of [\d.]+",
+            r"tasks? [\d,-]+: Out Of Memory\b",
             r"\bexit(?:ed with)?(?: exit)? code:? 137\b",
             r"terminated with signal SIGKILL|died with <Signals\.SIGKILL",
             r"Out of memory: Killed process \d+",

@@ -135,6 +135,46 @@ HUB = (
         ),
     ),
     Failure(
+        id="hub-token",
+        title="the hub does not accept the token",
+        cause="The token in HF_TOKEN, or the one that `hf auth login` stored, is wrong, expired or revoked "
+        "(401), or it may not write to this repository or organisation (403). A wrong token also stops "
+        "downloads that need none.",
+        mend="set HF_TOKEN to a valid token, with write access where the run pushes "
+        "(trainer.push_to_hub, trainer.hub_model_id), or unset it for public files (see `hf auth whoami`)",
+        source="huggingface_hub/utils/_http.py hf_raise_for_status; huggingface/huggingface_hub#2002",
+        places=(Place("doctor", "hub"), Place("diagnose")),
+        patterns=(
+            r"Invalid credentials in Authorization header",
+            r"Invalid user token\b",
+            # For a repository that is not there, or gated, the hub's client has errors of their own.
+            r"\bHfHubHTTPError: 401 Client Error\b",
+            r"\b401 Client Error: Unauthorized for url: https?://(?:huggingface\.co|hf\.co)/api/"
+            r"(?:whoami|repos/)\S*(?:.{0,200}Invalid username or password)?",
+            r"\b403 Client Error: Forbidden for url: https?://(?:huggingface\.co|hf\.co)/api/\S+",
+            r"You don't have the rights to create a \w+ under the namespace",
+            r"make sure you have a token with the `write` role",
+            r"Token is required .{0,40}but no token found",
+            r"\bUser Access Token .{1,80} is expired",
+        ),
+    ),
+    Failure(
+        id="hub-rate-limit",
+        title="too many requests to the hub",
+        cause="The hub answers only so many requests of one address or account in five minutes, and every "
+        "rank, data worker and shard of a stream asks by itself.",
+        mend="fetch model and data once (`effilaunch prepare RECIPE`, `hf download NAME`) and train with "
+        "HF_HUB_OFFLINE=1; set HF_TOKEN, whose limit is higher",
+        source="huggingface_hub/utils/_http.py hf_raise_for_status; allenai/OLMo#550",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"(?s)(?:There was a specific connection error when trying to load .{1,300}?)?"
+            r"\b429 Client Error: Too Many Requests for (?:url|URL): https?://(?:huggingface\.co|hf\.co)\b",
+            r"HTTP status client error \(429 Too Many Requests\)",
+        ),
+        changes={"launch.env.HF_HUB_OFFLINE": "1"},
+    ),
+    Failure(
         id="hub-bad-path",
         title="a path that was taken for a repository",
         cause="The folder does not exist where the run looked, so its path went to the hub as a repository's "

@@ -99,6 +99,82 @@ INSTALLATION = (
         ),
     ),
     Failure(
+        id="tokenizer-too-new",
+        title="a tokenizer that is newer than the installed packages",
+        cause="tokenizer.json, or the class that tokenizer_config.json names, was written by a newer "
+        "tokenizers or transformers than the one that reads it.",
+        mend="pip install -U tokenizers transformers",
+        source="huggingface/transformers#31789; transformers/models/auto/tokenization_auto.py",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"data did not match any variant of untagged enum (?:ModelWrapper|Py\w+Wrapper)\b",
+            r"Tokenizer class \w+ does not exist or is not currently imported",
+        ),
+    ),
+    Failure(
+        id="package-missing",
+        title="a package that the run asks for is not installed, or is too old",
+        cause="A quantisation, an attention kernel, an adapter or a loader needs a package that this "
+        "environment does not have in the needed version.",
+        mend="pip install -U the package that the error names, into the environment that runs the training; "
+        "flash-attn can be left out with model.attn_implementation: sdpa",
+        source="transformers/utils/import_utils.py; transformers/modeling_utils.py; "
+        "hiyouga/LlamaFactory#3464",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"FlashAttention[23]? has been toggled on, but it cannot be used due to",
+            r"Flash ?Attention is not available, but is needed",
+            r"^(?:ImportError: )?Using .{1,100}? requires .{0,60}?(?:[Aa]ccelerate|bitsandbytes)\b",
+            r"^(?:ModuleNotFoundError: )?No module named '(?:accelerate|bitsandbytes|datasets|deepspeed|"
+            r"flash_attn|liger_kernel|peft|transformers|trl|xformers)'$",
+        ),
+    ),
+    Failure(
+        id="version-clash",
+        title="installed packages that do not fit one another",
+        cause="One package uses a name or a module that the installed version of another one does not have "
+        "(or the script's own import is misspelt), or demands another version of it.",
+        mend="install versions that fit: update both packages, or take those of the script's requirements; "
+        "`pip check` lists what contradicts itself",
+        source="huggingface/transformers#26065; huggingface/peft#917; transformers/utils/versions.py",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"cannot import name '\w+' from '(?:accelerate|bitsandbytes|datasets|deepspeed|huggingface_hub|"
+            r"numpy|peft|tokenizers|torch|transformers|trl)(?:\.[\w.]+)?'",
+            r"No module named '(?:torch\._six|(?:accelerate|datasets|deepspeed|huggingface_hub|peft|torch|"
+            r"transformers|trl)\.[\w.]+)'",
+            r"is required for a normal functioning of this module, but found",
+            r"numpy\.dtype size changed, may indicate binary incompatibility",
+        ),
+    ),
+    Failure(
+        id="no-kernel-image",
+        title="a package without machine code for this GPU",
+        cause="torch, or a compiled package (bitsandbytes, flash-attn, xformers), was built without this "
+        "GPU's compute capability: the GPU is newer than the package, or older than it supports.",
+        mend="install the torch build of a CUDA that knows the GPU (torch.cuda.get_arch_list() names what it "
+        "has), and reinstall the package that the innermost call of the traceback names",
+        source="unslothai/unsloth#2946, #3833",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"no kernel image is available for execution on the device",
+            r"CUDA error: invalid device function",
+        ),
+    ),
+    Failure(
+        id="driver-too-old",
+        title="the NVIDIA driver is older than torch's CUDA",
+        cause="torch was built for a CUDA that the installed driver does not serve.",
+        mend="install a torch of the CUDA version that nvidia-smi shows (or of an older one), or update the "
+        "driver",
+        source="torch/cuda/__init__.py; IEIT-Yuan/Yuan-2.0#65",
+        places=(Place("diagnose"),),
+        patterns=(
+            r"The NVIDIA driver on your system is too old",
+            r"CUDA driver version is insufficient for CUDA runtime version",
+        ),
+    ),
+    Failure(
         id="extension-abi",
         title="a compiled package that was built for another torch or CUDA",
         cause="A wheel (flash-attn, xformers, torchvision, …) holds machine code for one version of torch "
@@ -158,6 +234,7 @@ INSTALLATION = (
             r"`ptxas` failed with error code|ptxas fatal\s*:",
             r"Internal Triton PTX codegen error|PTXASError: PTXAS error",
             r"RuntimeError: PassManager::run failed",
+            r"Triton Error \[CUDA\]: device kernel image is invalid",
             r"TritonMissing: Cannot find a working triton installation",
         ),
     ),

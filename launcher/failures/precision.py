@@ -25,7 +25,22 @@ PRECISION = (
         source="transformers/training_args.py",
         versions="transformers>=4.40",
         places=(Place("doctor", "devices"), Place("diagnose")),
-        patterns=(r"Your setup doesn't support bf16/gpu",),
+        patterns=(r"Your setup doesn't support bf16/gpu(?!\. You need (?:torch>=|Ampere))",),
+    ),
+    Failure(
+        id="bf16-pre-ampere",
+        title="bf16 on a GPU that has none",
+        cause="The GPU has no bf16 units: it is older than Ampere (V100, T4, RTX 20, P100). transformers of "
+        "before 2025 raises the same error where torch sees no GPU at all.",
+        mend="train in fp16 (`precision: fp16`); where nvidia-smi shows a newer GPU, make it visible "
+        "(`effilaunch doctor` says what is missing)",
+        source="transformers/training_args.py; lm-sys/FastChat#1191; OptimalScale/LMFlow#88",
+        places=(Place("fix", "bf16-emulated"), Place("doctor", "bf16"), Place("diagnose")),
+        patterns=(
+            r"Your setup doesn't support bf16/gpu\. You need (?:torch>=|Ampere)",
+            r"Bfloat16 is only supported on GPUs with compute capability of at least 8\.0",
+        ),
+        changes={"precision": "fp16"},
     ),
     Failure(
         id="fp16-unscale",

@@ -93,6 +93,21 @@ QUANTIZATION = (
         changes={"model.device_map": None},
     ),
     Failure(
+        id="tensors-on-two-gpus",
+        title="one process used tensors of two GPUs",
+        cause="The model is spread over several GPUs (device_map: auto) and labels, a mask or a module that "
+        "was added later stayed on another one; or a script under a launcher moves something to cuda:0 on "
+        "every rank.",
+        mend="start one process a GPU, as `effilaunch run` does, without device_map, and let each use its "
+        "own (LOCAL_RANK)",
+        source="modelscope/ms-swift#7107, #2044",
+        places=(Place("fix", "device-map-distributed"), Place("diagnose")),
+        patterns=(
+            r"Expected all tensors to be on the same device, but found at least two devices, cuda:\d+ and "
+            r"cuda:\d+",
+        ),
+    ),
+    Failure(
         id="kbit-wrong-device",
         title="a quantised model on another rank's device",
         cause="Every rank loaded its quantised weights onto the first GPU, where they have to stay.",

@@ -20,6 +20,31 @@ SAVING = (
         patterns=(r"Weights only load failed", r"WeightsUnpickler error"),
     ),
     Failure(
+        id="torch-load-refused",
+        title="a pickled file that transformers opens with torch 2.6 only",
+        cause="transformers refuses torch.load below torch 2.6 (CVE-2025-32434): weights that are no "
+        "safetensors, and a checkpoint's optimizer.pt, which has no other form.",
+        mend="update torch to 2.6 or later; without that take weights in safetensors, and start a new run "
+        "from the checkpoint's weights",
+        source="transformers/utils/import_utils.py check_torch_load_is_safe; hiyouga/LlamaFactory#8379",
+        places=(Place("diagnose"),),
+        patterns=(r"Due to a serious vulnerability issue in `torch\.load`",),
+    ),
+    Failure(
+        id="optimizer-other-weights",
+        title="optimizer states of other weights",
+        cause="The checkpoint was written while other weights were trained: other target_modules or "
+        "modules_to_save, another number of frozen layers, added tokens, or an adapter that was loaded "
+        "without is_trainable.",
+        mend="resume with the settings that wrote the checkpoint, or start a new run from its weights",
+        source="torch/optim/optimizer.py load_state_dict; huggingface/peft#859; unslothai/unsloth#3108",
+        places=(_DIFFERS, Place("diagnose")),
+        patterns=(
+            r"loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+            r"loaded state dict has a different number of parameter groups",
+        ),
+    ),
+    Failure(
         id="zero-world-size",
         title="ZeRO states of another number of devices",
         cause="ZeRO cuts the optimizer's states into one piece a rank, and this checkpoint was written by "

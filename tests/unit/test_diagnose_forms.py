@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 
@@ -57,6 +58,7 @@ def behind(prefix, text):
         "<trainer#4> ",
         "05:48 worker 3 | ",
         "train-job-master-0 pytorch ",
+        "| ERROR    | stderr | ",
     ],
 )
 def test_a_prefix_that_is_learnt_from_the_tracebacks_first_line(prefix):
@@ -237,6 +239,9 @@ WATCHDOG = (
         ("Sun Mar  1 10:00:00 2026 ", None),
         ("[   12.345678] ", None),
         ("1709287200.123 ", None),
+        ("1709287200123\t", None),
+        ("2026-03-01 10:00:00.123 +0000 [stderr] ", None),
+        ("    [rank3]: ", 3),
         ("#033[31m", None),
         ("^[[31m", None),
     ],
@@ -285,6 +290,46 @@ def test_tasks_whose_lines_count_up_stay_tasks():
     text = "".join(f"{n}: {line}\n" for line in TRACEBACK.splitlines() for n in range(4))
     diagnosis = see(text)
     assert (len(diagnosis.findings[0].error.frames), diagnosis.ranks) == (1, 4)
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+def test_the_number_of_one_task_is_no_number_of_a_line(first):
+    """`srun --label`: some line of task 2's has the number 2, and belongs to the others."""
+    text = behind("2: ", "starting\n" * first + TRACEBACK)
+    (finding,) = see(text).findings
+    assert (len(finding.error.frames), finding.error.type) == (1, "torch.OutOfMemoryError")
+
+
+def test_a_prefix_before_a_bar_is_before_the_traceback_too():
+    bar = "  0%|          | 0/100 [00:00<?, ?it/s]"
+    (finding,) = see(behind("train-job-master-0 pytorch ", bar + TRACEBACK)).findings
+    assert (finding.failure.id, len(finding.error.frames)) == ("gpu-full", 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
+def test_a_log_in_the_encoding_of_another_shell(encoding):
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    examination = Examination(REGISTRY)
+    examination.read(io.BytesIO(mark + TRACEBACK.encode(encoding)), "log", None)
+    (finding,) = examination.verdict().findings
+    assert (finding.failure.id, finding.error.line, len(finding.error.frames)) == ("gpu-full", 4, 1)
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_the_error_file_of_torchelastic_as_its_launcher_prints_it(prefix):
+    stack = json.dumps(TRACEBACK)
+    text = f"""ERROR:torch.distributed.elastic.multiprocessing.errors.error_handler:{{
+  "message": {{
+    "message": "RuntimeError: failed",
+    "extraInfo": {{
+      "py_callstack": {stack},
+      "timestamp": "1635590000"
+    }}
+  }}
+}}
+"""
+    (finding,) = see(behind(prefix, text)).findings
+    assert (finding.failure.id, len(finding.error.frames), finding.error.line) == ("gpu-full", 1, 5)
 
 
 def draw(raises, width, encoding, locals_shown):

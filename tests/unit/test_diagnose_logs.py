@@ -388,6 +388,16 @@ def test_a_failure_that_stops_nothing_is_told_by_its_line():
     )
 
 
+def test_tasks_that_srun_ended_are_no_cause():
+    step = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-07-14T08:00:36 ***\n"
+    exited = "srun: error: n1: task 5: Exited with exit code 1\n"
+    killed = "srun: error: n1: tasks 3,7: Killed\nsrun: error: n2: task 8: Killed\n"
+    assert see(exited + step + killed).unknown[0].error.line == 1
+    assert see(killed).unknown[0].error.line == 1  # it is all that there is
+    assert see(step).unknown[0].error.line == 1
+    assert name_of(see(killed + TRACEBACK.format(error=OOM))) == "gpu-full"
+
+
 def test_bytes_that_are_no_text():
     assert name_of(see(b"\xff\xfe\x00\n" + TRACEBACK.format(error=OOM).encode() + b"\x80")) == "gpu-full"
 

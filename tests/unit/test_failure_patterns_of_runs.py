@@ -25,6 +25,67 @@ SPELLINGS = {
         "Tried to launch distributed communication on port `29500`, but another process is utilizing it.",
         "OSError: [Errno 98] Address already in use",
     ],
+    "rendezvous-unreachable": [
+        "The client socket has timed out after 60s while trying to connect to (node01, 29500).",
+        "The client socket has failed to connect to any network address of (node01, 29500).",
+        "RendezvousConnectionError: The connection to the C10d store has failed. See inner exception",
+        "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+    ],
+    "illegal-access": [
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+        "torch.AcceleratorError: CUDA error: unspecified launch failure",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    ],
+    "torch-load-refused": [
+        "ValueError: Due to a serious vulnerability issue in `torch.load`, even with `weights_only=True`, we"
+    ],
+    "optimizer-other-weights": [
+        "ValueError: loaded state dict contains a parameter group that doesn't match the size of "
+        "optimizer's group",
+        "ValueError: loaded state dict has a different number of parameter groups",
+    ],
+    "hub-token": [
+        "HfHubHTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/api/whoami-v2",
+        "HfHubHTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/a/b/resolve/main/x",
+        "HTTPError: Invalid user token. If you didn't pass a user token, make sure you are properly logged",
+        "HTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/api/models/a/b/commit/main",
+        '403 Forbidden: You don\'t have the rights to create a model under the namespace "a".',
+        "Invalid credentials in Authorization header",
+    ],
+    "hub-rate-limit": [
+        "HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/a/b",
+        "OSError: There was a specific connection error when trying to load a/b:\n429 Client Error: Too Many "
+        "Requests for url: https://huggingface.co/a/b/resolve/main/config.json",
+        "Reqwest Error: HTTP status client error (429 Too Many Requests), domain: https://huggingface.co",
+    ],
+    "tokenizer-too-new": [
+        "Exception: data did not match any variant of untagged enum ModelWrapper at line 12 column 3",
+        "Exception: data did not match any variant of untagged enum PyPreTokenizerTypeWrapper at line 4",
+        "ValueError: Tokenizer class NewTokenizer does not exist or is not currently imported.",
+    ],
+    "package-missing": [
+        "ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following error",
+        "AssertionError: Flash Attention is not available, but is needed for dense attention",
+        "ImportError: Using the `Trainer` with `PyTorch` requires `accelerate>=0.26.0`: Please run `pip",
+        "ImportError: Using `bitsandbytes` 4-bit quantization requires the latest version of bitsandbytes",
+        "ModuleNotFoundError: No module named 'flash_attn'",
+    ],
+    "version-clash": [
+        "ImportError: cannot import name 'is_flash_attn_available' from 'transformers.utils' (/x/y.py)",
+        "ModuleNotFoundError: No module named 'torch._six'",
+        "ModuleNotFoundError: No module named 'transformers.models.gone'",
+        "ImportError: transformers>=4.36.2 is required for a normal functioning of this module, but found",
+        "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 96 from C",
+    ],
+    "no-kernel-image": [
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: CUDA error: invalid device function",
+    ],
+    "driver-too-old": [
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        "CUDA driver version is insufficient for CUDA runtime version",
+    ],
     "include-and-num-gpus": ["ValueError: Cannot specify num_nodes/gpus with include/exclude"],
     "include-bad-slot": ["No slot '7' specified on host 'localhost'", "CUDA error: invalid device ordinal"],
     "no-gpu": ["RuntimeError: Unable to proceed, no GPU resources available", "No CUDA GPUs are available"],
@@ -302,6 +363,12 @@ NOTHING_WRONG = [
     "pytorch allocator cache flushes since last step. this happens when there is high memory pressure",
     "IndexError: list index out of range",
     "500 Server Error: Internal Server Error for url: https://example.org/model",
+    "429 Client Error: Too Many Requests for url: https://example.org/model",
+    "HTTPError: 401 Client Error: Unauthorized for url: https://huggingface.co/a/b/resolve/main/config.json",
+    "ImportError: cannot import name 'helper' from 'utils' (/home/u/utils.py)",
+    "ImportError: cannot import name 'LoraConfig' from partially initialized module 'peft' (most likely due",
+    "ModuleNotFoundError: No module named 'my_trainer'",
+    "[c10d] The client socket cannot be initialized to connect to [localhost]:29500 (errno: 97)",
 ]
 
 

@@ -106,6 +106,26 @@ MESSAGES = {
     "tensor-parallel-data": [
         "Data inconsistency within the TP group. Please check the Dataloader implementation to ensure"
     ],
+    "bf16-no-device": [
+        "Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train on CPU."
+    ],
+    "bf16-pre-ampere": [
+        "Your setup doesn't support bf16/gpu. You need torch>=1.10, using Ampere GPU with cuda>=11.0",
+        "Your setup doesn't support bf16/gpu. You need Ampere+ GPU with cuda>=11.0",
+    ],
+    "recompute-differs": [
+        "torch.utils.checkpoint: Recomputed values for the following tensors have different metadata than",
+        "torch.utils.checkpoint: A different number of tensors was saved during the original forward and "
+        "recomputation.",
+    ],
+    "zero3-fetch-order": [
+        "still have inflight params [{'id': 7, 'status': 'AVAILABLE'}]",
+        "AssertionError: {'id': 7, 'status': 'NOT_AVAILABLE', 'numel': 0, 'ds_numel': 0, 'shape': (0,)}",
+        "disagreement between rank0 and rank1: rank0: [1], rank1: [2]",
+    ],
+    "tensors-on-two-gpus": [
+        "Expected all tensors to be on the same device, but found at least two devices, cuda:1 and cuda:0!"
+    ],
     "fp16-unscale": ["Attempting to unscale FP16 gradients."],
     "fp16-on-bf16-params": [
         "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'BFloat16'"
