@@ -245,6 +245,49 @@ BROKEN = {
         zero('"overlap_comm": true, "reduce_bucket_size": 50000000000'),
         "ds-bucket-memory", 3, 45, "zero_optimization.reduce_bucket_size",
     ),
+    "a loss scale that may reach 0": (
+        top('"fp16": {"enabled": true, "loss_scale": 0, "min_loss_scale": 0}'),
+        "ds-wrong-value", 2, 62, "fp16.min_loss_scale",
+    ),
+    "a window of a fixed loss scale": (
+        top('"fp16": {"enabled": true, "loss_scale": 128, "loss_scale_window": 500}'),
+        "ds-no-effect", 2, 46, "fp16.loss_scale_window",
+    ),
+    "16-bit states without 16-bit weights": (
+        zero('"overlap_comm": true}, "bf16": {"enabled": true, "bf16_optimizer_states": true'),
+        "ds-wrong-value", 3, 75, "bf16.bf16_optimizer_states",
+    ),
+    "16-bit weights without offload": (
+        zero('"overlap_comm": true}, "fp16": {"enabled": true, "fp16_master_weights_and_grads": true'),
+        "ds-wrong-value", 3, 83, "fp16.fp16_master_weights_and_grads",
+    ),
+    "16-bit weights without ZeRO": (
+        top('"zero_optimization": {"stage": 0},\n"bf16": {"bf16_master_weights_and_grads": true}'),
+        "ds-stage-refuses", 3, 43, "bf16.bf16_master_weights_and_grads",
+    ),
+    "clipping below 0": (top('"gradient_clipping": -1'), "ds-wrong-value", 2, 22, "gradient_clipping"),
+    "progress every 0 steps": (top('"steps_per_print": 0'), "ds-wrong-value", 2, 20, "steps_per_print"),
+    "clipping without the norm": (
+        zero('"compute_grad_norm": false', 2),
+        "ds-wrong-value", 3, 22, "zero_optimization.compute_grad_norm",
+    ),
+    "prescaled gradients that are scattered": (
+        top('"zero_optimization": {"stage": 2},\n"prescale_gradients": true'),
+        "ds-stage-refuses", 3, 23, "prescale_gradients",
+    ),
+    "autocast of quantised weights": (
+        zero('"zero_quantized_weights": true}, "torch_autocast": {"enabled": true'),
+        "ds-wrong-value", 3, 27, "zero_optimization.zero_quantized_weights",
+    ),
+    "a warm-up of another form": (
+        top('"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}'),
+        "ds-wrong-value", 2, 61, "scheduler.params.warmup_type",
+    ),
+    "a warm-up that is longer than the run": (
+        top('"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100,\n'
+            '"total_num_steps": 10}}'),
+        "ds-wrong-value", 3, 20, "scheduler.params.total_num_steps",
+    ),
     "no warm-up": (
         top('"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}'),
         "ds-warmup-zero", 2, 66, "scheduler.params.warmup_num_steps",

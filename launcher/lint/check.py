@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from launcher.lint.blocks import check_blocks
+from launcher.lint.combinations import check_combinations
 from launcher.lint.conflicts import check_conflicts
 from launcher.lint.finding import Finding
 from launcher.lint.other_files import another_kind
@@ -20,7 +21,15 @@ LARGEST = 100_000
 MOST = 500
 """Findings that one rule may have; nobody reads more."""
 Rule = Callable[[Document], Iterator[Finding]]
-RULES: tuple[Rule, ...] = (check_keys, check_types, check_autos, check_blocks, check_conflicts, check_effects)
+RULES: tuple[Rule, ...] = (
+    check_keys,
+    check_types,
+    check_autos,
+    check_blocks,
+    check_conflicts,
+    check_effects,
+    check_combinations,
+)
 
 
 def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:

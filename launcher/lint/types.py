@@ -202,7 +202,8 @@ def _decimal(spot: _Spot, expected: str) -> Finding | None:
     """A number with a point or an exponent where a whole one belongs."""
     value = spot.value
     if not value.is_integer():
-        return spot.found("ds-float-bucket", expected, f"write {round(value)}", str(int(value)))
+        near = round(value) or (1 if value > 0 else 0)
+        return spot.found("ds-float-bucket", expected, f"write {near}", str(near))
     if spot.converted:  # 5e8 and 1e9 are how everybody writes buckets
         return None
     return spot.found(

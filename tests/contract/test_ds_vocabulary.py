@@ -18,8 +18,17 @@ from launcher.plan.profile import STAGE3_ONLY
 
 # Codes that DeepSpeed's own reader of a config refuses as well.
 REFUSED = ("ds-removed-key", "ds-fp16-and-bf16", "ds-no-batch-size", "ds-float-bucket", "ds-wrong-value")
-# Read without a word.
-NOT_AT_PARSE = ("beyond every number",)
+# Read without a word, and refused or replaced when the engine is built, or by its first step.
+NOT_AT_PARSE = (
+    "beyond every number",
+    "16-bit weights without offload",
+    "clipping below 0",
+    "progress every 0 steps",
+    "clipping without the norm",
+    "autocast of quantised weights",
+    "a warm-up of another form",
+    "a warm-up that is longer than the run",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +80,30 @@ def test_deepspeed_refuses_what_lint_says_it_refuses(name):
 
     with pytest.raises((ValueError, AssertionError, DeepSpeedConfigError)):
         parsed(BROKEN[name][0])
+
+
+def test_another_form_of_the_warm_up_is_log():
+    import torch
+    from deepspeed.runtime.lr_schedules import WarmupLR
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    forms = {form: WarmupLR(optimizer, warmup_type=form).warmup_type for form in ("cosine", "linear", "log")}
+    assert forms == {"cosine": "log", "linear": "linear", "log": "log"}
+
+
+def test_what_the_engine_asserts_of_its_config_is_still_there():
+    """Building it needs a GPU: what lint says stands in these lines."""
+    from deepspeed.runtime import base_optimizer, lr_schedules, torch_autocast
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    assert "not engine.zero_quantized_weights()" in inspect.getsource(torch_autocast)
+    assert "bf16_offload_validator()" in inspect.getsource(base_optimizer)
+    assert "total_num_steps < self.warmup_num_steps" in inspect.getsource(lr_schedules)
+    assert "not compute_grad_norm and clip_grad > 0.0" in inspect.getsource(stage_1_and_2)
+    for module in (stage3, stage_1_and_2):
+        source = inspect.getsource(module)
+        assert "assert self.postscale_gradients" in source
+        assert "assert self.gradient_predivide_factor == 1.0" in source
 
 
 @pytest.mark.parametrize("name", ["zero_optimisation", "gradient_cliping", "fp_16", "stage 3 key at stage 2"])

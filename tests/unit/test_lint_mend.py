@@ -21,6 +21,10 @@ MENDED = {
         '{"train_batch_size": 8, "steps_per_print": 1e5}',
         '{"train_batch_size": 8, "steps_per_print": 100000}',
     ),
+    "below 1": (
+        '{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1e-10}}',
+        '{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1}}',
+    ),
     "first removed": ('{"amp": {},\n "train_batch_size": 8}', '{"train_batch_size": 8}'),
     "last removed": ('{"train_batch_size": 8,\n "amp": {}\n}', '{"train_batch_size": 8\n}'),
     "bfloat16": (
