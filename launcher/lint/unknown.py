@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from launcher.lint import vocabulary
 from launcher.lint.finding import Edit, Finding
@@ -27,6 +28,8 @@ RENAMED = {
     "zero_optimisation": "zero_optimization",
     "comms_config": "comms_logger",
 }
+_MOVED = {"gradient_accumulation_dtype": ("grad_accum_dtype", "data_types")}
+"""Key of the top level -> (name, section) under which DeepSpeed reads it."""
 _WIDEST = 40
 """Of more keys than this, none are listed in a hint."""
 
@@ -84,11 +87,14 @@ def _unknown(
     near = RENAMED.get(where)
     if near is None:
         near = close_key(member.key, known) or _longer(member.key, known)
+        near = near if near and _takes(known[near], member.node.value) else None
     effect = "refuses it" if strict else "ignores it without a word"
     level = f"`{path}`" if path else "the top level"
     edits: tuple[Edit, ...] = ()
     homes = [home for home in vocabulary.homes(member.key) if home != path]
-    if near:
+    if where in _MOVED:
+        hint = "write it as `{}` in `{}`".format(*_MOVED[where])
+    elif near:
         hint = f"did you mean `{near}`?"
         # A section for a number, or the other way round: the name is only a guess.
         alike = ("keys" in known[near]) == (member.node.members is not None)
@@ -103,6 +109,12 @@ def _unknown(
     code = "ds-typo-nested" if path else "ds-typo-toplevel"
     message = f"`{member.key}` is no key of {level}; DeepSpeed {vocabulary.version()} {effect}"
     return document.found(member.start, where, code, message, hint, edits=edits)
+
+
+def _takes(row: Row, value: Any) -> bool:
+    """Whether a value may be meant for a key: words are not meant for one of numbers."""
+    is_word = isinstance(value, str) and value != "auto" and value.isalnum() and value[:1].isalpha()
+    return not is_word or not {"int", "float"} & {*row.get("types", ())} or "str" in row["types"]
 
 
 def _longer(name: str, known: Mapping[str, Row]) -> str | None:

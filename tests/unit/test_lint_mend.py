@@ -70,6 +70,8 @@ def test_what_is_mended(name):
         ('{"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}', "ds-fp16-and-bf16"),
         ('{"train_batch_size": 8, "dump_state": true, "dump_state": false}', "ds-duplicate-keys"),
         ('{"train_batch_size": 8, "sequence_parallel": {"size": 2}}', "ds-typo-toplevel"),
+        ('{"train_batch_size": 8, "gradient_accumulation_dtype": "fp32"}', "ds-typo-toplevel"),
+        ('{"train_batch_size": 8, "gradient_clippings": "norm"}', "ds-typo-toplevel"),
         ('{"train_batch_size": 8', "ds-json-syntax"),
         ("{}", "ds-no-batch-size"),
     ],
