@@ -110,9 +110,10 @@ def test_arrow_files_of_both_forms(tmp_path):
         '[{"a": 1}, {"a": 2}]',
         '{"data": [{"a": 1}, {"a": 2}]}',
         '{\n "version": 1,\n "rows": [{"a": 1}, {"a": 2}]\n}',
+        '{"authors": [{"name": "b"}], "data": [{"a": 1}, {"a": 2}], "splits": []}',
         '{"a": 1}\n\n{"a": 2}\n',
     ],
-    ids=["list", "data", "rows", "lines"],
+    ids=["list", "data", "rows", "more keys", "lines"],
 )
 def test_forms_of_json(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
@@ -229,6 +230,9 @@ FAULTS = [
     ("a.jsonl", '{"a": 1}\n'.encode("utf-16"), r"a\.jsonl:1: is UTF-16, expected UTF-8"),
     ("a.jsonl", b'{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}', r"a\.jsonl:2: .*surrogate"),
     ("a.jsonl", b"[" * 200_000, r"a\.jsonl:1: is not JSON"),
+    ("a.jsonl", b'{"a": 1}\n{"a": {"b": 1, "b": 2}}\n', r"a\.jsonl:2: .*key 'b' twice"),
+    ("a.json", b'[{"a": 1, "a": 2}]', r"a\.json: .*key 'a' twice"),
+    ("a.json", b'{"data": [{"a": 1}], "test": [{"a": 2}]}', r"a\.json: holds rows under .* data, test"),
     ("a.json", b'[{"a": 1},\n{"a":}]', r"a\.json:2: is not JSON"),
     ("a.json", b'[{"a": 1}, 2]', r"a\.json: row 2 is a JSON number"),
     ("a.json", b'{\n"a": 1\n}', r"a\.json: holds one JSON object, expected a list of rows"),

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.train.data.unique_keys import ROWS, TWICE_HINT, KeyTwiceError, keys_alike
 
 Numbered = tuple[int, dict[str, Any]]
 """(1-based physical line, or row where the file has no lines; the row's values)."""
@@ -133,10 +134,12 @@ def _read_json_lines(path: Path, limit: int | None) -> Iterator[Numbered]:
     # The standard library and not datasets' Arrow reader: that one unifies the objects of a column
     # into one struct and fills the keys which a row lacks with None (so a tool call gets the
     # arguments of all other tools), and it does not tell the line of a fault.
-    loads = json.loads
+    decode = ROWS.decode
     for number, line in _lines(path, limit):
         try:
-            row = loads(line)
+            row = decode(line)
+        except KeyTwiceError as error:
+            raise fault(path, number, str(error), TWICE_HINT) from error
         except (ValueError, RecursionError) as error:
             if not line.strip():
                 continue
@@ -188,12 +191,17 @@ def _read_json(path: Path, limit: int | None) -> Iterator[Numbered]:
     if not text.strip():
         return
     try:
-        value = json.loads(text)
+        value = ROWS.decode(text)
+    except KeyTwiceError as error:
+        raise fault(path, None, str(error), TWICE_HINT) from error
     except (ValueError, RecursionError) as error:
         line = error.lineno if isinstance(error, json.JSONDecodeError) else None
         hint = "expected a list of objects, or one object per line"
         raise fault(path, line, f"is not JSON: {error}", hint) from error
     rows = value if isinstance(value, list) else _listed_rows(value)
+    if rows is not None and len(alike := keys_alike(value, rows)) > 1:
+        hint = "put the rows of each key into a file of their own, and name the files to train on as sources"
+        raise fault(path, None, f"holds rows under the keys {listed(alike)}", hint)
     if rows is None:
         message = f"holds one JSON {'object' if isinstance(value, dict) else _json_kind(value)}"
         hint = "give a list of objects, alone or under the key `data` or `rows`, or one object per line"
