@@ -446,6 +446,47 @@ def test_lists_that_the_template_does_not_render_are_counted():
     assert encode(CHATML, row)[1].notes == {"field-not-rendered: documents": 1}
 
 
+def test_flags_that_nothing_reads_are_counted():
+    row = [QUESTION, {**ANSWER, "ignore": True, "prefix": False}]
+    assert encode(CHATML, row)[1].notes == {"field-not-rendered: ignore": 1}
+
+
+@pytest.mark.parametrize("key", ["tools", "functions", "function_calls"])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_tools_and_calls_under_a_key_that_the_template_does_not_read_are_refused(key, turn):
+    row = [{**message, key: [CALL] if n == turn else None} for n, message in enumerate(TURNS[:2])]
+    code, message = refused(CHATML, row)
+    assert code == "chat-template-tools"
+    assert f"{key} of message {turn + 1}" in message
+    reads = CHATML.replace("{{ m.content }}", f"{{{{ m.{key} | tojson if m.{key} }}}}{{{{ m.content }}}}")
+    assert encode(reads, row)[1].kept
+
+
+def test_a_message_with_two_texts_is_refused():
+    both = [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "Two.", "content": "Three."}]
+    code, message = refused(CHATML, both)
+    assert code == "bad-row"
+    assert "messages[1]" in message
+    for same in ({"value": "Two.", "content": "Two."}, {"content": "Two.", "value": None}):
+        assert learned(CHATML, [both[0], {"from": "gpt", **same}]) == ["Two." + END]
+
+
+def test_a_message_without_content_names_what_it_has():
+    code, message = refused(CHATML, [QUESTION, {"role": "tool", "observation": "yes", "name": "f"}])
+    assert code == "bad-row"
+    assert "messages[1]" in message
+    assert "observation, name" in message
+
+
+def test_tools_may_be_json_texts_in_a_list():
+    texts = [json.dumps(tool) for tool in TOOLS]
+    ids = [
+        encode(QWEN25, [QUESTION, ANSWER], tools=tools)[1].columns["input_ids"] for tools in (TOOLS, texts)
+    ]
+    assert ids[0] == ids[1]
+    assert refused(QWEN25, [QUESTION, ANSWER], tools=[1])[0] == "bad-row"
+
+
 @pytest.mark.parametrize("loss_on", ["assistant", "completion"])
 def test_a_row_whose_answers_are_empty_teaches_nothing(loss_on):
     empty = {"role": "assistant", "content": " "}

@@ -315,6 +315,37 @@ def test_a_number_is_no_conversation(value):
     assert looked({**PAIR, "turns": value}).format == "prompt-completion"
 
 
+@pytest.mark.parametrize("column", ["positive_messages", "negative_messages"])
+def test_conversations_to_compare_are_of_a_task_that_is_not_there(column):
+    for messages in (CHAT, CHAT[:1]):
+        problem = refused({"messages": messages, column: [CHAT[:1]]})
+        assert problem.code == "rows-of-another-task"
+        assert "task embedding" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("systemPrompt", "Be brief."),
+        ("systemInstruction", {"parts": [{"text": "Be brief."}]}),
+        ("chatHistory", [["a", "b"]]),
+        ("meta_instruction", "Be brief."),
+        ("thought", "It is near."),
+        ("Complex_CoT", "It is near."),
+        ("chat_template_kwargs", {"enable_thinking": True, "xml_tools": []}),
+        ("documents", [{"title": "a", "text": "b"}]),
+    ],
+)
+@pytest.mark.parametrize("rows", [{"messages": CHAT}, PAIR], ids=["chat", "pair"])
+def test_what_else_belongs_to_a_conversation(rows, column, value):
+    assert refused({**rows, column: value}).code == "column-unread"
+    assert looked({**rows, column: value}, columns={column: None}).left_out >= {column}
+
+
+def test_an_answer_under_a_name_in_camel_case():
+    assert "task dpo" in refused({**PAIR, "rejectedResponse": "That one."}).message
+
+
 def test_a_count_under_the_name_of_a_kto_label_is_none():
     detected = looked({**PAIR, "thumbs_up": 3}, others=[{**PAIR, "thumbs_up": 0}])
     row = Row({**PAIR, "thumbs_up": 0}, "rows.jsonl", 2)

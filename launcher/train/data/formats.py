@@ -149,7 +149,10 @@ def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     sides = [columns["chosen"], columns["rejected"]]
     given = columns.get("prompt")
     prompt = None if given is None else row.values.get(given)
-    are_text = {isinstance(_value(row, column), str) for column in sides}
+    for column in sides:
+        if _value(row, column) is None:
+            raise bad_row(row, f"column {column} holds nothing, expected an answer", "delete the row")
+    are_text = {isinstance(row.values[column], str) for column in sides}
     if len(are_text) > 1:
         raise bad_row(row, f"of {sides[0]} and {sides[1]}, one is text and one is messages")
     if are_text == {False} or is_conversation(prompt):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.facts.user_files import parse_json
+from launcher.recipe.suggestions import listed
 from launcher.train.data.masks import TRAIN, is_mask_key, merged_flag, train_flag
 from launcher.train.data.other_tasks import is_empty, is_media, plain_name
 from launcher.train.data.pieces import REASONING
@@ -40,6 +41,8 @@ _CALLS = frozenset({"tool_call", "tool_calls", "function_call"})
 """Roles of messages that hold nothing but calls, which are the assistant's."""
 _MESSAGE_HINT = 'a message is written {"role": "user", "content": "..."}'
 _REASONING_PARTS = ("thinking", "reasoning")
+_CALL_PARTS = ("tool_use", "tool_call", "tool_result", "function_call")
+_CALLED = "calls are written as tool_calls of the message, their results as messages of the role tool"
 _MEDIA = "conversations about images or sound need a vision-language trainer such as trl's SFTTrainer"
 
 
@@ -102,7 +105,7 @@ def _message(row: Row, place: str, item: Any) -> tuple[Message, bool]:
         raise bad_row(row, f"{place} is {kind_of(item)}, expected an object with role and content")
     role = _role(row, place, item)
     if "role" not in item:
-        item = {("content" if key == "value" else key): value for key, value in item.items() if key != "from"}
+        item = _spoken(row, place, item)
     # Templates ask `if message.tool_calls` or even `'tool_calls' in message`: what is not there must
     # not be there as None or [] either.
     message = {key: value for key, value in item.items() if value is not None and not is_mask_key(key)}
@@ -124,9 +127,21 @@ def _message(row: Row, place: str, item: Any) -> tuple[Message, bool]:
     for key in REASONING:
         if not isinstance(message.get(key, ""), str):
             raise bad_row(row, f"{place}.{key} is {kind_of(message[key])}, expected text")
+    if not calls and "content" not in item:
+        held = listed([str(key) for key in item if key != "role"])
+        raise bad_row(row, f"{place} has no content; its keys beside the role: {held}", _MESSAGE_HINT)
     text, thought = _content(row, place, content, bool(calls))
     message["content"] = text
     return message if thought is None else {**message, "reasoning_content": thought}, False
+
+
+def _spoken(row: Row, place: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message of ShareGPT's spelling with its text as `content`."""
+    said = [item[key] for key in ("content", "value") if item.get(key) is not None]
+    if len(said) == 2 and said[0] != said[1]:
+        raise bad_row(row, f"{place} has both content and value, and they differ", "remove one of them")
+    rest = {key: value for key, value in item.items() if key not in ("from", "value")}
+    return {**rest, "content": said[0] if said else None}
 
 
 def _role(row: Row, place: str, item: Mapping[str, Any]) -> str:
@@ -180,7 +195,8 @@ def _part(row: Row, place: str, part: Any) -> tuple[str, str]:
         return "", "".join(_part(row, place, one)[0] for one in inner)
     if kind != "text":
         message = f"{place} has content that is not text: a part of type {kind}"
-        raise bad_row(row, message, "only parts of type text and thinking can be trained on; " + _MEDIA)
+        hint = _CALLED if kind in _CALL_PARTS else _MEDIA
+        raise bad_row(row, message, "only parts of type text and thinking can be trained on; " + hint)
     text = part.get("text", part.get("value"))
     if not isinstance(text, str):
         held = ", ".join(map(str, part)) or "no keys"
@@ -196,6 +212,9 @@ def tools_of(row: Row, column: str) -> list[dict[str, Any]] | None:
         value = parsed_json(row, column, value)
     if not value:
         return None
+    if isinstance(value, list | tuple):  # of JSON texts, where the schemas have no columns in common
+        value = [parsed_json(row, column, tool) if isinstance(tool, str) else tool for tool in value]
     if not isinstance(value, list | tuple) or not all(isinstance(tool, dict) for tool in value):
-        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a list of JSON schemas")
+        held = kind_of(value) if not isinstance(value, list) else "a list with something else"
+        raise bad_row(row, f"column {column} holds {held}, expected a list of JSON schemas")
     return list(value)

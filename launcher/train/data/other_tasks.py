@@ -6,6 +6,7 @@ every row the columns of all others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,8 @@ from launcher.tasks.dpo import DPO
 
 MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios", "speech"})
 _MEDIA_ENDINGS = ("_path", "_paths", "_url", "_urls", "_file", "_files", "_bytes")
+COMPARED = frozenset({"positive_messages", "negative_messages"})
+"""Columns of conversations that `messages` are compared with: ms-swift's rows for embedding and reranker."""
 _KTO_LABELS = frozenset({"label", "desirable", "is_desirable", "kto_label", "kto_tag", "thumbs_up"})
 _FLAGS = ("true", "false", "0", "1", "desirable", "undesirable")
 _ANSWERS = frozenset(
@@ -44,8 +47,8 @@ def is_empty(value: Any) -> bool:
 
 @cache
 def plain_name(column: str) -> str:
-    """A column's name in lower case, its words joined by `_`."""
-    return column.strip().lower().replace("-", "_").replace(" ", "_").replace(".", "_")
+    """A column's name in lower case, its words joined by `_`: `systemPrompt` is system_prompt."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|[-. ]", "_", column.strip()).lower()
 
 
 def is_flag(value: Any) -> bool:
@@ -98,6 +101,8 @@ def _reranker(row: Mapping[str, Any]) -> bool:
 
 
 def _embedding(row: Mapping[str, Any]) -> bool:
+    if COMPARED & row.keys():
+        return True
     pairs = ("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("question", "positive")
     scored = {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"}
     return any(set(pair) <= row.keys() for pair in pairs) or any(names <= row.keys() for names in scored)

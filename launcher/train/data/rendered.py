@@ -32,6 +32,8 @@ from launcher.train.data.sources import Row
 from launcher.train.data.turns import Message, Span, Template, assistant_turns, find_spans, render_errors
 
 _KNOWN = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", *REASONING})
+_TOOL_KEYS = frozenset({"tools", "functions", "function_calls", "tool_call"})
+"""Keys of messages that hold descriptions of tools, or calls, in the ways of some models."""
 _COMMON = frozenset({"system", "user", "assistant"})
 _TOOL = ("tool", "ipython", "function", "observation", "tool_response")
 _SAME: Mapping[str, tuple[str, ...]] = {**dict.fromkeys(_TOOL, _TOOL), "developer": ("system",)}
@@ -98,7 +100,7 @@ class RenderCheck:
             else:
                 raise self._left_out(piece, messages[piece.turn], row, partly=not missing)
         self._check_arguments(messages, text, row)
-        self._count_keys(template, messages, text, notes)
+        self._count_keys(template, messages, text, row, notes)
         self._check_tools(template, messages, text, outline.tools_lost, row)
         return outline
 
@@ -271,20 +273,26 @@ class RenderCheck:
         return self._headers[template.source]
 
     def _count_keys(
-        self, template: Template, messages: Sequence[Message], text: str, notes: Counter[str]
+        self, template: Template, messages: Sequence[Message], text: str, row: Row, notes: Counter[str]
     ) -> None:
-        """Count keys of messages that the template does not read; their text is lost."""
+        """Count keys of messages that the template does not read; their text is lost.
+
+        RecipeError where they hold tools or calls.
+        """
         for turn, message in enumerate(messages):
             if len(message) < 3:
                 continue
             for key, value in message.items():
-                if key in _KNOWN or not is_content(value) or is_empty(value):
+                if key in _KNOWN or not (is_content(value) or value is True) or is_empty(value):
                     continue
                 place = (template.source, str(message["role"]), key)
                 if place not in self._keys:
                     other = [{**m, key: mark(0)} if n == turn else m for n, m in enumerate(messages)]
                     self._keys[place] = template.attempt(other) == text
                 if self._keys[place] and not (message["role"] in _TOOL and str(value) in text):
+                    if key in _TOOL_KEYS:
+                        what = f"leaves out {key} of message {turn + 1} (role {message['role']})"
+                        raise self._error("chat-template-tools", what, row, _TOOL_KEYS_HINT)
                     notes[f"field-not-rendered: {key}"] += 1
 
     def _check_arguments(self, messages: Sequence[Message], text: str, row: Row) -> None:
@@ -347,6 +355,10 @@ class RenderCheck:
 _ASK: Message = {"role": "user", "content": "qzASKzq"}
 _ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
 _THOUGHT = "<think>\nqzTHOUGHTzq\n</think>\n\n"
+_TOOL_KEYS_HINT = (
+    "put descriptions of tools into a column `tools`, and calls into `tool_calls` of the message; "
+    "or give a template that renders the key"
+)
 TOOLS_HINT = "give a template that renders it, describe tools in a system message, or leave such rows out"
 
 

@@ -19,6 +19,7 @@ from launcher.tasks.dpo import DPO
 from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.other_tasks import (
+    COMPARED,
     is_content,
     is_empty,
     is_kto_label,
@@ -26,6 +27,7 @@ from launcher.train.data.other_tasks import (
     is_side,
     plain_name,
 )
+from launcher.train.data.pieces import REASONING
 from launcher.train.data.sources import Row
 
 if TYPE_CHECKING:
@@ -40,16 +42,19 @@ _TURNS = "a conversation"
 _ASKED = "a part of the prompt"
 _ANSWER = "an answer"
 _REASONS = "the reasoning before the answer"
+_RENDERED = "what the chat template writes into the prompt"
 _PAIR = "the second text of a pair"
 _MASK = "a mask of what is learned"
 _CONVERSATION: Mapping[str, str] = {
     **dict.fromkeys(("history", "chat_history", "dialog_history", "previous_turns"), _HISTORY),
     **dict.fromkeys(("system", "system_prompt", "system_message", "system_instruction"), _SYSTEM),
+    "meta_instruction": _SYSTEM,
     **dict.fromkeys(("tools", "functions", "available_tools", "tool_calls", "function_calls"), _TOOLS),
     **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
     **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _ASKED),
     **dict.fromkeys(("completion", "response", "output"), _ANSWER),
-    **dict.fromkeys(("reasoning", "reasoning_content", "thinking"), _REASONS),
+    **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), _REASONS),
+    **dict.fromkeys(("chat_template_kwargs", "documents"), _RENDERED),
 }  # fmt: skip
 _SECOND = frozenset(
     {"text2", "text_2", "text_b", "sentence2", "sentence_2", "sentence_b", "question2", "hypothesis"}
@@ -137,6 +142,8 @@ def _column(column: str, fmt: str) -> _Column | None:
         return _Column("an answer of a preference pair", DPO.name)
     if fmt in _ANSWERED and is_kto_label(name, True):
         return _Column("a label that says whether the answer is good", "kto", "kto label")
+    if fmt in _ANSWERED and name in COMPARED:
+        return _Column("texts that the conversation is compared with", "embedding", "nothing")
     is_read = fmt == "chat" and column in OF_ROWS
     if fmt in (*_ANSWERED, "text", "preference") and is_mask_key(column) and not is_read:
         return _Column(_MASK, judged_by="mask")
