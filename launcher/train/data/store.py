@@ -14,7 +14,7 @@ from launcher.facts.user_files import parse_json
 from launcher.train.cached import defect
 from launcher.train.job import Job
 
-VERSION = 2
+VERSION = 3
 """Part of every key: raised when the same settings would give other samples."""
 RECORD = "data.json"
 
