@@ -472,10 +472,11 @@ def test_a_message_with_two_texts_is_refused():
 
 
 def test_a_message_without_content_names_what_it_has():
-    code, message = refused(CHATML, [QUESTION, {"role": "tool", "observation": "yes", "name": "f"}])
-    assert code == "bad-row"
-    assert "messages[1]" in message
-    assert "observation, name" in message
+    for message in ({"role": "tool"}, {"from": "observation"}):
+        code, said = refused(CHATML, [QUESTION, {**message, "observation": "yes", "name": "f"}])
+        assert code == "bad-row"
+        assert "messages[1]" in said
+        assert "observation, name" in said
 
 
 def test_tools_may_be_json_texts_in_a_list():

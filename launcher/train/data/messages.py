@@ -128,7 +128,7 @@ def _message(row: Row, place: str, item: Any) -> tuple[Message, bool]:
         if not isinstance(message.get(key, ""), str):
             raise bad_row(row, f"{place}.{key} is {kind_of(message[key])}, expected text")
     if not calls and "content" not in item:
-        held = listed([str(key) for key in item if key != "role"])
+        held = listed([str(key) for key in item if key not in ("role", "from")])
         raise bad_row(row, f"{place} has no content; its keys beside the role: {held}", _MESSAGE_HINT)
     text, thought = _content(row, place, content, bool(calls))
     message["content"] = text
@@ -141,6 +141,8 @@ def _spoken(row: Row, place: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(said) == 2 and said[0] != said[1]:
         raise bad_row(row, f"{place} has both content and value, and they differ", "remove one of them")
     rest = {key: value for key, value in item.items() if key not in ("from", "value")}
+    if not said and not {"content", "value"} & item.keys():
+        return rest
     return {**rest, "content": said[0] if said else None}
 
 
