@@ -240,6 +240,7 @@ FAULTS = [
     ("a.csv", b'a,b\n1,"x\ny"\n1,2,3\n', r"a\.csv:4: has 3 cells, but the header has 2 \(a, b\)"),
     ("a.csv", b"a,b\n1\n", r"a\.csv:2: has 1 cells"),
     ("a.csv", b'a,b\n1,2\n1,"x\n3,4\n', r"a\.csv:3: is not CSV.*quote left open"),
+    ("a.tsv", b'a\tb\nq1\t"x\nq2\ty"\nq3\tz\n', r"a\.tsv:2: column b holds a line break and a tab after it"),
     ("a.csv", b"a,b,a\n1,2,3\n", r"a\.csv:1: the header names 'a' twice"),
     ("a.csv", b"a;b\n1;2\n", r"a\.csv:1: the cells seem to be separated by ';'"),
     ("a.csv", b"a\n\xe9\n", r"a\.csv:2: not UTF-8"),

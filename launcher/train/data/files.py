@@ -265,7 +265,15 @@ def _read_csv(path: Path, limit: int | None, delimiter: str = ",") -> Iterator[N
 
 
 def _read_tsv(path: Path, limit: int | None) -> Iterator[Numbered]:
-    return _read_csv(path, limit, "\t")
+    """As CSV with tabs. A cell with a tab after a line break is refused: a single quote that begins a cell
+    takes the rows up to the next quote into it."""
+    for line, row in _read_csv(path, limit, "\t"):
+        for name, cell in row.items():
+            if "\t" in cell.partition("\n")[2]:
+                message = f"column {name} holds a line break and a tab after it: are these several rows?"
+                hint = "quote a cell that holds quotes and write each inner one twice, or use .jsonl"
+                raise fault(path, line, message, hint)
+        yield line, row
 
 
 def _checked_header(path: Path, header: list[str], delimiter: str, line: int) -> list[str]:
