@@ -48,7 +48,7 @@ def find_spec(
         spec = _answered(spec, adapter, answer["adapter"])
     return spec, (
         f"model_type {spec.model_type} is not known here: its sizes are read from transformers' class, and "
-        "what it keeps for the backward pass is the trace's"
+        f"what it keeps for the backward pass is the trace's{_left_out(answer.get('adapter') or {})}"
     )
 
 
@@ -74,12 +74,14 @@ def _with_adapter(
     request = _request(config, spec.task, adapter)
     try:
         require_modules(["torch", "transformers", "peft"])
-        spec = _answered(spec, adapter, ask_child({**request, "ask": "adapter"}, sys.executable))
+        answer = ask_child({**request, "ask": "adapter"}, sys.executable)
+        spec = _answered(spec, adapter, answer)
     except (MachineError, Untraceable) as error:
         why = f"peft cannot say what this adapter trains of {spec.model_type}: {error}"
         hint = "pip install 'effilaunch[train]'" if isinstance(error, MachineError) else None
         raise RecipeError(Problem("not-in-closed-form", why, path="adapter", hint=hint)) from None
-    return spec, "what this adapter trains is read from peft itself, and its memory is the trace's"
+    note = "what this adapter trains is read from peft itself, and its memory is the trace's"
+    return spec, note + _left_out(answer)
 
 
 def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, Any]) -> ModelSpec:
@@ -93,6 +95,18 @@ def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, 
     )
     known = Adapted(answer["params"], tuple(answer["paths"]), rank, answer["uneven"], tuple(answer["whole"]))
     return replace(spec, adapters=((adapter_key(adapter), known),))
+
+
+def _left_out(answer: Mapping[str, Any]) -> str:
+    """How a note ends where peft does not adapt all that the adapter names."""
+    names = answer.get("left_out") or ()
+    if not names:
+        return ""
+    left = "1 linear layer" if len(names) == 1 else f"{len(names)} linear layers"
+    return (
+        f"; {left} that the adapter names would have none, such as {names[0]}: "
+        "peft takes their names for those of experts"
+    )
 
 
 def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> RecipeError:

@@ -15,6 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.lora_names import (
+    idle_choice,
+    idle_choices,
+    idle_pattern,
+    in_layers,
+    matches,
+    matching,
+    named_by,
+)
 from launcher.facts.shipped import facts_file
 
 if TYPE_CHECKING:
@@ -46,11 +55,11 @@ DEFAULT_TARGETS: dict[str, list[str]] = {
 
 _COUNTED = (
     "r", "target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern",
-    "rank_pattern", "use_dora",
+    "rank_pattern", "alpha_pattern", "use_dora",
 )  # fmt: skip
 _NO_PARAMETERS = (
-    "type", "path", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora", "alpha_pattern",
-    "cast_input_dtype_enabled", "autocast_adapter_dtype", "runtime_config", "task_type", "init_lora_weights",
+    "type", "path", "lora_alpha", "lora_dropout", "fan_in_fan_out", "use_rslora",
+    "cast_input_dtype_enabled", "autocast_adapter_dtype", "runtime_config", "task_type", "loftq_config",
 )  # fmt: skip
 _ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv2d")
 
@@ -90,6 +99,8 @@ def _is_absent(field: str, value: Any) -> bool:
     """Whether peft treats the field as not set; layer 0 is set, and so is an empty list of layers."""
     if field in ("layers_to_transform", "layers_pattern"):
         return value is None
+    if field == "init_lora_weights":  # how an adapter begins; MiCA alone also freezes half of it
+        return str(value).lower() != "mica"
     return value in (None, [], {}, "none") or value is False
 
 
@@ -121,7 +132,6 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
         targets = DEFAULT_TARGETS.get(spec.model_type, ())
     every = is_all_linear(targets)
     beside = set(fields) - {"r", "target_modules"}
-    _check_alphas(spec, adapter.get("alpha_pattern") or ())
     if every and not beside:
         return _all_linear(spec, fields["r"])
     # peft rewrites patterns, and names of experts, into names of fused parameters.
@@ -231,19 +241,20 @@ def _problems(
     names = [name for module in modules for name in module.names()]
     if spec.layout.num_experts and not isinstance(targets, str):
         linears = [name for m in modules if m.inputs for name in m.names()]
-        if any(not _matching([target], linears) for target in targets):
+        if any(not matching([target], linears) for target in targets):
             return [None]
     for field, wanted in (
         ("target_modules", targets),
         ("modules_to_save", fields.get("modules_to_save", ())),
     ):
         every = [wanted] if isinstance(wanted, str) and field == "target_modules" else list(wanted)
-        none = [w for w in every if not _matching(w if wanted == w else [w], names) and not is_all_linear(w)]
+        none = [w for w in every if not matching(w if wanted == w else [w], names) and not is_all_linear(w)]
         found += [_absent(spec, field, w, alone=len(none) == len(every)) for w in none]
     if not targets:
         message = f"peft knows no target_modules for {spec.model_type}"
         hint = "name modules, or all-linear"
         found.append(Problem("no-target-modules", message, path="adapter.target_modules", hint=hint))
+    found += [idle_choice(field, value) for field, value in idle_choices(names, fields)]
     chosen = [field for field in ("layers_to_transform", "layers_pattern") if field in fields]
     if isinstance(targets, str) and chosen:
         message = "excludes a pattern in `target_modules`: peft chooses layers of listed names alone"
@@ -258,7 +269,10 @@ def _check_patterns(fields: Mapping[str, Any], targets: str | Sequence[str]) -> 
     """RecipeError for a regular expression that is none."""
     single = {"target_modules": targets, "exclude_modules": fields.get("exclude_modules")}
     patterns = [(key, value) for key, value in single.items() if isinstance(value, str)]
-    patterns += [(key, p) for key in ("rank_pattern", "modules_to_save") for p in fields.get(key, ())]
+    layers = fields.get("layers_pattern") or ()
+    patterns += [("layers_pattern", p) for p in ([layers] if isinstance(layers, str) else layers)]
+    lists = ("rank_pattern", "alpha_pattern", "modules_to_save")
+    patterns += [(key, p) for key in lists for p in fields.get(key, ())]
     for key, pattern in patterns:
         try:
             re.compile(pattern)
@@ -266,22 +280,6 @@ def _check_patterns(fields: Mapping[str, Any], targets: str | Sequence[str]) -> 
             message = f"{pattern!r} is no regular expression: {error}"
             hint = "a single text is a pattern for whole module names, as '.*q_proj'; names go in a list"
             raise RecipeError(Problem("bad-adapter", message, path=f"adapter.{key}", hint=hint)) from None
-
-
-def _check_alphas(spec: ModelSpec, patterns: Sequence[str]) -> None:
-    """RecipeError for a key of alpha_pattern that names no module; peft rewrites those of experts."""
-    if not patterns or spec.foreign or spec.layout.num_experts:
-        return
-    _check_patterns({"rank_pattern": patterns}, ())
-    names = [name for module in _modules(spec) for name in module.names()]
-    idle = [key for key in patterns if not any(_named_by(key, name) for name in names)]
-    if idle:
-        raise RecipeError([_idle("alpha_pattern", key) for key in idle])
-
-
-def _named_by(key: str, name: str) -> bool:
-    """peft's `get_pattern_key`."""
-    return re.match(rf"(.*\.)?({key})$", name) is not None
 
 
 def _absent(spec: ModelSpec, field: str, wanted: str, *, alone: bool) -> Problem:
@@ -294,16 +292,6 @@ def _absent(spec: ModelSpec, field: str, wanted: str, *, alone: bool) -> Problem
     )
 
 
-def _matching(target: str | Sequence[str], names: Sequence[str]) -> bool:
-    return any(_matches(target, name) for name in names)
-
-
-def _matches(target: str | Sequence[str], path: str) -> bool:
-    if isinstance(target, str):
-        return re.fullmatch(target, path) is not None
-    return any(path == name or path.endswith("." + name) for name in target)
-
-
 def _count(
     spec: ModelSpec,
     modules: Sequence[_Module],
@@ -313,12 +301,12 @@ def _count(
     """The adapter over the modules that it matches; `targets` None: all linears."""
     ranks: dict[str, list[int]] = {}
     width = params = 0
-    used: set[str] = set()
+    used: dict[str, set[str]] = {"rank_pattern": set(), "alpha_pattern": set()}
     for module in modules:
         for name in module.names():
             if targets is None and (module.kind != "Linear" or module.path == spec.head.name):
                 continue
-            if not _chosen(name, fields, targets):
+            if not chosen(name, fields, targets):
                 continue
             if module.kind not in _ADAPTABLE:
                 raise RecipeError(_unsupported(name, module.kind))
@@ -326,16 +314,17 @@ def _count(
             if module.kind == "Conv2d" or module.shared or (dora and module.kind == "Embedding"):
                 return None
             key = _pattern_of(name, fields)
-            used |= {key} if key else set()
+            for field, ever in used.items():
+                ever |= {one for one in fields.get(field, ()) if named_by(one, name)}
             rank = fields["rank_pattern"][key] if key else fields["r"]
             ranks.setdefault(module.path, []).append(rank)
             width += module.inputs + module.outputs
             params += rank * (module.inputs + module.outputs) + dora
-    if unused := sorted(set(fields.get("rank_pattern", ())) - used):
-        raise RecipeError([_idle("rank_pattern", key) for key in unused])
     if not ranks:
         message = "no module is left: excluded, saved whole, or in layers that are not chosen"
         raise RecipeError(Problem("no-target-modules", message, path="adapter.target_modules"))
+    if idle := [(f, key) for f, ever in used.items() for key in fields.get(f, ()) if key not in ever]:
+        raise RecipeError([idle_pattern(field, key) for field, key in idle])
     saved = _whole(modules, fields, ranks)
     if saved is None:
         return None
@@ -347,31 +336,20 @@ def _count(
     return Adapted(params + whole, tuple(ranks), max(1, params // width), uneven, tuple(saved))
 
 
-def _chosen(name: str, fields: Mapping[str, Any], targets: str | Sequence[str] | None) -> bool:
+def chosen(name: str, fields: Mapping[str, Any], targets: str | Sequence[str] | None) -> bool:
     """peft's `check_target_module_exists`."""
-    if (excluded := fields.get("exclude_modules")) and _matches(excluded, name):
+    if (excluded := fields.get("exclude_modules")) and matches(excluded, name):
         return False
     if any(re.match(rf"(^|.*\.){saved}($|\..*)", name) for saved in fields.get("modules_to_save", ())):
         return False
     if targets is None or isinstance(targets, str) or name in targets:
-        return targets is None or _matches(targets, name)
-    return _matches(targets, name) and _in_layers(name, fields)
-
-
-def _in_layers(name: str, fields: Mapping[str, Any]) -> bool:
-    layers, patterns = fields.get("layers_to_transform"), fields.get("layers_pattern") or [r"[^.]*"]
-    if layers in (None, []):
-        return True
-    prefix = r".*?\." if not fields.get("layers_pattern") else r"(?:^|.*?\.)"
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if match := re.match(rf"{prefix}{pattern}\.(?P<index>\d+)\.", name):
-            return int(match["index"]) in ([layers] if isinstance(layers, int) else layers)
-    return False
+        return targets is None or matches(targets, name)
+    return matches(targets, name) and in_layers(name, fields)
 
 
 def _pattern_of(name: str, fields: Mapping[str, Any]) -> str | None:
     patterns = fields.get("rank_pattern", ())
-    return next((key for key in patterns if _named_by(key, name)), None)
+    return next((key for key in patterns if named_by(key, name)), None)
 
 
 def _whole(
@@ -393,8 +371,3 @@ def _unsupported(name: str, kind: str) -> Problem:
     message = f"matches {name}, a {kind}, which peft cannot adapt"
     hint = "match linear layers and embeddings alone; modules_to_save trains other modules whole"
     return Problem("bad-adapter", message, path="adapter.target_modules", hint=hint)
-
-
-def _idle(field: str, key: str) -> Problem:
-    message = f"{key!r} matches no module that is adapted, and peft would ignore it"
-    return Problem("target-modules-missing", message, path=f"adapter.{field}")

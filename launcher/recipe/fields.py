@@ -156,8 +156,30 @@ def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
                 )
             )
         else:
-            problems += _check_value(path, value, fields[name], shown=value)
+            problems += _check_value(path, value, fields[name], shown=value) or _check_items(name, value)
     return problems
+
+
+def _check_items(name: str, value: Any) -> list[Problem]:
+    """Problems of what lies in a field that `LoraConfig` declares as a mapping or a list of anything."""
+    if name in ("rank_pattern", "alpha_pattern"):
+        kind, low, inclusive = ("int", 1, True) if name == "rank_pattern" else ("float", 0, False)
+        wanted = f"{_PHRASES[kind]} of {'at least' if inclusive else 'more than'} {low}"
+        return [
+            Problem("wrong-value", f"is {describe(item)}, expected {wanted}", path=f"adapter.{name}.{key}")
+            for key, item in (value or {}).items()
+            if not _admits(kind, item) or item < low or (item == low and not inclusive)
+        ]
+    if name == "trainable_token_indices":
+        lists = value.values() if isinstance(value, Mapping) else [value or []]
+        wrong = next((ids for ids in lists if not _are_token_ids(ids)), None)
+        message = f"is {describe(wrong)}, expected token ids: whole numbers of at least 0"
+        return [] if wrong is None else [Problem("wrong-value", message, path=f"adapter.{name}")]
+    return []
+
+
+def _are_token_ids(ids: Any) -> bool:
+    return _admits("list[int]", ids) and all(token >= 0 for token in ids)
 
 
 def _belongs_to_trainer(name: str) -> str | None:
@@ -211,9 +233,28 @@ def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any)
             hint = choice_hint(item, choices)
             text = describe(shown if isinstance(shown, str) else item)
             return [Problem("wrong-choice", f"is {text}, expected {_one_of(choices)}", path=path, hint=hint)]
+    if (place := endless(value)) is not None:
+        where = path + place
+        return [Problem("wrong-value", "holds NaN or an infinite number, expected a finite one", path=where)]
     wanted = _outside(path, value)
     message = f"is {describe(shown)}, expected {wanted}"
     return [Problem("wrong-value", message, path=path)] if wanted else []
+
+
+def endless(value: Any) -> str | None:
+    """Where a mapping or list holds a number that JSON cannot write, as `.key[0]`; None: nowhere."""
+    if isinstance(value, Mapping):
+        inner = ((f".{key}", item) for key, item in value.items())
+    elif isinstance(value, list):
+        inner = ((f"[{i}]", item) for i, item in enumerate(value))
+    else:
+        return None
+    for place, item in inner:
+        if isinstance(item, float) and not math.isfinite(item):
+            return place
+        if (deeper := endless(item)) is not None:
+            return place + deeper
+    return None
 
 
 def _outside(path: str, value: Any) -> str | None:

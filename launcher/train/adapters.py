@@ -11,7 +11,9 @@ import torch
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.lora import is_all_linear
+from launcher.facts.lora_names import idle_choice, idle_choices
 from launcher.tasks import task_named
+from launcher.train.adapted import check_adapted
 from launcher.train.heads import head_modules
 from launcher.train.job import Job
 from launcher.train.processing import local_or_hub
@@ -24,11 +26,18 @@ from launcher.train.tokens import (
     train_added_rows,
 )
 
+_REFUSALS = (
+    ValueError, TypeError, AttributeError, LookupError, AssertionError, NotImplementedError, ImportError,
+    re.error,
+)  # fmt: skip
+"""What peft raises for fields that it cannot use; a RuntimeError may be the device's."""
 
-def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
+
+def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True) -> Any:
     """The model with the plan's adapter (the model itself when the plan has none), ready to train.
 
-    processing: the tokenizer, for the ids of added tokens.
+    processing: the tokenizer, for the ids of added tokens. whole: the model has all its layers, so that
+    each name of the adapter must be in it.
     RecipeError when a named module is not in the model, or nothing would be trained.
     """
     checkpointing = bool(job.value("trainer.activation_checkpointing"))
@@ -49,7 +58,7 @@ def attach_adapter(job: Job, model: Any, processing: Any) -> Any:
     if continued:
         model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
     elif job.has_adapter:
-        model = new_adapter(asked, job.value("task"), model, ids, sharded=job.zero_stage == 3)
+        model = new_adapter(asked, job.value("task"), model, ids, sharded=job.zero_stage == 3, whole=whole)
     if ids:
         keep_rows_alone(model)
     if not asked.get("cast_input_dtype_enabled", True):
@@ -80,16 +89,26 @@ def require_input_grads(model: Any) -> None:
 
 
 def new_adapter(
-    asked: Mapping[str, Any], task: str, model: Any, ids: Sequence[int] = (), *, sharded: bool = False
+    asked: Mapping[str, Any],
+    task: str,
+    model: Any,
+    ids: Sequence[int] = (),
+    *,
+    sharded: bool = False,
+    whole: bool = True,
 ) -> Any:
-    """The model with a new LoRA adapter of the fields `asked`; RecipeError where peft refuses them."""
+    """The model with a new LoRA adapter of the fields `asked`.
+
+    RecipeError where peft refuses them, and, in a `whole` model, where it would train something else.
+    """
     from peft import LoraConfig, get_peft_model
 
     settings = {key: value for key, value in asked.items() if key != "type"}
     settings.pop("cast_input_dtype_enabled", None)
     autocast = settings.pop("autocast_adapter_dtype", True)
     try:
-        check_names(model, settings)
+        if whole:
+            check_names(model, settings)
     except re.error as error:
         message = f"{error.pattern!r} is no regular expression: {error}"
         raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
@@ -104,9 +123,12 @@ def new_adapter(
         settings = train_added_rows(settings, found, ids, sharded=sharded)
     try:
         config = LoraConfig(**{"task_type": task_named(task).peft_task, **settings})
-        return get_peft_model(model, config, autocast_adapter_dtype=autocast)
-    except (ValueError, TypeError, AttributeError, re.error) as error:
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=autocast)
+    except _REFUSALS as error:
         raise RecipeError(Problem("bad-adapter", str(error), path="adapter")) from error
+    if whole:
+        check_adapted(settings, adapted)
+    return adapted
 
 
 def _keep_tied(settings: dict[str, Any], model: Any) -> dict[str, Any]:
@@ -221,6 +243,7 @@ def check_names(model: Any, settings: dict[str, Any]) -> None:
         if not settings.get("target_parameters")
         and not any(re.match(rf"(.*\.)?({key})$", name) for name in names)
     ]
+    problems += [idle_choice(field, value) for field, value in idle_choices(names, settings)]
     if problems:
         raise RecipeError(problems)
 

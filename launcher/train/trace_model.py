@@ -137,7 +137,7 @@ def _build(request: Request, config: Any) -> Any:
     quantized = memory["quantization"]
     if quantized != "none":
         stand_in(model, quantized, _compute_dtype(request), on_cpu=request.on_cpu)
-    model = attach_adapter(_without_files(job), model, None)
+    model = attach_adapter(_without_files(job), model, None, whole=False)
     if quantized != "none":
         adapters_over_quantized(model)
     if memory["checkpointing"]:
@@ -165,6 +165,8 @@ def _half(precision: str) -> torch.dtype:
 def _without_files(job: Job) -> Job:
     """The job without added tokens, and with peft's preparation of quantised models done already."""
     settings = {**job.plan["settings"], "model.add_tokens": {"value": []}}
+    if job.section("adapter").get("init_lora_weights") == "loftq":  # computed from weights, on a device
+        settings["adapter.init_lora_weights"] = {"value": True}
     if settings["model.prepare_for_kbit"]["value"]:
         settings["model.prepare_for_kbit"] = {"value": False}
         checkpointing = bool(settings["trainer.activation_checkpointing"]["value"])

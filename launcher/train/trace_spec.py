@@ -12,11 +12,13 @@ from transformers.pytorch_utils import Conv1D
 
 from launcher.errors import RecipeError
 from launcher.tasks import task_named
+from launcher.train.adapted import left_out
 from launcher.train.adapters import new_adapter
 from launcher.train.heads import head_modules
 from launcher.train.models import auto_class
 from launcher.train.trace_step import stacks
 
+_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 _NORM = re.compile(r"norm", re.IGNORECASE)
 
 
@@ -59,8 +61,14 @@ def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]
     with torch.device("meta"):
         model = auto_class(task).from_config(config)
         every = Counter(_template(name) for name, _ in model.named_modules())
+        head = model.get_output_embeddings()
+        linears = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
+        ]
         try:
-            adapted = new_adapter(fields, task, model)
+            adapted = new_adapter(_of_no_values(fields), task, model)
         except RecipeError as error:
             return {"problems": [[p.code, p.message, p.path, p.hint] for p in error.problems]}
     names = {name.removeprefix("base_model.model."): module for name, module in adapted.named_modules()}
@@ -78,8 +86,16 @@ def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]
         "paths": sorted(paths),
         "rank": round(sum(ranks) / max(len(ranks), 1)),
         "uneven": len(set(ranks)) > 1 or any(every[path] != count for path, count in paths.items()),
+        "left_out": left_out(fields, linears, adapted),
         "whole": sorted(_template(n) for n, m in names.items() if isinstance(m, ModulesToSaveWrapper)),
     }
+
+
+def _of_no_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without a beginning that is computed from weights: "meta" has none, and sizes are equal."""
+    begins = str(fields.get("init_lora_weights")).lower()
+    left = {key: value for key, value in fields.items() if key != "loftq_config"}
+    return left if begins == "mica" else left | {"init_lora_weights": True}
 
 
 def _template(name: str) -> str:
@@ -88,6 +104,9 @@ def _template(name: str) -> str:
 
 
 def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:
+    absent = [name for name in _NEEDED if not isinstance(getattr(config, name, None), int)]
+    if absent:
+        raise ValueError(f"no {' and no '.join(absent)} in its configuration; transformers alone are planned")
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
     inner = next(
         (

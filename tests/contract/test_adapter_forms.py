@@ -83,6 +83,11 @@ def forms(family: str, head: str, embedding: str, linears: list[str]) -> dict[st
         "all-excluded": {"target_modules": [first], "exclude_modules": f".*{first}"},
         "tokens": {"target_modules": [first], "trainable_token_indices": [1, 2, 5]},
         "dora": {"target_modules": [first], "use_dora": True},
+        "rslora": {"target_modules": [first], "use_rslora": True},
+        "half-trained": {"target_modules": [first], "init_lora_weights": "mica"},
+        "from-weights": {"target_modules": [first], "init_lora_weights": "pissa_niter_4"},
+        "no-rank": {"target_modules": [first, second], "rank_pattern": {second: 0}},
+        "broken-layers": {"target_modules": [first], "layers_to_transform": 1, "layers_pattern": "["},
         "biases": {"target_modules": [second], "bias": "lora_only"},
         "missing": {"target_modules": ["no_such_module"]},
         "broken-pattern": {"target_modules": "*.q_proj"},
@@ -114,7 +119,18 @@ def real(family: str, config: dict[str, Any], fields: dict[str, Any]) -> int | N
             )
         except (ValueError, TypeError, AttributeError, KeyError, re.error):
             return None
+    pattern = str(fields.get("target_modules"))
+    if ".*" in pattern and not all(re.fullmatch(pattern, name) for name in adapted_names(wrapped)):
+        return None  # it adapts more than the pattern matches, and has to be refused
     return sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
+
+
+def adapted_names(wrapped: Any) -> list[str]:
+    return [
+        name.removeprefix("base_model.model.")
+        for name, module in wrapped.named_modules()
+        if isinstance(module, peft.tuners.lora.LoraLayer)
+    ]
 
 
 def ties(model: Any, fields: dict[str, Any]) -> bool:
