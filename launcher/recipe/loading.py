@@ -56,6 +56,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
     """
     file = find_recipe(path)
     if file is None:
+        if _is_there(Path(path)):
+            message = "is no file that can be read: a folder, a pipe, a device or a link that leads nowhere"
+            raise RecipeError(Problem("recipe-missing", message, str(path), hint="name a YAML file"))
         near = _similar_recipe(Path(path))
         hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
         raise RecipeError(
@@ -75,6 +78,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
         raise RecipeError(_sorted(problems, str(file)))
     origins = {p: Origin(place.source, place.by) for p, place in layered.places.items()}
     return LoadedRecipe(recipe, layered.text, file, origins)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return os.path.lexists(path) and path.name != ""
+    except (OSError, ValueError):  # a name that no file can have
+        return False
 
 
 def _similar_recipe(path: Path) -> str | None:

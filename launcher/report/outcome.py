@@ -99,7 +99,7 @@ def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
 
 def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
     """Print a user's error and return its exit code, whether or not somebody takes what is printed."""
-    problems = [_without_secrets(problem) for problem in error.problems]
+    problems = _without_secrets(error.problems)
     if as_json:
         _put(json.dumps(envelope(command, {}, problems), indent=2), sys.stdout)
     else:
@@ -108,12 +108,19 @@ def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _without_secrets(problem: Problem) -> Problem:
+def _without_secrets(problems: Sequence[Problem]) -> list[Problem]:
     from launcher.facts.secrets import hider, secret_values  # no command without an error needs it
 
     hide = hider(secret_values(os.environ))
-    file, hint = (text and hide(text) for text in (problem.file, problem.hint))
-    return replace(problem, message=hide(problem.message), file=file, hint=hint)
+    return [
+        replace(
+            problem,
+            message=hide(problem.message),
+            file=problem.file and hide(problem.file),
+            hint=problem.hint and hide(problem.hint),
+        )
+        for problem in problems
+    ]
 
 
 def _print_problems(problems: Sequence[Problem]) -> None:

@@ -86,7 +86,6 @@ def forms(family: str, head: str, embedding: str, linears: list[str]) -> dict[st
         "rslora": {"target_modules": [first], "use_rslora": True},
         "half-trained": {"target_modules": [first], "init_lora_weights": "mica"},
         "from-weights": {"target_modules": [first], "init_lora_weights": "pissa_niter_4"},
-        "no-rank": {"target_modules": [first, second], "rank_pattern": {second: 0}},
         "broken-layers": {"target_modules": [first], "layers_to_transform": 1, "layers_pattern": "["},
         "biases": {"target_modules": [second], "bias": "lora_only"},
         "missing": {"target_modules": ["no_such_module"]},
