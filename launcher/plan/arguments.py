@@ -41,7 +41,8 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         "include_num_input_tokens_seen": ("non_padding", "speeds are reported in tokens, without padding"),
         **_evaluation(draft, recipe),
     }
-    if "max_steps" not in recipe.trainer:
+    steps = recipe.trainer.get("max_steps")
+    if not isinstance(steps, int) or steps < 0:  # upstream's -1: as many as the epochs have
         defaults["num_train_epochs"] = (3.0, "upstream's default, said explicitly")
     task = task_named(recipe.task)
     defaults |= task.trainer_defaults

@@ -37,3 +37,11 @@ def test_the_environment_is_searched_for_secrets_once_for_all_problems(tmp_path,
     assert main(["plan", str(path), "--json"]) == 2
     assert len(json.loads(capsys.readouterr().out)["errors"]) >= 50
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("steps", [-1, -5])
+def test_no_number_of_steps_leaves_the_length_to_the_epochs(steps, capsys):
+    words = ["plan", "qwen3_0_6b_full", "--set", "trainer.num_train_epochs=null", "--json"]
+    assert main([*words, "--set", f"trainer.max_steps={steps}"]) == 0
+    settings = json.loads(capsys.readouterr().out)["settings"]
+    assert settings["trainer.num_train_epochs"]["value"] == 3.0
