@@ -26,7 +26,7 @@ from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS
 from launcher.train.data.detection import PEEK, Detected, detect
 from launcher.train.data.files import CutOffError, data_suffix, read_file
 from launcher.train.data.formats import canonical
@@ -195,7 +195,7 @@ def _has_pyarrow() -> bool:
 
 def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
     """RecipeError as `prepare` would raise it for one of these rows."""
-    fields = FORMAT_FIELDS[detected.format][0]
+    fields = FORMATS[detected.format].needed
     needed = [detected.columns[name] for name in fields if name in detected.columns]
     present = {name for row in rows for name in row.values}
     if absent := [column for column in needed if column not in present]:

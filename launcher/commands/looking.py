@@ -16,23 +16,15 @@ from launcher.facts.user_files import expanded
 from launcher.plan.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS
 from launcher.train.data.detection import PEEK, Detected, match, suggest_columns
-from launcher.train.data.formats import canonical, collect_labels
+from launcher.train.data.formats import canonical
+from launcher.train.data.labels import collect_labels
 from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.unread import refuse_lost
 
 _MOST = 200_000
 """Rows that are read; the others are read when the run begins."""
-_WORDS: Mapping[str, str] = {
-    "text": "texts",
-    "instruction": "instructions",
-    "prompt-completion": "prompts and completions",
-    "chat": "chat messages",
-    "preference": "pairs of answers",
-    "classification": "labelled texts",
-    "image": "labelled pictures",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +125,7 @@ def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows
 
 def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> RecipeError:
     """Why the rows do not teach the goal."""
-    wanted = "; or ".join(", ".join(FORMAT_FIELDS[fmt][0]) for fmt in GOALS[goal])
+    wanted = "; or ".join(", ".join(FORMATS[fmt].needed) for fmt in GOALS[goal])
     if others := goals_of(sight, columns):
         message = f"its rows are for goal {' or '.join(others)}; goal {goal} needs the columns {wanted}"
         return RecipeError(Problem("goal-rows", message, file=sight.path, hint=f"--goal {others[0]}"))
@@ -189,7 +181,7 @@ def rows_words(rows: Rows) -> str:
     if rows.count is None:
         return f"{rows.path} is on the hub, and is looked at when the run begins"
     words = f"{'more than ' if rows.more else ''}{rows.count:,} row{'' if rows.count == 1 else 's'}"
-    words += f", {_WORDS[rows.format]}"
+    words += f", {FORMATS[rows.format].what}"
     if rows.longest_tokens is None:
         return words
     tokens = rows.longest_tokens

@@ -10,8 +10,7 @@ from launcher.errors import Problem
 from launcher.recipe.data_paths import is_hub_id, is_url
 from launcher.recipe.suggestions import close_key, describe
 from launcher.recipe.vocabulary import METRICS, TASK_FORMATS
-from launcher.tasks import DEFAULT_TASK, TASKS, task_named
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named
 from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
 
 _HUB_ONLY = ("name", "split", "revision")
@@ -124,7 +123,7 @@ def _formats(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(dotted path of the source, format) where a known format is given."""
     for place, source in data_sources(data):
         form = source.get("format") if isinstance(source, Mapping) else None
-        if isinstance(form, str) and form in FORMAT_FIELDS:
+        if isinstance(form, str) and form in FORMATS:
             yield place, form
 
 
@@ -143,7 +142,7 @@ def _check_columns(data: Mapping[str, Any]) -> list[Problem]:
     for place, source in data_sources(data):
         columns = source.get("columns") if isinstance(source, Mapping) else None
         forms = [explicit[place]] if place in explicit else task_of(data).formats
-        fields = list(dict.fromkeys(f for form in forms for group in FORMAT_FIELDS[form] for f in group))
+        fields = list(dict.fromkeys(f for form in forms for f in FORMATS[form].fields))
         for key, column in columns.items() if isinstance(columns, Mapping) else ():
             if key in fields or column is None:  # which leaves the file's column of that name out
                 continue

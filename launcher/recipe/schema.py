@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.tasks import DEFAULT_TASK
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import DEFAULT_TASK, FORMATS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     Format = str
 else:  # the words have one list, which a type checker cannot follow
     Task = Literal[tuple(TASK_FORMATS)]
-    Format = Literal["auto", *FORMAT_FIELDS]
+    Format = Literal["auto", *FORMATS]
 
 
 class Section(BaseModel):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.dpo import DPO
 from launcher.tasks.image_classification import ImageClassification
+from launcher.tasks.rows import RowFormat
 from launcher.tasks.seq2seq_lm import Seq2SeqLM
 from launcher.tasks.sequence_classification import SequenceClassification
 from launcher.tasks.task import Architecture, Task
@@ -21,6 +22,8 @@ TASKS: tuple[Task, ...] = (
 """The first is the default of a recipe."""
 
 DEFAULT_TASK = TASKS[0].name
+FORMATS: Mapping[str, RowFormat] = {one.name: one for task in TASKS for one in task.row_formats}
+"""Name -> row format."""
 _BY_NAME: Mapping[str, Task] = {task.name: task for task in TASKS}
 
 

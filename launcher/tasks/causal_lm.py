@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from launcher.tasks.rows import CHAT, INSTRUCTION, PROMPT_COMPLETION, TEXT
 from launcher.tasks.task import OPTIONAL_DATA_KEYS, Task
 
 
@@ -10,7 +11,7 @@ class CausalLM(Task):
     aliases = (
         "sft", "clm", "lm", "llm", "causal", "causallm", "text-generation", "pretrain", "pretraining", "pt",
     )  # fmt: skip
-    formats = ("text", "instruction", "prompt-completion", "chat")
+    row_formats = (TEXT, INSTRUCTION, PROMPT_COMPLETION, CHAT)
     learns = {
         "text": ("all",),
         "instruction": ("completion", "all"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.tasks.rows import PREFERENCE
 from launcher.tasks.task import Task
 
 _CUT_AT_THE_END = "but trl cuts preference rows at the end"
@@ -16,7 +17,7 @@ class DPO(Task):
     aliases = ("preference", "preference-tuning", "pairs")
     packages = ("trl",)
     extra = "dpo"
-    formats = ("preference",)
+    row_formats = (PREFERENCE,)
     overlong = {"split": _CUT_AT_THE_END, "drop": _CUT_AT_THE_END}
     own_padding = "trl pads, as trainer.pad_to_multiple_of says"
     prepared_by = ("trl",)

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.tasks.rows import RowFormat
 from launcher.tasks.sequence_classification import CLASS_METRICS
 from launcher.tasks.task import Task
+
+IMAGE = RowFormat("image", "labelled images", {"image": "image", "label": "label"})
 
 
 class ImageClassification(Task):
     name = "image-classification"
     aliases = ("vit", "image", "vision", "image-cls")
     packages = ("PIL",)
-    formats = ("image",)
+    row_formats = (IMAGE,)
     reads_tokens = False
     own_padding = "images are not made of tokens"
     classifies = True

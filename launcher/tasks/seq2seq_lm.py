@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from launcher.tasks.rows import INSTRUCTION, PROMPT_COMPLETION
 from launcher.tasks.task import Task
 
 
 class Seq2SeqLM(Task):
     name = "seq2seq-lm"
     aliases = ("seq2seq", "seq-to-seq", "text2text-generation", "translation", "summarization")
-    formats = ("prompt-completion", "instruction")
+    row_formats = (PROMPT_COMPLETION, INSTRUCTION)
     architectures = ("encoder-decoder",)
     model_class = "AutoModelForSeq2SeqLM"
     head = "language-model"

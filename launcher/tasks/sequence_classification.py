@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from launcher.tasks.rows import RowFormat
 from launcher.tasks.task import Task
 
 CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
 """f1, precision and recall are macro averages."""
+CLASSIFICATION = RowFormat(
+    "classification", "labelled texts", {"text": "text", "label": "label"}, {"text_pair": "text"}
+)
 
 
 class SequenceClassification(Task):
     name = "sequence-classification"
     aliases = ("text-classification", "classification", "sentiment-analysis", "seq-cls")
-    formats = ("classification",)
+    row_formats = (CLASSIFICATION,)
     classifies = True
     architectures = ("decoder", "encoder")
     model_class = "AutoModelForSequenceClassification"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from launcher.errors import Problem
+from launcher.tasks.rows import PREFERENCE, RowFormat
 
 Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder"]
 HeadKind = Literal["language-model", "classifier"]
@@ -27,8 +28,8 @@ class Task:
     """The extra of this project that installs them."""
 
     # --- rows -----------------------------------------------------------------------------------
-    formats: ClassVar[tuple[str, ...]]
-    """Row formats (launcher/tasks/rows.py), the most usual first."""
+    row_formats: ClassVar[tuple[RowFormat, ...]]
+    """Formats of rows that it can train on, the most usual first."""
     learns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Format -> values of `data.loss_on` that it can have, the default first; empty: there is no choice."""
     data_keys: ClassVar[frozenset[str]] = frozenset()
@@ -142,9 +143,14 @@ class Task:
         return self.model_class.removeprefix("AutoModel")
 
     @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of its row formats."""
+        return tuple(one.name for one in self.row_formats)
+
+    @property
     def ranks_answers(self) -> bool:
         """Whether a row holds a chosen and a rejected answer."""
-        return "preference" in self.formats
+        return PREFERENCE in self.row_formats
 
     @property
     def is_encoder_decoder(self) -> bool:

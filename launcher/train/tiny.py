@@ -5,15 +5,14 @@ Used by `--tiny`, which rehearses a recipe: its formats, adapter, precision, eng
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.tasks import task_named
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS, task_named
 from launcher.train.data.sources import Row
+from launcher.train.tasks import train_task
 
 ROWS = 64
 _SPECIAL = ["<|pad|>", "<|eos|>", "<|bos|>"]
@@ -26,8 +25,6 @@ _TEMPLATE = (
 )
 _COLOURS = ["red", "green", "blue", "white", "black"]
 _NOUNS = ["stone", "river", "lamp", "road", "bird", "cup"]
-_MOODS = {"bad": ["broken", "dull"], "fine": ["plain", "usual"], "good": ["lovely", "bright"]}
-_PICTURES = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
 
 
 def tiny_tokenizer(vocab_size: int) -> Any:
@@ -64,15 +61,15 @@ def tiny_rows(source: Mapping[str, Any], task: str, loss_on: str | None = None) 
     asked = source.get("format") or "auto"
     fmt = _likely_format(source.get("columns") or {}, task, loss_on) if asked == "auto" else asked
     draw = random.Random(0)
-    made = (_MAKERS[fmt](draw, index) for index in range(ROWS))
+    make = _MAKERS[fmt] if fmt in _MAKERS else train_task(task).own_formats[fmt].make
+    made = (make(draw, index) for index in range(ROWS))
     return [Row(values, str(source["path"]), number) for number, values in enumerate(made, start=1)]
 
 
 def _likely_format(columns: Mapping[str, str], task: str, loss_on: str | None) -> str:
     for fmt in TASK_FORMATS[task]:
-        needed, optional = FORMAT_FIELDS[fmt]
         learns = loss_on is None or loss_on in task_named(task).learns.get(fmt, (loss_on,))
-        if learns and set(columns) <= {*needed, *optional}:
+        if learns and set(columns) <= set(FORMATS[fmt].fields):
             return fmt
     return TASK_FORMATS[task][0]
 
@@ -110,27 +107,11 @@ def _preference(draw: random.Random, index: int) -> dict[str, Any]:
     return {"prompt": pair["prompt"], "chosen": pair["completion"], "rejected": "I do not want to count."}
 
 
-def _classification(draw: random.Random, index: int) -> dict[str, Any]:
-    mood = list(_MOODS)[index % len(_MOODS)]
-    return {"text": f"This {draw.choice(_NOUNS)} is {draw.choice(_MOODS[mood])}.", "label": mood}
-
-
-def _image(draw: random.Random, index: int) -> dict[str, Any]:
-    from PIL import Image
-
-    name = list(_PICTURES)[index % len(_PICTURES)]
-    shade = tuple(max(0, min(255, value + draw.randint(-20, 20))) for value in _PICTURES[name])
-    buffer = io.BytesIO()
-    Image.new("RGB", (32, 32), shade).save(buffer, format="PNG")
-    return {"image": buffer.getvalue(), "label": name}
-
-
 _MAKERS: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "text": _text,
     "instruction": _instruction,
     "prompt-completion": _pair,
     "chat": _chat,
     "preference": _preference,
-    "classification": _classification,
-    "image": _image,
 }
+"""Of the formats that several tasks read."""

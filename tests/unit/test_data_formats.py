@@ -13,14 +13,13 @@ pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
 from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS
 from launcher.train.data.formats import (
     canonical,
-    collect_labels,
     detect,
     instruction_prompt,
-    label_id,
 )
+from launcher.train.data.labels import collect_labels, label_id
 from launcher.train.data.recognise import require_packages
 from launcher.train.data.sources import Row
 from launcher.train.tiny import tiny_tokenizer
@@ -302,7 +301,7 @@ BAD_ROWS = [
     (CLASSES, "auto", {"text": "a", "label": None}, "column label holds nothing, expected a label"),
     (CLASSES, "auto", {"text": "a", "label": ""}, "column label holds nothing, expected a label"),
     (IMAGES, "auto", {"image": 3, "label": 1}, "column image holds an integer"),
-    (IMAGES, "auto", {"image": "none.png", "label": 1}, "there is no picture none.png"),
+    (IMAGES, "auto", {"image": "none.png", "label": 1}, "there is no image none.png"),
 ]
 
 
@@ -312,7 +311,7 @@ def test_bad_values_are_named_with_their_row(task, asked, values, message):
     good = {
         "preference": {"prompt": "p", "chosen": "a", "rejected": "b"},
         "chat": {"messages": [user("a")], "tools": None},
-    }.get(asked, {field: "a" for fmt in TASK_FORMATS[task] for field in FORMAT_FIELDS[fmt][0]})
+    }.get(asked, {field: "a" for fmt in TASK_FORMATS[task] for field in FORMATS[fmt].needed})
     fmt = TASK_FORMATS[task][0] if asked == "auto" else asked
     if "completion" in values:
         fmt = "prompt-completion"
@@ -338,7 +337,9 @@ def labelled(*labels):
 def test_labels_are_in_the_order_of_their_ids(labels, expected):
     rows = labelled(*labels)
     assert collect_labels(iter(rows)) == expected
-    assert [label_id(row, expected) for row in rows] == [expected.index(str(label)) for label in labels]
+    assert [label_id(row, row.values["label"], expected) for row in rows] == [
+        expected.index(str(label)) for label in labels
+    ]
 
 
 def test_labels_that_cannot_be_learnt():
@@ -347,7 +348,7 @@ def test_labels_that_cannot_be_learnt():
     with pytest.raises(RecipeError, match="regression is not supported"):
         collect_labels(labelled("0.5", "1"))
     with pytest.raises(RecipeError, match=r"x\.csv:1: label 'c' is not among the training labels a, b"):
-        label_id(labelled("c")[0], ("a", "b"))
+        label_id(labelled("c")[0], "c", ("a", "b"))
 
 
 def test_classification_rows():

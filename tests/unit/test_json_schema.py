@@ -16,7 +16,7 @@ from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.layers import shipped_names
 from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.recipe.yaml_marks import parse_yaml
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS
 
 RECIPES = sorted(recipes_dir().rglob("*.yaml"))
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
@@ -110,7 +110,7 @@ def test_every_field_is_explained(schema):
 
 def test_it_knows_tasks_formats_and_the_fields_of_every_task(schema):
     assert schema["properties"]["task"]["enum"] == list(TASK_FORMATS)
-    assert schema["$defs"]["DataSource"]["properties"]["format"]["enum"] == ["auto", *FORMAT_FIELDS]
+    assert schema["$defs"]["DataSource"]["properties"]["format"]["enum"] == ["auto", *FORMATS]
     trainer = schema["properties"]["trainer"]["properties"]
     assert {"learning_rate", "beta", "loss_type", "predict_with_generate"} <= set(trainer)
     assert not {"output_dir", "max_length", "pad_token", "sync_ref_model", "sortish_sampler"} & set(trainer)

@@ -20,7 +20,7 @@ from launcher.recipe.loading import load_recipe
 from launcher.recipe.problems import known_sections
 from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.recipe.yaml_marks import parse_yaml
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS
 
 EVERY_KEY = """\
 task: causal-lm
@@ -92,7 +92,7 @@ KEYS = sorted(
     | {*trainer_fields("dpo"), *adapter_fields()}
 )
 WORDS = [
-    *TASK_FORMATS, *FORMAT_FIELDS, "auto", "none", "drop", "split", "assistant", "int8", "steps", "epoch",
+    *TASK_FORMATS, *FORMATS, "auto", "none", "drop", "split", "assistant", "int8", "steps", "epoch",
     "best", "vlm", "grpo", True, False, None, 0, 1, -1, 0.5, 8, 1e-4, [], {}, [{}], [{"path": "a.jsonl"}],
     {"split": 0.1}, ["accuracy"], ["f1", 1], {"rate": 0.5}, {"patience": 1}, {"type": "nf4"},
     "${ENV:STEPS:3}", "${ENV:MISSING_}",

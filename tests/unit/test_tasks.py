@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.recipe.field_tables import TABLES
-from launcher.tasks import DEFAULT_TASK, TASKS, task_named, tasks_of
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named, tasks_of
 from launcher.tasks.task import OPTIONAL_DATA_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +37,7 @@ def test_only_the_tasks_know_their_names() -> None:
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_a_task_is_complete(task) -> None:
     assert task_named(task.name) is task
-    assert set(task.formats) <= set(FORMAT_FIELDS)
+    assert set(task.formats) <= set(FORMATS)
     assert set(task.learns) <= set(task.formats)
     assert task.data_keys <= set(OPTIONAL_DATA_KEYS)
     assert set(task.generated_metrics) <= set(task.metrics)

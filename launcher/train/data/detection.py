@@ -11,7 +11,8 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.tasks.rows import FORMAT_FIELDS
+from launcher.tasks import FORMATS
+from launcher.tasks.rows import FieldKind
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.other_tasks import Kind, kind_of, where_to
 from launcher.train.data.sources import Row
@@ -137,10 +138,10 @@ def _as_chat(fmt: str, columns: dict[str, str], rows: Sequence[Row], task: str) 
 
 def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[str, str] | None:
     """Field -> column of a format, None when no row has all that it needs."""
-    needed, optional = FORMAT_FIELDS[fmt]
-    if not set(renames) <= {*needed, *optional}:
+    needed, fields = FORMATS[fmt].needed, FORMATS[fmt].fields
+    if not set(renames) <= set(fields):
         return None
-    found = {field: field for field in (*needed, *optional) if field not in renames.values()} | dict(renames)
+    found = {field: field for field in fields if field not in renames.values()} | dict(renames)
     present = set().union(*(row.values for row in rows))
     if fmt == "chat" and "messages" not in renames and "messages" not in present:
         found["messages"] = _SHAREGPT_COLUMN
@@ -152,7 +153,7 @@ def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[
 
 def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
     """Whether the needed fields of a row hold what the format expects."""
-    return all(_TYPES[field](row.values.get(columns[field])) for field in FORMAT_FIELDS[fmt][0])
+    return all(_HOLDS[kind](row.values.get(columns[field])) for field, kind in FORMATS[fmt].needed.items())
 
 
 def _is_text(value: Any) -> bool:
@@ -167,22 +168,31 @@ def _is_label(value: Any) -> bool:
     return isinstance(value, str | int | float)
 
 
-def _is_picture(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_tools(value: Any) -> bool:
+    return isinstance(value, str | list | tuple | dict)
+
+
+def _is_image(value: Any) -> bool:
     return isinstance(value, str | bytes | dict) or hasattr(value, "save")
 
 
-_TYPES: Mapping[str, Callable[[Any], bool]] = {
+_HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
     "text": _is_text,
-    "instruction": _is_text,
-    "output": _is_text,
-    "prompt": _is_text_or_turns,
-    "completion": _is_text_or_turns,
+    "text or messages": _is_text_or_turns,
     "messages": is_conversation,
-    "chosen": _is_text_or_turns,
-    "rejected": _is_text_or_turns,
+    "tools": _is_tools,
     "label": _is_label,
-    "image": _is_picture,
+    "list": _is_list,
+    "image": _is_image,
 }
+_KINDS: Mapping[str, FieldKind] = {
+    field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
+}
+"""Field -> what its column holds; a field means the same in each format that has it."""
 
 
 def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
@@ -207,8 +217,8 @@ def _suits(name: str, field: str, rows: Sequence[Row]) -> bool:
     """Whether a column can be meant for a field: it is content, and of the field's type in some row."""
     if _NO_FIELD & _words(name):
         return False
-    is_type = _TYPES.get(field, _is_text)
-    return any(is_type(row.values.get(name)) for row in rows)
+    holds = _HOLDS[_KINDS.get(field, "text")]
+    return any(holds(row.values.get(name)) for row in rows)
 
 
 def _words(name: str) -> set[str]:
@@ -219,11 +229,11 @@ def _unknown(
     rows: Sequence[Row], asked: str, columns: Mapping[str, str], task: str, path: str
 ) -> RecipeError:
     formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
-    wanted = "; ".join(f"{fmt}: {', '.join(FORMAT_FIELDS[fmt][0])}" for fmt in formats)
+    wanted = "; ".join(f"{fmt}: {', '.join(FORMATS[fmt].needed)}" for fmt in formats)
     who = f"task {task}" if asked == "auto" else f"format {asked}"
     message = f"the columns {listed(_names(rows))} do not make the rows that {who} needs (expected {wanted})"
-    others = [fmt for fmt in FORMAT_FIELDS if fmt not in formats and _columns(fmt, rows, columns) is not None]
-    others.sort(key=lambda fmt: -len(FORMAT_FIELDS[fmt][0]))  # the one that explains most columns
+    others = [fmt for fmt in FORMATS if fmt not in formats and _columns(fmt, rows, columns) is not None]
+    others.sort(key=lambda fmt: -len(FORMATS[fmt].needed))  # the one that explains most columns
     kind = _kind(rows, task)
     suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
     if kind is not None and not (others and others[0] in TASK_FORMATS.get(kind.task, ())):
@@ -253,8 +263,8 @@ def _kind(rows: Sequence[Row], task: str) -> Kind | None:
 
 def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
     """What to write as `columns` when each missing field has a column of a like name and its type."""
-    needed, optional = FORMAT_FIELDS[fmt]
-    if not set(columns) <= {*needed, *optional}:
+    needed, optional = FORMATS[fmt].needed, FORMATS[fmt].optional
+    if not set(columns) <= set(FORMATS[fmt].fields):
         return None
     present, renames = _names(rows), dict(columns)
     free = [name for name in present if name not in {*needed, *optional, *columns.values()}]

@@ -1,37 +1,36 @@
 """Rows in one shape per format, whatever their columns were called.
 
 text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools},
-and train where the row masks messages · preference {prompt, chosen, rejected}, all text or all messages ·
-classification {text, text_pair, label} · image {image, label}. Detection is in `detection`.
+and train where the row masks messages · preference {prompt, chosen, rejected}, all text or all messages.
+The format of one task is in that task's module in train/tasks/. Detection is in `detection`.
 """
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.tasks import TASKS
 from launcher.train.data.detection import Detected, detect
 from launcher.train.data.masks import TRAIN, refuse_masks, row_flags
 from launcher.train.data.messages import is_conversation, messages_of, tools_of
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.data.turns import Message
+from launcher.train.tasks import train_task
 
 __all__ = [
     "Detected",
     "canonical",
-    "collect_labels",
     "detect",
     "instruction_prompt",
-    "label_id",
+    "optional_text_in",
+    "text_in",
+    "value_in",
 ]
 
-_INTEGER = re.compile(r"-?\d+")
-_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
+"""A row and the column of each field -> the canonical values. RecipeError names file and line."""
 
 
 def canonical(row: Row, detected: Detected) -> Row:
@@ -41,7 +40,14 @@ def canonical(row: Row, detected: Detected) -> Row:
         row = Row(
             {name: row.values[name] for name in row.values if name not in left_out}, row.file, row.number
         )
-    return Row(_SHAPERS[detected.format](row, detected.columns), row.file, row.number)
+    return Row(_shaper(detected.format)(row, detected.columns), row.file, row.number)
+
+
+def _shaper(fmt: str) -> Shaper:
+    if fmt in SHARED:
+        return SHARED[fmt]
+    owner = next(task.name for task in TASKS if fmt in task.formats)
+    return train_task(owner).own_formats[fmt].shape
 
 
 def instruction_prompt(instruction: str, given: str | None = None) -> str:
@@ -53,82 +59,49 @@ def instruction_prompt(instruction: str, given: str | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
-    """Names of all labels in canonical rows, in the order of their ids.
-
-    Whole numbers are ordered as numbers, so that 0..n-1 keep their ids; other names alphabetically.
-    RecipeError when there are fewer than two, or when they are decimal numbers.
-    """
-    names: set[str] = set()
-    file = None
-    for row in rows:
-        names.add(str(row.values["label"]))
-        file = row.file
-    if len(names) < 2:
-        message = f"every row has the label {names.pop()!r}" if names else "there are no rows"
-        hint = "classification needs two labels or more"
-        raise RecipeError(Problem("labels", message, file=file, hint=hint))
-    if all(_INTEGER.fullmatch(name) for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    if all(_DECIMAL.fullmatch(name) for name in names):  # from a CSV, where all is text
-        raise RecipeError(Problem("labels", _NO_REGRESSION, file=file, hint=_REGRESSION_HINT))
-    return tuple(sorted(names))
-
-
-def label_id(row: Row, labels: Sequence[str]) -> int:
-    """The id of a canonical row's label; RecipeError when training knows no such label."""
-    name = str(row.values["label"])
-    try:
-        return labels.index(name)
-    except ValueError:
-        message = f"label {name!r} is not among the training labels {listed(labels)}"
-        raise bad_row(row, message, "labels come from data.train; correct the row or leave it out") from None
-
-
-_NO_REGRESSION = "the labels are decimal numbers, and regression is not supported"
-_REGRESSION_HINT = "use whole numbers or names as labels"
-
-
-def _value(row: Row, column: str) -> Any:
+def value_in(row: Row, column: str) -> Any:
+    """What a column holds; RecipeError where the row has none."""
     if column not in row.values:
         raise bad_row(row, f"the row has no column {column}; it has {listed(row.values)}")
     return row.values[column]
 
 
-def _text(row: Row, column: str) -> str:
+def text_in(row: Row, column: str) -> str:
+    """The text in a column; RecipeError for anything else."""
     value = row.values.get(column)
     if type(value) is not str:
-        value = _value(row, column)
+        value = value_in(row, column)
         raise bad_row(
             row, f"column {column} holds {kind_of(value)}, expected text", "correct or delete the row"
         )
     return value
 
 
-def _optional_text(row: Row, column: str | None) -> str | None:
+def optional_text_in(row: Row, column: str | None) -> str | None:
+    """The text in a column that a row may leave out."""
     if column is None or row.values.get(column) is None:
         return None
-    return _text(row, column)
+    return text_in(row, column)
 
 
 def _text_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    return {"text": _text(row, columns["text"])}
+    return {"text": text_in(row, columns["text"])}
 
 
 def _pair(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    return {"prompt": _text(row, columns["prompt"]), "completion": _text(row, columns["completion"])}
+    return {"prompt": text_in(row, columns["prompt"]), "completion": text_in(row, columns["completion"])}
 
 
 def _instruction(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    given = _optional_text(row, columns.get("input"))
-    prompt = instruction_prompt(_text(row, columns["instruction"]), given)
-    return {"prompt": prompt, "completion": _text(row, columns["output"])}
+    given = optional_text_in(row, columns.get("input"))
+    prompt = instruction_prompt(text_in(row, columns["instruction"]), given)
+    return {"prompt": prompt, "completion": text_in(row, columns["output"])}
 
 
 def _chat(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     flags = row_flags(row)
     if "messages" in columns:
-        _value(row, columns["messages"])
+        value_in(row, columns["messages"])
         messages = messages_of(row, columns["messages"], flags)
     else:
         if flags is not None:
@@ -141,7 +114,7 @@ def _chat(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _turns(row: Row, column: str) -> list[Message]:
-    _value(row, column)
+    value_in(row, column)
     return messages_of(row, column)
 
 
@@ -150,7 +123,7 @@ def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     given = columns.get("prompt")
     prompt = None if given is None else row.values.get(given)
     for column in sides:
-        if _value(row, column) is None:
+        if value_in(row, column) is None:
             raise bad_row(row, f"column {column} holds nothing, expected an answer", "delete the row")
     are_text = {isinstance(row.values[column], str) for column in sides}
     if len(are_text) > 1:
@@ -160,11 +133,11 @@ def _preference(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
         refuse_masks(row, shaped)
         tools = tools_of(row, columns["tools"]) if "tools" in columns else None
         return shaped if tools is None else {**shaped, "tools": tools}
-    chosen, rejected = (_text(row, column) for column in sides)
+    chosen, rejected = (text_in(row, column) for column in sides)
     if prompt is None:
         return _shared_prompt(row, chosen, rejected)
     assert given is not None
-    return {"prompt": _text(row, given), "chosen": chosen, "rejected": rejected}
+    return {"prompt": text_in(row, given), "chosen": chosen, "rejected": rejected}
 
 
 def _preference_of_messages(row: Row, sides: Sequence[str], given: str | None) -> dict[str, Any]:
@@ -180,7 +153,7 @@ def _preference_of_messages(row: Row, sides: Sequence[str], given: str | None) -
             raise bad_row(row, "nothing follows the prompt in chosen or rejected", "delete the row")
         return {"prompt": turns, "chosen": chosen, "rejected": rejected}
     if given is not None and not (chosen[0] == rejected[0] and len(chosen) > 1 and len(rejected) > 1):
-        turns = [{"role": "user", "content": _text(row, given)}]
+        turns = [{"role": "user", "content": text_in(row, given)}]
         return {"prompt": turns, "chosen": chosen, "rejected": rejected}
     return _shared_prompt(row, chosen, rejected)
 
@@ -206,53 +179,11 @@ def _shared_prompt(row: Row, chosen: Any, rejected: Any) -> dict[str, Any]:
     return shaped
 
 
-def _classification(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    pair = _optional_text(row, columns.get("text_pair"))
-    return {"text": _text(row, columns["text"]), "text_pair": pair, "label": _label(row, columns["label"])}
-
-
-def _label(row: Row, column: str) -> str | int | bool:
-    label = _value(row, column)
-    if isinstance(label, float):
-        raise bad_row(
-            row, f"label {label} is a decimal number, and regression is not supported", _REGRESSION_HINT
-        )
-    if not isinstance(label, str | int) or label == "":
-        held = "nothing" if label == "" else kind_of(label)
-        raise bad_row(row, f"column {column} holds {held}, expected a label", "correct or delete the row")
-    return label
-
-
-def _image(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    return {"image": _picture(row, columns["image"]), "label": _label(row, columns["label"])}
-
-
-def _picture(row: Row, column: str) -> str | bytes:
-    """The absolute path of a picture, or the bytes of its file."""
-    value = _value(row, column)
-    if isinstance(value, dict):  # as datasets writes pictures into Parquet
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, bytes):
-        return value
-    if hasattr(value, "save"):  # a PIL picture, from a `format_row` hook
-        buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
-        return buffer.getvalue()
-    if not isinstance(value, str):
-        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a picture's path or bytes")
-    path = (Path(row.file).parent / value).absolute()
-    if not path.is_file():
-        hint = "paths start from the folder of the data file"
-        raise bad_row(row, f"there is no picture {value}", hint)
-    return str(path)
-
-
-_SHAPERS: Mapping[str, Callable[[Row, Mapping[str, str]], dict[str, Any]]] = {
+SHARED: Mapping[str, Shaper] = {
     "text": _text_row,
     "instruction": _instruction,
     "prompt-completion": _pair,
     "chat": _chat,
     "preference": _preference,
-    "classification": _classification,
-    "image": _image,
 }
+"""Formats that several tasks read; the others are `own_formats` of their task in train/tasks/."""

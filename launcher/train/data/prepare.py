@@ -17,7 +17,7 @@ from launcher.train.cached import cached, seal
 from launcher.train.data.counts import Counts
 from launcher.train.data.encode import encode_rows
 from launcher.train.data.encoded import EncodedBatch, Encoder
-from launcher.train.data.formats import collect_labels
+from launcher.train.data.labels import collect_labels
 from launcher.train.data.parallel import ordered_map
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes

@@ -195,7 +195,7 @@ class EncodeClasses:
     labels: tuple[str, ...]
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
-        from launcher.train.data.formats import label_id
+        from launcher.train.data.labels import label_id
 
         batch = EncodedBatch({"input_ids": [], "labels": []})
         texts = texts_of(rows, "text")
@@ -217,7 +217,7 @@ class EncodeClasses:
                 sample = self._call(text, pair, truncation=True, max_length=self.max_length)
             batch.kept += 1
             batch.rows.append(index)
-            batch.columns["labels"].append(label_id(row, self.labels))
+            batch.columns["labels"].append(label_id(row, row.values["label"], self.labels))
             for name, values in sample.items():
                 batch.columns.setdefault(name, []).append(values)
         return batch

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from launcher.errors import Problem, RecipeError
 from launcher.facts.user_files import parse_json
 from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.tasks import FORMATS
 from launcher.tasks.dpo import DPO
-from launcher.tasks.rows import FORMAT_FIELDS
 from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.other_tasks import (
     COMPARED,
@@ -208,7 +208,7 @@ def _refused(
         message = f"{message}: such rows are for task {meant}, not for {task}"
         code, hint = "rows-of-another-task", f"{here}; {leave}"
     else:
-        optional = FORMAT_FIELDS[fmt][1]
+        optional = FORMATS[fmt].optional
         free = [f for f in _OF_FIELD.get(what, ()) if f in optional and columns.get(f) not in row.values]
         reads = (
             f"`columns: {{{free[0]}: {name}}}`" if free else "a `format_row` hook that puts it into the row"

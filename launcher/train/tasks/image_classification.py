@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils.data import Dataset
-
 from launcher.errors import Problem, RecipeError
+from launcher.tasks.image_classification import IMAGE
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.formats import label_id
-from launcher.train.data.sources import Row
-from launcher.train.tasks.task import Shown, TrainTask
+from launcher.train.data.labels import label_id, label_of
+from launcher.train.data.sources import Row, bad_row, kind_of
+from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
@@ -21,7 +21,47 @@ if TYPE_CHECKING:
     from launcher.train.job import Job
 
 
+_COLOURS = {"blue": (30, 30, 200), "green": (30, 200, 30), "red": (200, 30, 30)}
+
+
+def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    from launcher.train.data.formats import value_in
+
+    image = _image(row, value_in(row, columns["image"]), columns["image"])
+    return {"image": image, "label": label_of(row, value_in(row, columns["label"]), columns["label"])}
+
+
+def _image(row: Row, value: Any, column: str) -> str | bytes:
+    """The absolute path of an image, or the bytes of its file."""
+    if isinstance(value, dict):  # as datasets writes images into Parquet
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes):
+        return value
+    if hasattr(value, "save"):  # a PIL image, from a `format_row` hook
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return buffer.getvalue()
+    if not isinstance(value, str):
+        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected an image's path or bytes")
+    path = (Path(row.file).parent / value).absolute()
+    if not path.is_file():
+        raise bad_row(row, f"there is no image {value}", "paths start from the folder of the data file")
+    return str(path)
+
+
+def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
+    from PIL import Image
+
+    name = list(_COLOURS)[index % len(_COLOURS)]
+    shade = tuple(max(0, min(255, value + draw.randint(-20, 20))) for value in _COLOURS[name])
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), shade).save(buffer, format="PNG")
+    return {"image": buffer.getvalue(), "label": name}
+
+
 class TrainImageClassification(TrainTask):
+    own_formats = {IMAGE.name: OwnFormat(_shape, _made_up)}
+
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         assert labels is not None, "classification knows its labels before it encodes"
         return ImageEncoder(labels)
@@ -37,6 +77,8 @@ class TrainImageClassification(TrainTask):
         return [(f"{sample['image_path'] or 'an image'} -> {labels[sample['labels']]}", True)], 0, 1
 
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
+        import torch
+
         height, width = _pair(config.image_size)
         pixels = torch.zeros(batch, config.num_channels, height, width)
         return {"pixel_values": pixels, "labels": torch.zeros(batch, dtype=torch.long)}
@@ -65,7 +107,7 @@ class ImageEncoder:
         columns: dict[str, list[Any]] = {
             "image_path": paths,
             "image_bytes": contents,
-            "labels": [label_id(row, self.labels) for row in rows],
+            "labels": [label_id(row, row.values["label"], self.labels) for row in rows],
         }
         return EncodedBatch(columns, kept=len(rows), rows=list(range(len(rows))))
 
@@ -88,8 +130,8 @@ def image_of(row: Row) -> tuple[str | None, bytes | None]:
     return (None, value) if isinstance(value, bytes) else (value, None)
 
 
-class Images(Dataset):
-    """Samples of {pixel_values: float tensor (channels, height, width), labels: int}."""
+class Images:
+    """A map-style dataset of {pixel_values: float tensor (channels, height, width), labels: int}."""
 
     def __init__(self, samples: Any, processor: Any) -> None:
         self.samples, self.processor = samples, processor
@@ -113,6 +155,8 @@ class Images(Dataset):
 
 def stack_images(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A batch of {pixel_values (batch, channels, height, width), labels (batch)}."""
+    import torch
+
     return {
         "pixel_values": torch.stack([sample["pixel_values"] for sample in samples]),
         "labels": torch.tensor([sample["labels"] for sample in samples]),

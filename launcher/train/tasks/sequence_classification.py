@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.train.tasks.task import Shown, TrainTask, traced_tokens
+from launcher.tasks.sequence_classification import CLASSIFICATION
+from launcher.train.tasks.task import OwnFormat, Shown, TrainTask, traced_tokens
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
     from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Row
     from launcher.train.job import Job
+
+_NOUNS = ("stone", "river", "lamp", "road", "bird", "cup")
+_MOODS = {"bad": ("broken", "dull"), "fine": ("plain", "usual"), "good": ("lovely", "bright")}
+
+
+def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    from launcher.train.data.formats import optional_text_in, text_in, value_in
+    from launcher.train.data.labels import label_of
+
+    pair = optional_text_in(row, columns.get("text_pair"))
+    text = text_in(row, columns["text"])
+    label = label_of(row, value_in(row, columns["label"]), columns["label"])
+    return {"text": text, "text_pair": pair, "label": label}
+
+
+def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
+    mood = list(_MOODS)[index % len(_MOODS)]
+    return {"text": f"This {draw.choice(_NOUNS)} is {draw.choice(_MOODS[mood])}.", "label": mood}
 
 
 class TrainSequenceClassification(TrainTask):
+    own_formats = {CLASSIFICATION.name: OwnFormat(_shape, _made_up)}
+
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         from launcher.train.data.tokenize import EncodeClasses, max_length_of, overlong_of
 

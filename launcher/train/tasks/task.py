@@ -6,20 +6,35 @@ that need torch are imported where they are used: preparing data does without mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from launcher.train.data.build import Data
     from launcher.train.data.encoded import Encoder
     from launcher.train.data.formats import Detected
+    from launcher.train.data.sources import Row
     from launcher.train.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFormat:
+    """A row format of one task."""
+
+    shape: Callable[[Row, Mapping[str, str]], dict[str, Any]]
+    """A row and the column of each field -> the canonical values. RecipeError names file and line."""
+    make: Callable[[random.Random, int], dict[str, Any]]
+    """A row made up for `--tiny`, with the format's own names as columns."""
 
 
 class TrainTask:
     """The worker half of a task; a subclass overrides what is different."""
 
     # --- data -----------------------------------------------------------------------------------
+    own_formats: ClassVar[Mapping[str, OwnFormat]] = {}
+    """Row formats that no other task has; those of several are in train/data/formats.py."""
 
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
         """What turns canonical rows of a format into samples.
