@@ -28,6 +28,7 @@ PROMISED = {
     "mt0_large_lora",
     "vit_l16",
     "bert_large",
+    "bert_large_ner",
     "llama3_8b_full",
     "llama3_8b_qlora_24gb",
     "qwen3_8b_lora",

@@ -122,7 +122,7 @@ def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> 
 
 
 def _request(config: Mapping[str, Any], task: str, adapter: Mapping[str, Any] | None) -> dict[str, Any]:
-    labels = labels_of(config) if task_named(task).head == "classifier" else None
+    labels = labels_of(config, task) if task_named(task).adds_head else None
     # A plan's defaults, for what LoraConfig would fill in otherwise.
     fields = None if adapter is None else {"r": 16, "target_modules": "all-linear", **adapter}
     return {"config": dict(config), "task": task, "labels": labels, "adapter": fields}

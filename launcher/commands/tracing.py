@@ -18,6 +18,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe
 from launcher.render.bundle import render
+from launcher.tasks import task_named
 
 ROUNDS = 4
 """Plans that are traced at most: the traced memory can change the plan, whose job is traced in turn."""
@@ -91,7 +92,7 @@ def trace_request(plan: Plan) -> dict[str, Any]:
         "plan": json.loads(render(plan).files["plan.json"]),
         "memory": asdict(plan.job),
         "config": dict(plan.model.config),
-        "labels": None if plan.model.head.per_token else plan.model.head.out_features,
+        "labels": plan.model.head.out_features if task_named(plan.model.task).adds_head else None,
         "on_cpu": plan.hardware.is_cpu,
         "capability": None if capability is None else list(capability),
         "batches": [micro // 2 or 1, micro if micro > 1 else 2],

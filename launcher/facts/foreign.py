@@ -48,9 +48,9 @@ def foreign_spec(
             head["in"],
             head["out"],
             bias=head["bias"],
-            per_token=task_named(task).head == "language-model",
+            per_token=task_named(task).head != "classifier",
             tied=head["tied"],
-            saved=task_named(task).head != "language-model",
+            saved=task_named(task).adds_head,
         ),
         foreign=True,
         has_sdpa=answer["has_sdpa"],
@@ -82,5 +82,5 @@ def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -
         rms_norm=answer["rms_norm"],
         active_inner=inner,
         embed_paths=(answer["embedding"]["path"],),
-        causal=task_named(task).head == "language-model",
+        causal=not task_named(task).adds_head,
     )

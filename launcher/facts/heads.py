@@ -1,7 +1,7 @@
 """Which tasks a family can learn, and the head that each task puts on the model. Pure.
 
 Heads are those of transformers 5.23's AutoModelForCausalLM, AutoModelForSeq2SeqLM,
-AutoModelForSequenceClassification and AutoModelForImageClassification.
+AutoModelForSequenceClassification, AutoModelForTokenClassification and AutoModelForImageClassification.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
@@ -17,12 +17,18 @@ from launcher.facts.architectures import FAMILIES, Layout, Sizes
 from launcher.facts.encoders import ENCODER_FAMILIES, ENCODER_KINDS
 from launcher.facts.shipped import facts_file
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
+from launcher.tasks.task import Architecture
 
+_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(FAMILIES, "decoder"), **ENCODER_KINDS}
 FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(FAMILIES, tasks_of("decoder")),
-    **{family: tasks_of(kind) for family, kind in ENCODER_KINDS.items()},
+    family: tuple(task for task in tasks_of(kind) if family not in task_named(task).without_class)
+    for family, kind in _KINDS.items()
 }
 """Model type -> its tasks, the most usual one first."""
+
+
+_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox"})
+"""Families whose class for token classification is not transformers' generic one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,8 @@ class Head:
     """Logits for each token, else for each sample."""
     tied: bool = False
     """Its matrix is that of the token embedding."""
+    dropout: float = 0.0
+    """Of what it reads, where it reads each token."""
     saved: bool = False
     """Trained in full beside an adapter: peft does it for the heads of classification."""
     gathered: int = 0
@@ -88,10 +96,15 @@ def check_text_only(name: str, config: Mapping[str, Any]) -> None:
     raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
 
 
-def family_layout(model_type: str, sizes: Sizes) -> Layout:
+def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
     """The layout of a family that `check_task` let pass."""
     family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
-    return family(sizes)
+    layout = family(sizes)
+    if task_named(task).head == "token-classifier":
+        # transformers leaves out what reads the first token alone (add_pooling_layer=False).
+        linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
+        layout = replace(layout, linears=linears)
+    return layout
 
 
 def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
@@ -100,14 +113,23 @@ def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labe
         # transformers 5.23 ties every T5, whatever the configuration says.
         tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
         return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
+    if task_named(task).head == "token-classifier":
+        name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
+        keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
+        given = [sizes.config[key] for key in keys if sizes.config.get(key) is not None]
+        dropout = float([*given, 0.1][0])
+        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout)
     if model_type in ENCODER_FAMILIES:
         return Head("classifier", sizes.hidden, num_labels, bias=True, per_token=False, saved=True)
     # Every token is scored, and the last one's score is taken.
     return Head("score", layout.embed_width, num_labels, saved=True)
 
 
-def labels_of(config: Mapping[str, Any]) -> int:
-    """Labels that a configuration names, 2 where it names none, as transformers takes it."""
+def labels_of(config: Mapping[str, Any], task: str) -> int:
+    """Labels that the task or a configuration names, 2 where none does, as transformers takes it."""
+    fixed = task_named(task).num_labels
+    if fixed is not None:
+        return fixed
     if config.get("num_labels") is not None:
         return int(config["num_labels"])
     return len(config.get("id2label") or ()) or 2

@@ -143,8 +143,8 @@ def read_model_spec(
     check_config(name, filled)
     try:
         sizes = _sizes(filled)
-        layout = family_layout(model_type, sizes)
-        labels = num_labels if num_labels is not None else labels_of(config)
+        layout = family_layout(model_type, sizes, task)
+        labels = num_labels if num_labels is not None else labels_of(config, task)
         head = task_head(task, model_type, sizes, layout, labels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RecipeError(config_problem(name, repr(error))) from error

@@ -51,6 +51,7 @@ def head_cost(block: Block, head: Head, task: str, gradient_width: float, accumu
         x = norm(tape, block, x, block.hidden)
     if block.layout.position_bias:
         x = dropout(tape, x, block.layout.dropout > 0, block.dtypes.on_cpu)
+    x = dropout(tape, x, head.dropout > 0, block.dtypes.on_cpu)
     of = task_named(task)
     if of.tiled_logits:
         return _tiled(tape, x, block, head)

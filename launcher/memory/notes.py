@@ -36,4 +36,4 @@ def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:
     task = task_named(spec.task)
     if task.keeps_token_predictions:
         return 16 * samples * job.sequence_length
-    return samples * (4 * spec.head.out_features + 8) if task.classifies else 0
+    return samples * (4 * spec.head.out_features + 8) if task.adds_head else 0

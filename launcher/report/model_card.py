@@ -125,7 +125,7 @@ def _what(facts: CardFacts) -> str:
 def _use(facts: CardFacts) -> str:
     task, place = task_named(facts.setting("task")), json.dumps(facts.place)
     trusted = ", trust_remote_code=True" if facts.setting("model.trust_remote_code") else ""
-    if task.classifies:
+    if task.adds_head:
         return (
             f"from transformers import pipeline\n\n"
             f"classify = pipeline({json.dumps(task.pipeline)}, {place}{trusted})\n"

@@ -198,7 +198,7 @@ def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[s
         *measured_lines(memory),
         f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "
         f"{rows['split']:,} split, {rows['dropped']:,} dropped{_reasons(rows)}",
-        *_turns(rows.get("notes") or {}, width=10),
+        *_noted(rows.get("notes") or {}, width=10),
         f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
         f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
     ]
@@ -238,14 +238,19 @@ _NOTES = {
     "turn-masked": "masked by the rows",
     "inserted-text-masked": "with text of the template that is masked",
     "reasoning-left-out": "whose reasoning the template leaves out",
+    "word-without-token": "of which the tokenizer leaves no token",
 }
 """Notes of a split's counts, in words."""
 
 
-def _turns(notes: Mapping[str, int], width: int) -> list[str]:
-    """What was masked or left out of the turns of conversations, as a line where there is something."""
-    shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in notes.items())
-    return [f"  {'turns':{width}s}{shown}"] if shown else []
+def _noted(notes: Mapping[str, int], width: int) -> list[str]:
+    """What was masked or left out of turns of conversations or of labelled words, as a line of each."""
+    lines = []
+    for title, of_words in (("turns", False), ("words", True)):
+        own = {name: count for name, count in notes.items() if name.startswith("word-") is of_words}
+        shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in own.items())
+        lines += [f"  {title:{width}s}{shown}"] if shown else []
+    return lines
 
 
 def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], *, colour: bool) -> str:
@@ -262,7 +267,7 @@ def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]
             f"  dropped    {dropped or 'none'}",
             f"  truncated  {counts['truncated']:,} rows, {lost:.1%} of the tokens; split {counts['split']:,}",
         ]
-        lines += _turns(counts.get("notes") or {}, width=11)
+        lines += _noted(counts.get("notes") or {}, width=11)
         if lengths:
             lines.append(
                 f"  tokens     {counts['tokens'] - counts['tokens_lost']:,}; a sample has "

@@ -11,11 +11,13 @@ from launcher.tasks.rows import RowFormat
 from launcher.tasks.seq2seq_lm import Seq2SeqLM
 from launcher.tasks.sequence_classification import SequenceClassification
 from launcher.tasks.task import Architecture, Task
+from launcher.tasks.token_classification import TokenClassification
 
 TASKS: tuple[Task, ...] = (
     CausalLM(),
     Seq2SeqLM(),
     SequenceClassification(),
+    TokenClassification(),
     ImageClassification(),
     DPO(),
 )

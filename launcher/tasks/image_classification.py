@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.tasks.rows import RowFormat
-from launcher.tasks.sequence_classification import CLASS_METRICS
+from launcher.tasks.rows import LABEL_WORDS, RowFormat
+from launcher.tasks.sequence_classification import CLASS_METRICS, CLASS_PACKAGES
 from launcher.tasks.task import Task
 
-IMAGE = RowFormat("image", "labelled images", {"image": "image", "label": "label"})
+IMAGE = RowFormat(
+    "image",
+    "labelled images",
+    {"image": "image", "label": "label"},
+    related={"image": ("img", "picture", "photo", "file"), "label": LABEL_WORDS},
+)
 
 
 class ImageClassification(Task):
@@ -28,6 +33,7 @@ class ImageClassification(Task):
         "include_num_input_tokens_seen": ("no", "images are not made of tokens"),
     }
     metrics = CLASS_METRICS
+    metric_packages = CLASS_PACKAGES
     known_as = {"transformers": ("run_image_classification.py",)}
     goals = {"classify": ("image",)}
     first_methods = ("full", "lora")

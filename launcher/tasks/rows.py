@@ -20,25 +20,54 @@ class RowFormat:
     needed: Mapping[str, FieldKind]
     optional: Mapping[str, FieldKind] = field(default_factory=dict)
 
+    related: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Field -> words of column names that often hold it, for the hint of an error: nothing is guessed."""
+
     @property
     def fields(self) -> tuple[str, ...]:
         """All fields, those that a row must have first."""
         return (*self.needed, *self.optional)
 
 
-TEXT = RowFormat("text", "texts", {"text": "text"})
+TEXT_WORDS = ("content", "sentence", "document", "body", "code", "review")
+LABEL_WORDS = ("labels", "class", "category", "target")
+
+TEXT = RowFormat("text", "texts", {"text": "text"}, related={"text": TEXT_WORDS})
 INSTRUCTION = RowFormat(
-    "instruction", "instructions", {"instruction": "text", "output": "text"}, {"input": "text"}
+    "instruction",
+    "instructions",
+    {"instruction": "text", "output": "text"},
+    {"input": "text"},
+    {
+        "instruction": ("prompt", "question", "query"),
+        "output": ("response", "answer", "completion", "solution"),
+        "input": ("context",),
+    },
 )
 PROMPT_COMPLETION = RowFormat(
     "prompt-completion",
     "prompts and completions",
     {"prompt": "text or messages", "completion": "text or messages"},
+    related={
+        "prompt": ("question", "query", "instruction", "problem", "source"),
+        "completion": ("response", "answer", "output", "solution", "target", "reply"),
+    },
 )
-CHAT = RowFormat("chat", "chat messages", {"messages": "messages"}, {"tools": "tools"})
+CHAT = RowFormat(
+    "chat",
+    "chat messages",
+    {"messages": "messages"},
+    {"tools": "tools"},
+    {"messages": ("conversation", "dialog", "dialogue", "chat", "turns")},
+)
 PREFERENCE = RowFormat(
     "preference",
     "pairs of answers",
     {"chosen": "text or messages", "rejected": "text or messages"},
     {"prompt": "text or messages", "tools": "tools"},
+    {
+        "chosen": ("preferred", "accepted", "better"),
+        "rejected": ("dispreferred", "refused", "worse"),
+        "prompt": PROMPT_COMPLETION.related["prompt"],
+    },
 )

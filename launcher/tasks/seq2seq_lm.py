@@ -20,6 +20,10 @@ class Seq2SeqLM(Task):
         "sortish_sampler": "remove it: transformers does not read it; `train_sampling_strategy` is read",
     }
     metrics = ("perplexity", "exact_match", "bleu", "chrf", "rouge1", "rouge2", "rougeL")
+    metric_packages = {
+        **dict.fromkeys(("bleu", "chrf"), ("sacrebleu", "sacrebleu")),
+        **dict.fromkeys(("rouge1", "rouge2", "rougeL"), ("rouge_score", "rouge-score")),
+    }
     generated_metrics = metrics[1:]
     keeps_token_predictions = True
     generates = True

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from launcher.tasks.rows import RowFormat
+from launcher.tasks.rows import LABEL_WORDS, TEXT_WORDS, RowFormat
 from launcher.tasks.task import Task
 
 CLASS_METRICS = ("accuracy", "f1", "precision", "recall", "matthews_correlation")
 """f1, precision and recall are macro averages."""
+SKLEARN = ("sklearn", "scikit-learn")
+CLASS_PACKAGES = dict.fromkeys(CLASS_METRICS[1:], SKLEARN)
 CLASSIFICATION = RowFormat(
-    "classification", "labelled texts", {"text": "text", "label": "label"}, {"text_pair": "text"}
+    "classification",
+    "labelled texts",
+    {"text": "text", "label": "label"},
+    {"text_pair": "text"},
+    {
+        "text": TEXT_WORDS,
+        "label": LABEL_WORDS,
+        "text_pair": ("sentence2", "hypothesis", "question2", "text2"),
+    },
 )
 
 
@@ -21,6 +31,7 @@ class SequenceClassification(Task):
     model_class = "AutoModelForSequenceClassification"
     peft_task = "SEQ_CLS"
     metrics = CLASS_METRICS
+    metric_packages = CLASS_PACKAGES
     known_as = {"transformers": ("run_glue.py", "run_classification.py")}
     goals = {"classify": ("classification",)}
     first_metrics = {"classify": ("accuracy", "f1")}

@@ -12,7 +12,7 @@ from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE, RowFormat
 
 Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder"]
-HeadKind = Literal["language-model", "classifier"]
+HeadKind = Literal["language-model", "classifier", "token-classifier"]
 
 
 class Task:
@@ -53,7 +53,11 @@ class Task:
     model_class: ClassVar[str]
     """The AutoModel class of transformers that has its head."""
     head: ClassVar[HeadKind] = "classifier"
-    """A logit for each token of the vocabulary, or for each label."""
+    """Logits of the vocabulary for each token, of the labels for each sample or for each token."""
+    num_labels: ClassVar[int | None] = None
+    """Logits of the head where no row decides it."""
+    without_class: ClassVar[frozenset[str]] = frozenset()
+    """Families of its architectures for which transformers has no class with this head."""
     head_in_checkpoint: ClassVar[bool] = False
     """Whether a published checkpoint of the family holds the head."""
     peft_task: ClassVar[str | None] = None
@@ -93,6 +97,8 @@ class Task:
     # --- metrics --------------------------------------------------------------------------------
     metrics: ClassVar[tuple[str, ...]] = ()
     """Names that `data.metrics` may hold, besides the evaluation loss."""
+    metric_packages: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Metric -> (module, the package that brings it), for those that need one."""
     generated_metrics: ClassVar[tuple[str, ...]] = ()
     """Those that read generated text."""
     own_metrics: ClassVar[bool] = False
@@ -146,6 +152,11 @@ class Task:
     def formats(self) -> tuple[str, ...]:
         """Names of its row formats."""
         return tuple(one.name for one in self.row_formats)
+
+    @property
+    def adds_head(self) -> bool:
+        """Whether its head is not a language model's: trained whole beside an adapter, and saved with it."""
+        return self.head != "language-model"
 
     @property
     def ranks_answers(self) -> bool:

@@ -112,7 +112,7 @@ def new_adapter(
     except re.error as error:
         message = f"{error.pattern!r} is no regular expression: {error}"
         raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
-    if task_named(task).classifies:
+    if task_named(task).adds_head:
         settings["modules_to_save"] = _with_heads(settings.get("modules_to_save"), head_modules(model))
     if settings.get("modules_to_save") and model.main_input_name == "input_ids":
         settings = _keep_tied(settings, model)

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job, read_job
 from launcher.train.placing import place_of, settle, slow_places
+from launcher.train.tasks import train_task
 from launcher.train.trained import (
     check_readable,
     prepared_record,
@@ -42,7 +43,7 @@ class Trained:
     @property
     def writes(self) -> bool:
         """Whether it answers with text; a classifier answers with a label."""
-        return not str(self.job.value("task")).endswith("-classification")
+        return not self.job.task.adds_head
 
 
 def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | None = None) -> Trained:
@@ -84,10 +85,10 @@ def answer(
     room = _room(trained, inputs)
     with torch.inference_mode():
         if not trained.writes:
-            label = str(model.config.id2label[int(model(**inputs).logits[0].argmax())])
+            reply = train_task(trained.job.task.name).reply(model, trained.processing, prompt, inputs)
             if write is not None:
-                write(label)
-            return label
+                write(reply)
+            return reply
         tokenizer = trained.processing
         output = model.generate(
             **inputs,

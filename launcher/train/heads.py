@@ -39,14 +39,17 @@ def load_config(job: Job) -> Any:
 
 def label_settings(job: Job, labels: Sequence[str] | None) -> dict[str, Any]:
     """Configuration fields of a head for these labels; nothing for tasks without labels."""
+    if job.task.num_labels is not None:
+        return {"num_labels": job.task.num_labels}
     if not job.task.classifies or labels is None:
         return {}
-    return {
+    names = {
         "id2label": dict(enumerate(labels)),
         "label2id": {label: number for number, label in enumerate(labels)},
-        # A checkpoint may have been a regression, or have had several labels a row.
-        "problem_type": "single_label_classification",
     }
+    # A checkpoint may have been a regression, or have had several labels a row.
+    kind = {"problem_type": "single_label_classification"} if job.task.head == "classifier" else {}
+    return {**names, **kind}
 
 
 def head_modules(model: Any) -> list[str]:
@@ -63,7 +66,7 @@ def check_loaded(job: Job, model: Any, info: Mapping[str, Any]) -> None:
 
     RecipeError when the shapes differ elsewhere than in a classification head.
     """
-    heads = head_modules(model) if job.task.classifies else []
+    heads = head_modules(model) if job.task.adds_head else []
     differing = {str(entry[0]): entry[1:] for entry in info.get("mismatched_keys") or ()}
     wrong = [name for name in sorted(differing) if name.partition(".")[0] not in heads]
     if wrong:

@@ -13,24 +13,11 @@ import numpy as np
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.recipe.vocabulary import METRICS
-from launcher.tasks import task_named
 from launcher.tasks.task import Task
 from launcher.train.job import Job
 
 Scores = dict[str, float]
 
-_PACKAGES = {
-    "f1": ("sklearn", "scikit-learn"),
-    "precision": ("sklearn", "scikit-learn"),
-    "recall": ("sklearn", "scikit-learn"),
-    "matthews_correlation": ("sklearn", "scikit-learn"),
-    "bleu": ("sacrebleu", "sacrebleu"),
-    "chrf": ("sacrebleu", "sacrebleu"),
-    "rouge1": ("rouge_score", "rouge-score"),
-    "rouge2": ("rouge_score", "rouge-score"),
-    "rougeL": ("rouge_score", "rouge-score"),
-}
-"""Metric -> (module, the package that brings it)."""
 # The Trainer adds these itself, under `eval_`.
 _TAKEN = ("loss", "perplexity", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -54,9 +41,9 @@ def check_metrics(job: Job) -> None:
     """Import what the asked metrics need. MachineError with what to install, before anything is loaded."""
     missing: dict[str, tuple[str, ImportError]] = {}
     for name in asked_metrics(job):
-        if name not in _PACKAGES:
+        if name not in job.task.metric_packages:
             continue
-        module, package = _PACKAGES[name]
+        module, package = job.task.metric_packages[name]
         try:
             importlib.import_module(module)
         except ImportError as error:
@@ -75,19 +62,23 @@ def check_metrics(job: Job) -> None:
 
 
 def make_scores(
-    job: Job, processing: Any, own: Callable[[Any], Any] | None
+    job: Job, named: Callable[[Sequence[str], Any, Any], Scores], own: Callable[[Any], Any] | None
 ) -> Callable[[Any], Scores] | None:
     """compute_metrics for the Trainer: the asked metrics and the user's `own`; None when neither is there.
 
-    The returned function takes an EvalPrediction. RecipeError when `own` returns a name that is taken.
+    named: the task's scores of (names, predictions, targets). The returned function takes an EvalPrediction.
+    RecipeError when `own` returns a name that is taken.
     """
-    task = job.value("task")
     names = [name for name in asked_metrics(job) if name != "perplexity"]
     if not names and own is None:
         return None
 
     def scores(prediction: Any) -> Scores:
-        found = _named(task, names, prediction, processing) if names else {}
+        found: Scores = {}
+        if names:
+            predictions = prediction.predictions
+            predictions = predictions[0] if isinstance(predictions, tuple) else predictions
+            found = named(names, predictions, prediction.label_ids)
         if own is not None:
             found |= _own_scores(own(prediction), {*found, *_TAKEN})
         return found
@@ -166,19 +157,7 @@ def text_scores(names: Sequence[str], written: Sequence[str], wanted: Sequence[s
     return found
 
 
-def _named(task: str, names: Sequence[str], prediction: Any, processing: Any) -> Scores:
-    predictions, labels = prediction.predictions, prediction.label_ids
-    if isinstance(predictions, tuple):
-        predictions = predictions[0]
-    of = task_named(task)
-    if of.classifies:
-        return class_scores(names, predictions, labels)
-    if of.generates:
-        return text_scores(names, _decode(processing, predictions), _decode(processing, labels))
-    return {"accuracy": token_accuracy(predictions, labels)}
-
-
-def _decode(tokenizer: Any, ids: np.ndarray) -> list[str]:
+def decoded(tokenizer: Any, ids: np.ndarray) -> list[str]:
     """Texts without special tokens; -100 fills rows up."""
     filled = np.where(ids == -100, tokenizer.pad_token_id, ids)
     texts: list[str] = tokenizer.batch_decode(filled, skip_special_tokens=True)

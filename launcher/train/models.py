@@ -113,7 +113,7 @@ def quantization_config(job: Job) -> Any | None:
     from transformers import BitsAndBytesConfig
 
     # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
-    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.task.classifies else {}
+    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.task.adds_head else {}
     if asked["type"] == "int8":
         return BitsAndBytesConfig(load_in_8bit=True, **spared)
     return BitsAndBytesConfig(

@@ -131,7 +131,7 @@ def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:
 
 def _head(model: Any, task: str) -> dict[str, Any]:
     """The output layer, and the parameters that it alone holds."""
-    if task_named(task).classifies:
+    if task_named(task).adds_head:
         names = head_modules(model)
         parts = [model.get_submodule(name) for name in names]
         products = [m for part in parts for m in part.modules() if isinstance(m, torch.nn.Linear)]

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,11 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     check_units(job, model)
     hooks = load_hooks(job)  # which may change the model's class
     _make_faster(job, model)
+    task = train_task(job.task.name)
+
+    def scores_of(names: Sequence[str], predictions: Any, targets: Any) -> dict[str, float]:
+        return task.scores(names, predictions, targets, processing, data.labels)
+
     common = {
         "model": model,
         "args": args,
@@ -96,10 +101,10 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         "data_collator": data.collate,
         "processing_class": processing,
         "callbacks": _callbacks(job, hooks),
-        "compute_metrics": make_scores(job, processing, hooks.compute_metrics),
+        "compute_metrics": make_scores(job, scores_of, hooks.compute_metrics),
     }
     try:
-        trainer = train_task(job.task.name).trainer(job, model, processing, common)
+        trainer = task.trainer(job, model, processing, common)
     except ValueError as error:
         raise (no_cpu(error) or error) from error
     trainer.stopping = Stopping(job.run_dir)

@@ -39,6 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dpo": TINY_LLAMA,
     "seq2seq-lm": TINY_T5,
     "sequence-classification": {"model_type": "bert", **SIZES},
+    "token-classification": {"model_type": "bert", **SIZES},
     "image-classification": TINY_VIT,
 }
 LORA = {"type": "lora", "r": 4, "target_modules": "all-linear"}
@@ -65,7 +66,9 @@ def batch_for(task: str, processing: Any) -> dict[str, Any]:
     if task == "image-classification":
         return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 2])}
     rows = processing(["one red bird", "two"], padding=True, return_tensors="pt", return_token_type_ids=False)
-    labels = torch.tensor([0, 2]) if "classification" in task else rows["input_ids"]
+    labels = torch.tensor([0, 2]) if task == "sequence-classification" else rows["input_ids"]
+    if task == "token-classification":
+        labels = labels % len(LABELS)
     return {**rows, "labels": labels}
 
 

@@ -30,6 +30,7 @@ READS = {"trainer.prediction_loss_only": False}
 FORMATS = {
     "seq2seq-lm": "prompt-completion",
     "sequence-classification": "classification",
+    "token-classification": "tokens",
     "image-classification": "image",
     "dpo": "preference",
 }
@@ -77,10 +78,10 @@ def test_it_is_the_loss_at_the_end_of_the_run(tmp_path, changes):
 @pytest.mark.parametrize(
     ("task", "adapter"),
     [
-        ("seq2seq-lm", ALL), ("sequence-classification", None), ("image-classification", ALL),
-        ("dpo", None), ("dpo", ALL),
+        ("seq2seq-lm", ALL), ("sequence-classification", None), ("token-classification", ALL),
+        ("image-classification", ALL), ("dpo", None), ("dpo", ALL),
     ],
-    ids=["seq2seq", "texts", "pictures", "dpo", "dpo-lora"],
+    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora"],
 )  # fmt: skip
 def test_every_task(tmp_path, task, adapter):
     if task == "dpo":

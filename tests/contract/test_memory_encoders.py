@@ -29,6 +29,11 @@ T5 = {
 }  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("sequence-classification", {"model_type": "bert", "vocab_size": 2000, **SIZES}),
+    "bert-words": ("token-classification", {"model_type": "bert", "vocab_size": 2000, **SIZES}),
+    "qwen-words": (
+        "token-classification",
+        {"model_type": "qwen2", "vocab_size": 2000, "num_key_value_heads": 2, **SIZES},
+    ),
     "vit": ("image-classification", {"model_type": "vit", "image_size": 64, "patch_size": 8, **SIZES}),
     "t5": ("seq2seq-lm", {"model_type": "t5", **T5}),
     "mt5": ("seq2seq-lm", {"model_type": "mt5", **T5}),
@@ -36,6 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 AUTO = {
     "sequence-classification": transformers.AutoModelForSequenceClassification,
+    "token-classification": transformers.AutoModelForTokenClassification,
     "image-classification": transformers.AutoModelForImageClassification,
     "seq2seq-lm": transformers.AutoModelForSeq2SeqLM,
     "dpo": transformers.AutoModelForCausalLM,
@@ -67,7 +73,8 @@ def batch(name: str, rows: int) -> dict[str, Any]:
     ids = torch.randint(3, 2000, (rows, LENGTH))
     mask = torch.ones_like(ids)
     mask[0, -3:] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": classes if name == "bert" else ids.clone()}
+    labels = classes if name == "bert" else ids % 2 if name.endswith("-words") else ids.clone()
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def peak(model: Any, loss: Any) -> int:
@@ -91,7 +98,7 @@ def job_of(spec: ModelSpec, **more: Any) -> MemoryJob:
         trainable_params=spec.params, adapter=False, engine="ddp", zero_stage=0,
         offload_optimizer="none", offload_param="none", optim="adamw_torch", checkpointing=False,
         attention="sdpa", reduce_bucket_size=1, allgather_bucket_size=1, overlap_comm=False,
-        eval_batch=1, accumulation=1,
+        eval_batch=1, accumulation=1, padded=spec.model_type == "qwen2",
     )  # fmt: skip
     return replace(job, **more)
 
@@ -101,7 +108,7 @@ def estimated(spec: ModelSpec, job: MemoryJob) -> int:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", ["bert", "vit", "t5", "mt5"])
+@pytest.mark.parametrize("name", ["bert", "bert-words", "qwen-words", "vit", "t5", "mt5"])
 def test_full_training(name: str, checkpointing: bool) -> None:
     model = build(name, "sdpa", checkpointing)
     measured = peak(model, lambda: model(**batch(name, BATCH)).loss)
@@ -118,9 +125,15 @@ def test_full_training_with_eager_attention(name: str) -> None:
     assert estimated(spec, job_of(spec, attention="eager")) == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["bert", "vit", "t5"])
+@pytest.mark.parametrize("name", ["bert", "bert-words", "qwen-words", "vit", "t5"])
 def test_lora(name: str) -> None:
-    types = {"bert": {"task_type": "SEQ_CLS"}, "t5": {"task_type": "SEQ_2_SEQ_LM"}}
+    words = {"task_type": "TOKEN_CLS", "modules_to_save": ["classifier", "score"]}
+    types = {
+        "bert": {"task_type": "SEQ_CLS"},
+        "bert-words": words,
+        "qwen-words": words,
+        "t5": {"task_type": "SEQ_2_SEQ_LM"},
+    }
     more = types.get(name, {"modules_to_save": ["classifier"]})
     config = peft.LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.05, **more)
     model = peft.get_peft_model(build(name, "sdpa", False), config)

@@ -136,6 +136,7 @@ def test_the_folder_says_what_the_adapter_said(tmp_path, changes):
 TASKS = {
     "seq2seq-lm": "prompt-completion",
     "sequence-classification": "classification",
+    "token-classification": "tokens",
     "image-classification": "image",
     "dpo": "preference",
 }

@@ -65,6 +65,7 @@ def test_lora_on_every_task(tmp_path, task):
             "dpo": "CAUSAL_LM",
             "seq2seq-lm": "SEQ_2_SEQ_LM",
             "sequence-classification": "SEQ_CLS",
+            "token-classification": "TOKEN_CLS",
             "image-classification": None,
         }[task]
     )

@@ -30,6 +30,7 @@ AUTO = {
     "causal-lm": transformers.AutoModelForCausalLM,
     "seq2seq-lm": transformers.AutoModelForSeq2SeqLM,
     "sequence-classification": transformers.AutoModelForSequenceClassification,
+    "token-classification": transformers.AutoModelForTokenClassification,
     "image-classification": transformers.AutoModelForImageClassification,
 }
 # What the worker hands to LoraConfig for each task; peft has no task type for images.
@@ -37,6 +38,8 @@ LORA: dict[str, dict[str, Any]] = {
     "causal-lm": {"task_type": "CAUSAL_LM"},
     "seq2seq-lm": {"task_type": "SEQ_2_SEQ_LM"},
     "sequence-classification": {"task_type": "SEQ_CLS"},
+    # With this type alone "all-linear" takes the head, too, which peft then cannot save.
+    "token-classification": {"task_type": "TOKEN_CLS", "modules_to_save": ["classifier", "score"]},
     "image-classification": {"modules_to_save": ["classifier"]},
 }
 
@@ -149,6 +152,7 @@ def test_default_lora_targets_are_those_of_peft(name: str, task: str) -> None:
         ("vit", "image-classification", ["q_proj", "o_proj", "fc1", "fc2"]),
         ("bert", "sequence-classification", ["query", "key", "value"]),
         ("bert", "sequence-classification", ["dense"]),
+        ("bert", "token-classification", ["dense"]),
         ("bert", "sequence-classification", ["query", "token_type_embeddings", "word_embeddings"]),
         ("bert", "sequence-classification", r".*layer\.[01]\.output\.dense"),
         ("t5", "seq2seq-lm", ["q", "k", "v", "o", "wi", "wo"]),
@@ -209,10 +213,12 @@ def test_narrow_configurations_build_and_learn(family: str) -> None:
         else:
             inputs = {"input_ids": torch.randint(3, 1024, (2, 16))}
         labels = torch.tensor([0, 1]) if task.endswith("classification") else inputs["input_ids"]
+        if task == "token-classification":
+            labels = inputs["input_ids"] % 2
         out = model(**inputs, labels=labels)
         out.loss.backward()
         if task.endswith("classification"):
-            assert out.logits.shape == (2, 2)
+            assert out.logits.shape == ((2, 16, 2) if task == "token-classification" else (2, 2))
 
 
 def test_every_family_has_the_classes_of_its_tasks_and_no_others_are_promised() -> None:

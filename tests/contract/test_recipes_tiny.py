@@ -21,6 +21,7 @@ OF_EACH_TASK = (
     "qwen3_8b_lora",
     "mt0_large_lora",
     "bert_large",
+    "bert_large_ner",
     "vit_l16",
     "qwen3_8b_dpo",
     "pretrain_llama_200m",

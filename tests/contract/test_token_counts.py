@@ -33,6 +33,16 @@ def bert():
     return transformers.BertForSequenceClassification(config)
 
 
+def bert_words():
+    return transformers.BertForTokenClassification(bert().config)
+
+
+def llama_words():
+    config = llama().config
+    config.num_labels, config.classifier_dropout = 2, 0.0
+    return transformers.LlamaForTokenClassification(config)
+
+
 def llama_classes():
     config = llama().config
     config.num_labels = 2
@@ -43,6 +53,8 @@ MODELS = {
     "seq2seq-lm": t5,
     "sequence-classification": bert,
     "sequence-classification, decoder": llama_classes,
+    "token-classification": bert_words,
+    "token-classification, decoder": llama_words,
     "causal-lm": llama,
     "causal-lm, LoRA": lambda: lora(llama()),
 }
@@ -54,6 +66,8 @@ def first_step(folder, name: str, micro: int, *, as_upstream: bool = False) -> t
     rows = [{"input_ids": row["input_ids"][:8], "labels": row["labels"][:8]} for row in sequences(8)]
     if task == "sequence-classification":
         rows = [{**row, "labels": number % 2} for number, row in enumerate(rows)]
+    if task == "token-classification":
+        rows = [{**row, "labels": [token % 2 for token in row["labels"]]} for row in rows]
     one = job(
         folder,
         {"task": task, "adapter.type": "lora" if "LoRA" in name else None, "trainer.max_steps": 1,

@@ -49,6 +49,7 @@ CASES = {
     ),
     "experts": (MIXTRAL, {}, {}),
     "bert": (BERT, {}, {"task": "sequence-classification"}),
+    "bert-words": (BERT, {}, {"task": "token-classification"}),
     "vit": (VIT, {}, {"task": "image-classification"}),
     "t5": (T5, {}, {"task": "seq2seq-lm"}),
 }  # fmt: skip
@@ -185,10 +186,23 @@ def built(config, task):
         (LLAMA, "causal-lm", {"attention": "varlen", **FLAT}),
         ({**LLAMA, "vocab_size": 2**17}, "causal-lm", {"chunked": True}),  # two chunks of rows
         (BERT, "sequence-classification", {}),
+        (BERT, "token-classification", {}),
+        (LLAMA, "token-classification", {}),
         (VIT, "image-classification", {}),
         (T5, "seq2seq-lm", {}),
     ],
-    ids=["llama", "checkpointing", "eager", "varlen", "chunked", "bert", "vit", "t5"],
+    ids=[
+        "llama",
+        "checkpointing",
+        "eager",
+        "varlen",
+        "chunked",
+        "bert",
+        "bert-words",
+        "llama-words",
+        "vit",
+        "t5",
+    ],
 )
 def test_real_training_takes_what_was_traced(config, task, memory):
     choices = {**SHORT, "precision": "fp32", "dtype": "float32", **memory}
@@ -208,7 +222,7 @@ def test_real_training_takes_what_was_traced(config, task, memory):
     if memory.get("one_row"):
         batch = {name: row.reshape(1, -1) for name, row in batch.items()}
         batch["position_ids"] = torch.arange(128).repeat(8)[None]
-    if labels:
+    if labels and task != "token-classification":
         batch["labels"] = torch.zeros(8, dtype=torch.long)
     if task == "image-classification":
         batch = {"pixel_values": torch.zeros(8, 3, 64, 64), "labels": batch["labels"]}

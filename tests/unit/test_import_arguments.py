@@ -192,7 +192,7 @@ def test_fields_of_lora() -> None:
 
 def test_a_task_type_of_another_kind_is_refused() -> None:
     made = Reading("test", "x.py")
-    take_adapter(made, "task_type", "TOKEN_CLS", 4)
+    take_adapter(made, "task_type", "QUESTION_ANS", 4)
     assert made.refusals[0].line == 4
 
 

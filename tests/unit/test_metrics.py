@@ -25,6 +25,16 @@ from launcher.train.metrics import (
     text_scores,
     token_accuracy,
 )
+from launcher.train.tasks import train_task
+
+LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
+
+
+def scores_of(task, processing=None):
+    return lambda names, *found: train_task(task).scores(names, *found, processing, LABELS)
+
+
+CLASSES = scores_of("sequence-classification")
 
 
 def job(tmp_path, task: str, names: list[str]) -> Job:
@@ -85,14 +95,14 @@ def test_every_name_of_the_vocabulary_is_computed(tmp_path, task):
     work = job(tmp_path, task, list(METRICS[task]))
     check_metrics(work)
     words = SimpleNamespace(pad_token_id=0, batch_decode=lambda ids, **_: ["w " * int(r.sum()) for r in ids])
-    scores = make_scores(work, words, None)
+    scores = make_scores(work, scores_of(task, words), None)
     if not names:
         assert scores is None
         return
-    if "classification" in task:
+    if task in ("sequence-classification", "image-classification"):
         found = scores(prediction(one_hot([0, 1], 2), [0, 1]))
     else:
-        found = scores(prediction([[3, 2, -100], [1, 2, 4]], [[3, 2, -100], [1, 2, 4]]))
+        found = scores(prediction([[3, 2, 0], [1, 2, 4]], [[3, 2, -100], [1, 2, 4]]))
     assert sorted(found) == sorted(names)
     assert all(isinstance(value, float) for value in found.values())
 
@@ -121,7 +131,9 @@ def test_missing_packages_are_named_once_each_before_the_run(tmp_path, monkeypat
 def test_own_metrics_stand_beside_the_named_ones(tmp_path):
     work = job(tmp_path, "sequence-classification", ["accuracy"])
     given = prediction(one_hot([0, 1], 2), [0, 0])
-    found = make_scores(work, None, lambda p: {"eval_rows": len(p.label_ids), "half": np.float32(0.5)})(given)
+    found = make_scores(work, CLASSES, lambda p: {"eval_rows": len(p.label_ids), "half": np.float32(0.5)})(
+        given
+    )
     assert found == {"accuracy": 0.5, "rows": 2.0, "half": 0.5}
 
 
@@ -139,7 +151,7 @@ def test_own_metrics_stand_beside_the_named_ones(tmp_path):
 )
 def test_own_metrics_that_cannot_stand_are_refused(tmp_path, returned, message):
     work = job(tmp_path, "sequence-classification", ["accuracy"])
-    scores = make_scores(work, None, lambda _: returned)
+    scores = make_scores(work, CLASSES, lambda _: returned)
     with pytest.raises(RecipeError, match=message):
         scores(prediction(one_hot([0], 2), [0]))
 

@@ -127,6 +127,7 @@ def test_no_line_of_the_recipe_ends_its_block():
     [
         ("seq2seq-lm", None),
         ("sequence-classification", "text-classification"),
+        ("token-classification", "token-classification"),
         ("image-classification", "image-classification"),
         ("dpo", "text-generation"),
     ],

@@ -124,7 +124,7 @@ zzz: 1
         "r.yaml:1: model.lora_alpha: unknown key (`lora_alpha` belongs under `adapter:`)",
         "r.yaml:2: adapter.r: is 0, expected at least 1",
         'r.yaml:4: data.train[0].format: is "chatt" (text), expected one of auto, text, instruction,'
-        " prompt-completion, chat, preference, classification, image (did you mean chat?)",
+        " prompt-completion, chat, classification, tokens, image, preference (did you mean chat?)",
         "r.yaml:4: data.train[0].weight: is 0, expected more than 0",
         "r.yaml:5: data.eval.splt: unknown key (did you mean `split`?)",
         'r.yaml:6: data.max_length: is "2048" (text), expected a whole number (write 2048 without quotes)',

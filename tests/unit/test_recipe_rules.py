@@ -9,9 +9,11 @@ import pytest
 from launcher.errors import RecipeError
 from launcher.recipe.data_paths import is_glob, is_hub_id, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.tasks import TASKS
 
-TASKS = ("causal-lm", "seq2seq-lm", "sequence-classification", "image-classification", "dpo")
+NAMES = tuple(task.name for task in TASKS)
 FORMATS = {
+    "token-classification": ["tokens"],
     "causal-lm": ["text", "instruction", "prompt-completion", "chat"],
     "seq2seq-lm": ["prompt-completion", "instruction"],
     "sequence-classification": ["classification"],
@@ -35,7 +37,7 @@ def problems(folder: Path, **parts: str) -> list[str]:
     return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NAMES)
 def test_each_task_reads_its_formats_and_no_others(tmp_path, task):
     for form in ("text", "instruction", "prompt-completion", "chat", "preference", "classification", "image"):
         source = f"path: a.jsonl, format: {form}"
@@ -99,7 +101,7 @@ def test_the_pointers_name_trainers_that_trl_has():
 )  # fmt: skip
 def test_other_words_for_a_task(tmp_path, task, meant):
     (only,) = problems(tmp_path, task=task)
-    expected = f'r.yaml:1: task: is "{task}" (text), expected one of {", ".join(TASKS)}'
+    expected = f'r.yaml:1: task: is "{task}" (text), expected one of {", ".join(NAMES)}'
     assert only == f"{expected} (did you mean {meant}?)"
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+import launcher.tasks
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.train.data.detection import detect
@@ -17,7 +18,7 @@ from launcher.train.data.unread import refuse_lost, unread_columns
 CHAT = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This one."}]
 PAIR = {"prompt": "Which? ", "completion": "This one."}
 SAID = {"role": "assistant", "content": "That one."}
-TASKS = ("causal-lm", "seq2seq-lm", "sequence-classification", "image-classification", "dpo")
+TASKS = tuple(task.name for task in launcher.tasks.TASKS)
 
 
 def looked(values, task="causal-lm", asked="auto", columns=None, others=()):
@@ -114,7 +115,7 @@ OTHERS = {
     "embedding": {"anchor": "a", "positive": "b", "negative": "c"},
     "embedding ": {"query": "a", "positive": "b"},
     "reranker": {"query": "a", "documents": ["b", "c"], "labels": [1, 0]},
-    "token-classification": {"tokens": ["a"], "ner_tags": [0]},
+    "token-classification": {"tokens": ["a"], "labels": [0]},
     "image-text-to-text": {"images": ["a.png"], "messages": CHAT},
 }
 READS = {("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification")}

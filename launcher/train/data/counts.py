@@ -13,10 +13,16 @@ TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
 """Numbers that result.json holds of the rows."""
 REASONS = ("no-targets", "masked", "overlong", "empty", "format_row")
 """Why a row is left out; masked: it masks every turn that would be learned."""
-NOTES = ("turn-masked", "inserted-text-masked", "reasoning-left-out", "field-not-rendered")
-"""What is counted of conversations: turns that the row masks; turns with text of the template that is not
-learned; turns whose reasoning the template leaves out; fields of messages that it does not render, each as
-`field-not-rendered: NAME`."""
+NOTES = (
+    "turn-masked",
+    "inserted-text-masked",
+    "reasoning-left-out",
+    "field-not-rendered",
+    "word-without-token",
+)
+"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
+template that is not learned; turns whose reasoning the template leaves out; fields of messages that it does
+not render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes."""
 ASKED_FOR = ("masked", "overlong", "format_row")
 """Of these, what leaves rows out because the row, the recipe or its hook says so: `data.overlong: drop` those
 that are too long, and format_row those for which it returns None."""

@@ -23,21 +23,6 @@ PEEK = 100
 _SHAREGPT_COLUMN = "conversations"
 _NEAR = 0.8
 _ANSWERS = ("output", "completion")
-# Words of column names that often hold a field. They only make the hint of an error: nothing is guessed.
-_RELATED: Mapping[str, frozenset[str]] = {
-    "text": frozenset({"content", "sentence", "document", "body", "code", "review"}),
-    "label": frozenset({"labels", "class", "category", "target"}),
-    "instruction": frozenset({"prompt", "question", "query"}),
-    "output": frozenset({"response", "answer", "completion", "solution"}),
-    "prompt": frozenset({"question", "query", "instruction", "problem", "source"}),
-    "completion": frozenset({"response", "answer", "output", "solution", "target", "reply"}),
-    "messages": frozenset({"conversation", "dialog", "dialogue", "chat", "turns"}),
-    "chosen": frozenset({"preferred", "accepted", "better"}),
-    "rejected": frozenset({"dispreferred", "refused", "worse"}),
-    "image": frozenset({"img", "picture", "photo", "file"}),
-    "input": frozenset({"context"}),
-    "text_pair": frozenset({"sentence2", "hypothesis", "question2", "text2"}),
-}
 # Words of names of columns that are meant for no field: they say something about a row, or stand before
 # the question.
 _NO_FIELD = frozenset(
@@ -263,16 +248,16 @@ def _kind(rows: Sequence[Row], task: str) -> Kind | None:
 
 def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
     """What to write as `columns` when each missing field has a column of a like name and its type."""
-    needed, optional = FORMATS[fmt].needed, FORMATS[fmt].optional
+    needed, optional, related = FORMATS[fmt].needed, FORMATS[fmt].optional, FORMATS[fmt].related
     if not set(columns) <= set(FORMATS[fmt].fields):
         return None
     present, renames = _names(rows), dict(columns)
     free = [name for name in present if name not in {*needed, *optional, *columns.values()}]
-    for field in (*needed, *(field for field in optional if field in _RELATED)):
+    for field in (*needed, *(field for field in optional if field in related)):
         if field in renames or field in present:
             continue
         fitting = [name for name in free if _suits(name, field, rows)]
-        near = [name for name in fitting if (_RELATED[field] | {field}) & _words(name)]
+        near = [name for name in fitting if {field, *related.get(field, ())} & _words(name)]
         if field in _ANSWERS and len({_stem(name) for name in near}) < len(near):
             return None  # answer1 and answer2: to train on one of them is not what the rows are for
         if field in needed:

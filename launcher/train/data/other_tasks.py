@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.tasks.dpo import DPO
+from launcher.tasks.token_classification import TokenClassification
 
 MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios", "speech"})
 _MEDIA_ENDINGS = ("_path", "_paths", "_url", "_urls", "_file", "_files", "_bytes")
@@ -119,7 +120,7 @@ def _grpo(row: Mapping[str, Any]) -> bool:
 
 
 KINDS = (
-    Kind("token-classification", "words with a label each", _token_labels),
+    Kind(TokenClassification.name, "words with a label each", _token_labels),
     Kind(DPO.name, "preference rows (a chosen and a rejected answer)", _preference),
     Kind("kto", "answers with a label that says good or bad", _kto),
     Kind("image-text-to-text", "conversations about images, video or sound", _media),

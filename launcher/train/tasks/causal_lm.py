@@ -27,6 +27,18 @@ class TrainCausalLM(TrainTask):
         ids, targets = sample["input_ids"], sample["labels"]
         return decode_pieces(processing, ids, targets), len(ids), sum(map(is_target, targets))
 
+    def scores(
+        self,
+        names: Sequence[str],
+        predictions: Any,
+        targets: Any,
+        processing: Any,
+        labels: Sequence[str] | None,
+    ) -> dict[str, float]:
+        from launcher.train.metrics import token_accuracy
+
+        return {"accuracy": token_accuracy(predictions, targets)}
+
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         from launcher.train.data.gate import check_masks, check_targets
 

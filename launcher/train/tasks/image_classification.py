@@ -76,6 +76,18 @@ class TrainImageClassification(TrainTask):
         assert labels is not None, "every image has a label"
         return [(f"{sample['image_path'] or 'an image'} -> {labels[sample['labels']]}", True)], 0, 1
 
+    def scores(
+        self,
+        names: Sequence[str],
+        predictions: Any,
+        targets: Any,
+        processing: Any,
+        labels: Sequence[str] | None,
+    ) -> dict[str, float]:
+        from launcher.train.metrics import class_scores
+
+        return class_scores(names, predictions, targets)
+
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
         import torch
 

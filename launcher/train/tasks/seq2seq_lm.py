@@ -28,6 +28,18 @@ class TrainSeq2SeqLM(TrainTask):
         pieces = [(processing.decode(ids), False), (processing.decode(own), True)]
         return pieces, len(ids) + len(own), len(own)
 
+    def scores(
+        self,
+        names: Sequence[str],
+        predictions: Any,
+        targets: Any,
+        processing: Any,
+        labels: Sequence[str] | None,
+    ) -> dict[str, float]:
+        from launcher.train.metrics import decoded, text_scores
+
+        return text_scores(names, decoded(processing, predictions), decoded(processing, targets))
+
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         from launcher.train.data.gate import check_targets
 

@@ -99,8 +99,28 @@ class TrainTask:
         """Whether evaluations of this run generate text."""
         return False
 
+    def scores(
+        self,
+        names: Sequence[str],
+        predictions: Any,
+        targets: Any,
+        processing: Any,
+        labels: Sequence[str] | None,
+    ) -> dict[str, float]:
+        """The metrics `names` of an evaluation. predictions, targets: numpy arrays of all its samples."""
+        raise NotImplementedError
+
     def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
         """Before an evaluation after the run: what of the Trainer belongs to the state before training."""
+
+    # --- result ---------------------------------------------------------------------------------
+
+    def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
+        """What `generate` prints where the model does not write: the label, or what stands for it.
+
+        inputs: the encoded prompt, on the model's device.
+        """
+        return str(model.config.id2label[int(model(**inputs).logits[0].argmax())])
 
     # --- trace ----------------------------------------------------------------------------------
 

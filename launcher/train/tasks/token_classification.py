@@ -1,0 +1,204 @@
+"""A class for each word. The first token of a word has its label; no other token contributes to the loss."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.tasks.token_classification import WORDS
+from launcher.train.data.encoded import IGNORED, EncodedBatch
+from launcher.train.data.labels import label_id, label_of
+from launcher.train.data.sources import Row, bad_row, kind_of
+from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+    from launcher.train.job import Job
+
+_ENTITY = re.compile(r"O|[BIESLU]-.+")
+_NAMES = ("Ada", "Grace", "Alan", "Edsger")
+_PLACES = ("London", "Paris", "Lima", "Oslo")
+
+
+def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    from launcher.train.data.formats import value_in
+
+    words, labels = (_list(row, value_in(row, columns[name]), columns[name]) for name in WORDS.needed)
+    for word in words:
+        if not isinstance(word, str):
+            raise bad_row(row, f"column {columns['tokens']} holds {kind_of(word)}, expected words")
+    if len(words) != len(labels):
+        message = f"there are {len(words)} words in {columns['tokens']} and {len(labels)} labels"
+        raise bad_row(row, f"{message} in {columns['labels']}", "give each word one label")
+    return {"tokens": words, "labels": [label_of(row, label, columns["labels"]) for label in labels]}
+
+
+def _list(row: Row, value: Any, column: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise bad_row(row, f"column {column} holds {kind_of(value)}, expected a list")
+    return list(value)
+
+
+def _made_up(draw: random.Random, index: int) -> dict[str, Any]:
+    if index % 4 == 3:
+        return {"tokens": ["It", "rained", "again", "."], "labels": ["O"] * 4}
+    words = [draw.choice(_NAMES), "lived", "in", draw.choice(_PLACES), "."]
+    return {"tokens": words, "labels": ["B-PER", "O", "O", "B-LOC", "O"]}
+
+
+class TrainTokenClassification(TrainTask):
+    own_formats = {WORDS.name: OwnFormat(_shape, _made_up)}
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        from launcher.train.data.tokenize import max_length_of, overlong_of
+
+        if not processing.is_fast:
+            message = "the tokenizer does not say where its tokens are in the text: it is no fast one"
+            raise RecipeError(Problem("slow-tokenizer", message, path="model.tokenizer"))
+        drops = overlong_of(job, detected.format) == "drop"
+        return EncodeWords(processing, max_length_of(job), drops, tuple(labels or ()))
+
+    def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
+        assert labels is not None, "every word has a class"
+        ids, targets = sample["input_ids"], sample["labels"]
+        starts = [number for number, label in enumerate(targets) if label != IGNORED]
+        pieces = [(processing.decode(ids[: starts[0]]), False)]
+        for start, end in pairwise([*starts, len(ids)]):
+            pieces += [(processing.decode(ids[start:end]), False), (f"/{labels[targets[start]]} ", True)]
+        return pieces, len(ids), len(starts)
+
+    def scores(
+        self,
+        names: Sequence[str],
+        predictions: Any,
+        targets: Any,
+        processing: Any,
+        labels: Sequence[str] | None,
+    ) -> dict[str, float]:
+        assert labels is not None, "the rows of training name the labels"
+        return word_scores(names, predictions, targets, labels)
+
+    def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
+        """Each word between spaces with its label, a line a word."""
+        words = prompt.split()
+        encoded, owners = encode_words(processing, words)
+        ids = inputs["input_ids"].new_tensor([encoded["input_ids"]])
+        guesses = model(input_ids=ids).logits[0].argmax(dim=-1).tolist()
+        found = {owner: guess for owner, guess in zip(owners, guesses, strict=True) if owner is not None}
+        names = model.config.id2label
+        return "\n".join(f"{word}\t{names[found[n]] if n in found else '-'}" for n, word in enumerate(words))
+
+
+def encode_words(
+    tokenizer: Any, words: Sequence[str], **options: Any
+) -> tuple[dict[str, Any], list[int | None]]:
+    """(encoded words with a space between each, for each token the word that it is the first of, else None).
+
+    The tokens are those of the text as a pipeline reads it, not of the words one by one.
+    """
+    text = " ".join(words)
+    ends = list(accumulate(len(word) + 1 for word in words))
+    encoded = dict(
+        tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False, **options)
+    )
+    owners: list[int | None] = []
+    word, seen = 0, -1
+    for start, end in encoded.pop("offset_mapping"):
+        start += len(text[start:end]) - len(text[start:end].lstrip())
+        if start >= end:  # special tokens, and spaces of their own
+            owners.append(None)
+            continue
+        while ends[word] <= start:
+            word += 1
+        owners.append(word if word > seen else None)
+        seen = max(seen, word)
+    return encoded, owners
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeWords:
+    """Words and their labels to input_ids and labels; a label stands at the first token of its word.
+
+    A word of which no token is left (control characters that the tokenizer removes) is counted under
+    `word-without-token`, one that max_length cuts off under the truncated tokens.
+    """
+
+    tokenizer: Any
+    max_length: int
+    drops: bool
+    """Whether longer rows are left out; else the end of them is."""
+    labels: tuple[str, ...]
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        batch = EncodedBatch({"input_ids": [], "labels": []})
+        for index, row in enumerate(rows):
+            reason = self._add(batch, row)
+            if reason:
+                batch.dropped[reason] = batch.dropped.get(reason, 0) + 1
+            else:
+                batch.kept += 1
+                batch.rows.append(index)
+        return batch
+
+    def _add(self, batch: EncodedBatch, row: Row) -> str | None:
+        """Add the row's sample; why it has none."""
+        words = row.values["tokens"]
+        ids = [label_id(row, label, self.labels) for label in row.values["labels"]]
+        if not "".join(words).strip():
+            return "empty"
+        encoded, owners = encode_words(self.tokenizer, words)
+        length = len(owners)
+        batch.tokens += length
+        absent = len(words) - sum(owner is not None for owner in owners)
+        if length > self.max_length:
+            if self.drops:
+                return "overlong"
+            encoded, owners = encode_words(self.tokenizer, words, truncation=True, max_length=self.max_length)
+            batch.truncated += 1
+            batch.tokens_lost += length - self.max_length
+        if all(owner is None for owner in owners):
+            return "no-targets"
+        if absent:
+            batch.notes["word-without-token"] += absent
+        encoded["labels"] = [IGNORED if owner is None else ids[owner] for owner in owners]
+        for name, values in encoded.items():
+            batch.columns.setdefault(name, []).append(values)
+        return None
+
+
+def word_scores(
+    names: Sequence[str], predictions: Any, targets: Any, labels: Sequence[str]
+) -> dict[str, float]:
+    """Scores of labelled words; predictions and targets are ids [rows, length], -100 where there is no word.
+
+    f1, precision and recall are of whole entities (seqeval) where the labels are O, B-…, I-…, else macro
+    averages over the labels of words.
+    """
+    known = targets != IGNORED
+    found = {"accuracy": float((predictions == targets)[known].mean()) if known.any() else 0.0}
+    asked = [name for name in names if name != "accuracy"]
+    if asked and all(_ENTITY.fullmatch(label) for label in labels):
+        from seqeval import metrics
+
+        tags = [
+            [[labels[number] for number in row[mask]] for row, mask in zip(ids, known, strict=True)]
+            for ids in (targets, predictions)
+        ]
+        for name in asked:
+            found[name] = float(getattr(metrics, f"{name}_score")(*tags, zero_division=0))
+    elif asked:
+        from sklearn import metrics
+
+        for name in asked:
+            score = getattr(metrics, f"{name}_score")
+            found[name] = float(score(targets[known], predictions[known], average="macro", zero_division=0))
+    return {name: found[name] for name in names}
+
+
+TRAIN_TASK = TrainTokenClassification()
