@@ -234,6 +234,8 @@ HUB = (
             r"Please pass the argument `trust_remote_code=True` to allow custom code",
             r"requires you to execute the \w+ file in that repo",
             r"Do you wish to run the custom code\?",
+            # The question, asked where standard input is closed.
+            r"(?s)^EOFError: EOF when reading a line\n.{0,600}? in resolve_trust_remote_code\b",
         ),
     ),
     Failure(

@@ -68,17 +68,20 @@ INSTALLATION = (
     ),
     Failure(
         id="tokenizer-packages",
-        title="a package that the tokenizer needs is not installed",
+        title="a package that the tokenizer needs is missing or too old",
         cause="The repository has no tokenizer.json, so that the tokenizer is made from a SentencePiece "
         "or tiktoken file, which needs sentencepiece, protobuf or tiktoken.",
-        mend="pip install sentencepiece protobuf tiktoken",
+        mend="pip install --upgrade sentencepiece protobuf tiktoken",
         source="transformers/utils/import_utils.py; transformers/tokenization_utils_tokenizers.py",
         places=(Place("diagnose"),),
         patterns=(
             r"requires the (?:protobuf|SentencePiece|tiktoken) library but it was not found",
             r"[Yy]ou need to have sentencepiece (?:or tiktoken )?installed",
+            r"make sure you have `sentencepiece` installed in order to use this tokenizer",
             r"`(?:tiktoken|sentencepiece|blobfile)` is required to read",
             r"No module named '(?:sentencepiece|tiktoken|google\.protobuf)'",
+            # A protobuf that is too old for the file that it reads.
+            r"cannot import name '\w+' from 'google\.protobuf(?:\.[\w.]+)?'",
         ),
     ),
     Failure(
@@ -236,6 +239,7 @@ INSTALLATION = (
             r"RuntimeError: PassManager::run failed",
             r"Triton Error \[CUDA\]: device kernel image is invalid",
             r"TritonMissing: Cannot find a working triton installation",
+            r"Triton Error \[CUDA\]: (?:device kernel image is invalid|no kernel image is available)",
         ),
     ),
     Failure(

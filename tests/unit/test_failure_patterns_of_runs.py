@@ -244,6 +244,8 @@ SPELLINGS = {
         "The repository a/b contains custom code which must be executed to correctly load the model.",
         "ValueError: Loading a/b requires you to execute the configuration file in that repo on your "
         "local machine.",
+        "EOFError: EOF when reading a line\n  File /v/dynamic_module_utils.py, line 600, in "
+        "resolve_trust_remote_code",
     ],
     "dataset-script": ["RuntimeError: Dataset scripts are no longer supported, but found rows.py"],
     "weights-file-broken": [
@@ -283,6 +285,9 @@ SPELLINGS = {
         "You need to have sentencepiece or tiktoken installed to convert a slow tokenizer to a fast one.",
         "ValueError: `tiktoken` is required to read a `tiktoken` file.",
         "ModuleNotFoundError: No module named 'sentencepiece'",
+        "ValueError: This tokenizer cannot be instantiated. Please make sure you have `sentencepiece` "
+        "installed in order to use this tokenizer.",
+        "ImportError: cannot import name 'builder' from 'google.protobuf.internal' (/v/__init__.py)",
     ],
     "tokenizer-file-broken": [
         "ValueError: Converting from Tiktoken failed, if a converter for SentencePiece is available, provide "
@@ -314,6 +319,7 @@ SPELLINGS = {
         "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 180224, Hardware "
         "limit: 101376",
         "ptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'",
+        "RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
     ],
     "xformers-operator": [
         "NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:",
