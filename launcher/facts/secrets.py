@@ -269,7 +269,8 @@ def _secret_end(text: str, found: re.Match[str]) -> int | None:
     """Where the secret ends that follows a name; None where none does."""
     start, quote = found.end(), found["quote"]
     name = found["name"].lstrip("-")
-    is_option = found["option"] is not None and name.lower() in ("token", "auth")
+    in_address = text[found.start() - 1 : found.start()] in ("?", "&")
+    is_option = (found["option"] is not None or in_address) and name.lower() in ("token", "auth")
     if is_option:
         name = f"hub-{name}"
     if not (names_secret(name.rpartition(".")[2]) or _is_sure(name)):
@@ -281,9 +282,7 @@ def _secret_end(text: str, found: re.Match[str]) -> int | None:
         return end if _is_assigned(name, value) or _is_login_key(found, value) else None
     bare = _BARE.match(text, start, start + _LONGEST)
     assert bare is not None, "it may be empty"
-    known = bool(
-        quote or found["scheme"] or is_option or text[found.start() - 1 : found.start()] in ("?", "&")
-    )
+    known = bool(quote or found["scheme"] or is_option or in_address)
     if _is_login_key(found, bare[0]):
         return bare.end()
     if not _is_sure(name):

@@ -38,6 +38,7 @@ WRITTEN = [
     'os.environ["WANDB_API_KEY"] = "@"', "os.environ.setdefault('HF_TOKEN', '@')", "DB_PASSWORD=ab)@",
     "DB_PASSWORD=a&b;@,c]",
     '{"password": "abc\\"@"}', "https://b.s3.amazonaws.com/x?X-Amz-Signature=@&X-Amz-Date=2026",
+    "https://hook.host/x?token=@", "https://hook.host/x?a=1&token=@&b=2",
     "https://a.blob.core.windows.net/x?sv=1&sig=@%2Fx&se=2", "Set-Cookie: session=@; Path=/",
 ]  # fmt: skip
 KEPT = [
