@@ -177,6 +177,8 @@ def diagnose(paths: Sequence[str], registry: Sequence[Failure]) -> Diagnosis:
     verdict = examination.verdict()
     for folder in filter(is_run_dir, map(Path, paths)):
         verdict = _as_seen(verdict, folder)
+        if not verdict.findings and not verdict.unknown:
+            verdict = replace(verdict, unfinished=str(folder))
     return verdict
 
 

@@ -153,6 +153,8 @@ class Diagnosis:
     """Ranks that the logs name; at least 1."""
     noticed: Sequence[Finding] = ()
     """Where nothing failed: what the logs warn of and people are surprised by later."""
+    unfinished: str | None = None
+    """Where nothing failed: the run directory that has no result either."""
 
     def to_json(self) -> Mapping[str, Any]:
         return {
@@ -160,4 +162,5 @@ class Diagnosis:
             "unknown": [unknown.to_json() for unknown in self.unknown],
             "ranks": self.ranks,
             "noticed": [finding.to_json() for finding in self.noticed],
+            "unfinished": self.unfinished,
         }

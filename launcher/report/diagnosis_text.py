@@ -9,6 +9,10 @@ from typing import Any
 from launcher.diagnose.findings import Diagnosis, Edit, Error, Finding, Unknown
 from launcher.lint.finding import printable
 
+_UNFINISHED = (
+    "\nthe run in {} has no result: it is still running, was stopped, or was killed together with `effilaunch "
+    "run`, or the disk had no room for its logs\n"
+)
 _OUTER, _INNER = 2, 6
 """Calls that are shown of a long traceback: at its beginning and at its end."""
 
@@ -18,7 +22,8 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     blocks = [_finding(finding, diagnosis.ranks) for finding in diagnosis.findings]
     blocks += [_unknown(unknown, diagnosis.ranks) for unknown in diagnosis.unknown]
     if not blocks:
-        return "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
+        said = "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
+        return said + (_UNFINISHED.format(printable(diagnosis.unfinished)) if diagnosis.unfinished else "")
     return "\n".join(blocks)
 
 

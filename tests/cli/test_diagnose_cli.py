@@ -142,6 +142,18 @@ def test_standard_input_and_no_failure(monkeypatch, capsys):
     assert capsys.readouterr().out == "no failure found\n"
 
 
+def test_a_run_without_a_failure_and_without_a_result_is_not_called_well(run_dir, capsys):
+    """A disk without room for logs leaves neither."""
+    for log in (run_dir / "logs").iterdir():
+        log.write_text("all is well\n")
+    code, found = answer(capsys, run_dir)
+    assert (code, found["findings"], found["unknown"], found["unfinished"]) == (0, [], [], str(run_dir))
+    assert main(["diagnose", str(run_dir)]) == 0
+    assert str(run_dir) in capsys.readouterr().out
+    (run_dir / "COMPLETED").touch()
+    assert answer(capsys, run_dir)[1]["unfinished"] is None
+
+
 def test_a_log_that_is_absent(tmp_path, capsys):
     code, found = answer(capsys, tmp_path / "absent.log")
     assert (code, found["errors"][0]["code"]) == (2, "log-unreadable")
