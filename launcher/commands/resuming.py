@@ -138,7 +138,8 @@ def _refuse_another_run(folder: Path, checkpoint: Path) -> None:
 def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> Resumption:
     """What the plan changes against the checkpoint's own; RecipeError with all that it must not change."""
     if begins.checkpoint is None:
-        if begins.words:
+        is_finished = all((begins.run_dir / name).is_file() for name in (MARKER, "result.json"))
+        if begins.words and not is_finished:  # a finished run does not start again, see finished_result
             say("\n".join([*begins.words, ""]))
         return Resumption(())
     manifest = _manifest(begins.checkpoint)

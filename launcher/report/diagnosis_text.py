@@ -10,8 +10,8 @@ from launcher.diagnose.findings import Diagnosis, Edit, Error, Finding, Unknown
 from launcher.lint.finding import printable
 
 _UNFINISHED = (
-    "\nthe run in {} has no result: it is still running, was stopped, or was killed together with `effilaunch "
-    "run`, or the disk had no room for its logs\n"
+    "\nthe run in {} has no result: it is still running, was stopped, or was killed together with "
+    "`effilaunch run`, or the disk had no room for its logs\n"
 )
 _OUTER, _INNER = 2, 6
 """Calls that are shown of a long traceback: at its beginning and at its end."""

@@ -427,8 +427,9 @@ def test_a_finished_run_without_checkpoints_cannot_be_made_longer(runs):
     assert runs()[0] == 0
     assert runs("--resume", "auto")[0] == 0
     assert runs("--resume", "auto", "--set", "trainer.max_steps=9", "--dry-run")[0] == 0
-    code, data, _ = runs("--resume", "auto", "--set", "trainer.max_steps=9")
+    code, data, said = runs("--resume", "auto", "--set", "trainer.max_steps=9")
     assert (code, data["errors"][0]["code"]) == (2, "nothing-to-resume")
+    assert "starts from the beginning" not in said
     assert runs.resumed() == ["nothing"]
 
 
