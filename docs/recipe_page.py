@@ -147,20 +147,20 @@ def _upstream() -> list[str]:
         "## Fields of `trainer`",
         "The fields of transformers' `TrainingArguments`. The defaults are upstream's; a plan sets some of "
         "them otherwise, and `effilaunch plan RECIPE --explain trainer` says which and why.",
-        table(HEAD, _fields("transformers", TRAINER_OWNED)),
+        table(HEAD, _fields("training_arguments", TRAINER_OWNED)),
     ]
-    for task, name in TASK_TABLES.items():
-        general = shipped("transformers") | TASK_OWNED[task]
-        parts += [f"With task `{task}` also:", table(HEAD, _fields(name, general))]
+    for task, own in TASK_TABLES.items():
+        general = shipped("training_arguments") | TASK_OWNED[task]
+        parts += [f"With task `{task}` also:", table(HEAD, _fields(own.name, general))]
     parts += ["Refused, since they have another place:"]
     owned = [TRAINER_OWNED, *TASK_OWNED.values()]
-    rows = [(f"`trainer.{name}`", text) for part in owned for name, text in part.items()]
+    rows = list(dict.fromkeys((f"`trainer.{name}`", text) for part in owned for name, text in part.items()))
     parts += [table(("field", "instead"), rows)]
     head = (
         "Further keys of `adapter` are the fields of peft's `LoraConfig`. A plan sets some of them where the "
         "recipe is silent: `effilaunch plan RECIPE --explain adapter`."
     )
-    return [*parts, "## Fields of `adapter`", head, table(HEAD, _fields("peft", ADAPTER_OWNED))]
+    return [*parts, "## Fields of `adapter`", head, table(HEAD, _fields("lora_config", ADAPTER_OWNED))]
 
 
 HEAD = ("field", "value", "upstream's default")

@@ -37,6 +37,7 @@ PROMISED = {
     "mixtral_8x7b_lora",
     "smollm2_135m_chat",
     "qwen3_8b_dpo",
+    "qwen3_8b_reward",
     "pretrain_llama_200m",
 }
 SHOWN = {

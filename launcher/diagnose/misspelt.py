@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.failures.installation import GONE
-from launcher.recipe.field_tables import field_table
+from launcher.recipe.field_tables import TASK_TABLES, field_table
 from launcher.recipe.suggestions import TRAINER_REMOVED, close_key
 
 _REFUSED = re.compile(
@@ -13,12 +13,12 @@ _REFUSED = re.compile(
     r"got an unexpected keyword argument '(?P<name>\w{1,100})'"
 )
 _TABLES = {
-    "TrainingArguments": ("transformers",),
-    "Seq2SeqTrainingArguments": ("transformers", "seq2seq"),
-    "LoraConfig": ("peft",),
+    "TrainingArguments": ("training_arguments",),
+    "LoraConfig": ("lora_config",),
+    **{table.class_name: ("training_arguments", table.name) for table in TASK_TABLES.values()},
 }
-_TRL = ("transformers", "trl")
-"""Tables of the fields that the configurations of trl's trainers have."""
+_TRL = ("training_arguments", *(table.name for table in TASK_TABLES.values() if table.package == "trl"))
+"""Tables of fields that the configurations of trl's trainers have."""
 
 
 def meant_field(message: str) -> str | None:

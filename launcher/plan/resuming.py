@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.errors import Problem
+from launcher.tasks import TASKS
 
 Verdict = Literal["equal", "word", "free", "states"]
 """Must be equal · may differ, with a word · may differ · judged by who can read the checkpoint's files."""
@@ -67,6 +68,7 @@ _FOLLOWS = "follows from the settings that are compared, and is in no checkpoint
 _REPORTS = "changes what is reported, not what is learnt"
 _KEPT = "the checkpoint brings its own value along, which would stay without a word"
 _SHAPE = "the tensors of the checkpoint have other names or shapes"
+_LOSS = tuple(f"trainer.{name}" for task in TASKS for name in task.loss_arguments)
 _LEARNT = "it decides what was learnt up to here"
 _PLACE = "the place in the data that the checkpoint names would be another one"
 _NUMBERS = "the numbers go on from here with other roundings"
@@ -165,7 +167,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("precision", "model.dtype", "runtime.autocast"), "equal", "weights and states are of another type"),
     Rule(("model.*",), "equal", _SHAPE),
     Rule(("task", "tiny"), "equal", _LEARNT),
-    Rule(("python.hooks", "trainer.beta", "trainer.loss_type"), "equal", "what is minimised would be other"),
+    Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),
     Rule(("seed", "trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"),
          "equal", _PLACE),
     Rule(("data.*",), "equal", _PLACE),

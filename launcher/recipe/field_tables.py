@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,15 @@ from typing import Any
 from launcher.facts.software import installed_version
 from launcher.tasks import DEFAULT_TASK, TASKS
 
-
-@dataclass(frozen=True, slots=True)
-class TableSource:
-    """Where a table comes from."""
-
-    package: str
-    file: str
-    """Name of the shipped table."""
-    reader: str
-    """Name of the function in `source_tables` that reads the source of the package."""
-
-
-TABLES = {
-    "transformers": TableSource("transformers", "training_arguments.json", "training_arguments_table"),
-    "peft": TableSource("peft", "lora_config.json", "lora_config_table"),
-    "seq2seq": TableSource("transformers", "seq2seq_arguments.json", "seq2seq_arguments_table"),
-    "trl": TableSource("trl", "dpo_config.json", "dpo_config_table"),
-}
-# task -> the table of the fields that it has besides those of TrainingArguments
 TASK_TABLES = {task.name: task.argument_table for task in TASKS if task.argument_table}
+"""Task -> the table of the fields that it has besides those of TrainingArguments."""
+_OF_TASKS = {table.name: table for table in TASK_TABLES.values()}
+TABLES: Mapping[str, str] = {
+    "training_arguments": "transformers",
+    "lora_config": "peft",
+    **{name: table.package for name, table in _OF_TASKS.items()},
+}
+"""Stem of a shipped table -> the package that it is read from."""
 
 # field of every task -> who decides it instead
 TRAINER_OWNED = {
@@ -81,26 +69,36 @@ def installed_package(name: str) -> tuple[str, Path] | None:
 def field_table(name: str) -> dict[str, Any]:
     """A table of TABLES (see `source_tables`): of the installed version, else of the tested one."""
     shipped: dict[str, Any] = json.loads(shipped_table(name).read_text(encoding="utf-8"))
-    found = installed_package(TABLES[name].package)
+    found = installed_package(TABLES[name])
     if found is None or found[0] == shipped["version"]:
         return shipped
-    from launcher.recipe import source_tables
-
     try:
-        table: dict[str, Any] = getattr(source_tables, TABLES[name].reader)(found[1], found[0])
+        return read_table(name, found[1], found[0])
     except (OSError, SyntaxError, KeyError, ValueError):
         return shipped
-    return table
+
+
+def read_table(name: str, package: Path, version: str) -> dict[str, Any]:
+    """The table as the source in the folder `package` has it. OSError, SyntaxError or KeyError otherwise."""
+    from launcher.recipe import source_tables
+
+    if name in _OF_TASKS:
+        return source_tables.task_arguments_table(package, version, _OF_TASKS[name])
+    reader = {
+        "training_arguments": source_tables.training_arguments_table,
+        "lora_config": source_tables.lora_config_table,
+    }[name]
+    return reader(package, version)
 
 
 def shipped_table(name: str) -> Path:
     """File of the table that was generated from the tested version."""
-    return Path(__file__).parent / "tables" / TABLES[name].file
+    return Path(__file__).parent / "tables" / f"{name}.json"
 
 
 def trainer_fields(task: str = DEFAULT_TASK) -> dict[str, Any]:
     """Fields of `trainer:` for a task: name -> {types, default, choices?, renamed_to?}."""
-    fields: dict[str, Any] = field_table("transformers")["fields"]
+    fields: dict[str, Any] = field_table("training_arguments")["fields"]
     return fields | task_fields(task) if task in TASK_TABLES else fields
 
 
@@ -108,8 +106,8 @@ def task_fields(task: str) -> dict[str, Any]:
     """Fields of `trainer:` that only this task has."""
     if task not in TASK_TABLES:
         return {}
-    general = field_table("transformers")["fields"]
-    own = field_table(TASK_TABLES[task])["fields"]
+    general = field_table("training_arguments")["fields"]
+    own = field_table(TASK_TABLES[task].name)["fields"]
     return {k: v for k, v in own.items() if k not in general and k not in TASK_OWNED[task]}
 
 
@@ -120,5 +118,5 @@ def task_of_field(name: str) -> str | None:
 
 def adapter_fields() -> dict[str, Any]:
     """LoraConfig fields that a recipe may give: name -> {types, default, choices?}."""
-    fields: dict[str, Any] = field_table("peft")["fields"]
+    fields: dict[str, Any] = field_table("lora_config")["fields"]
     return {name: entry for name, entry in fields.items() if name not in ADAPTER_OWNED}

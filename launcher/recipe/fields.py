@@ -10,7 +10,6 @@ from launcher.errors import Problem, RecipeError
 from launcher.recipe.env import has_reference, is_reference, resolve_env
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
-    TABLES,
     TASK_OWNED,
     adapter_fields,
     field_table,
@@ -121,7 +120,7 @@ def check_trainer(
             problems.append(_unknown_trainer(name, fields, task))
         elif "renamed_to" in entry:
             new = entry["renamed_to"]
-            message = f"deprecated in transformers {field_table('transformers')['version']}"
+            message = f"deprecated in transformers {field_table('training_arguments')['version']}"
             problems.append(Problem("renamed-key", message, path=path, hint=f"write `{new}`"))
         else:
             try:
@@ -144,7 +143,7 @@ def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
         if name in ADAPTER_OWNED:
             problems.append(Problem("owned-key", "not allowed here", path=path, hint=ADAPTER_OWNED[name]))
         elif name not in fields:
-            version = field_table("peft")["version"]
+            version = field_table("lora_config")["version"]
             near = ADAPTER_ALIASES.get(name) or close_key(name, [*fields, *ADAPTER_KEYS])
             hint = f"did you mean `{near}`?" if near else _belongs_to_trainer(name)
             problems.append(
@@ -187,7 +186,7 @@ def _belongs_to_trainer(name: str) -> str | None:
 
 
 def _unknown_trainer(name: str, fields: Mapping[str, Any], task: str) -> Problem:
-    version = field_table("transformers")["version"]
+    version = field_table("training_arguments")["version"]
     path = f"trainer.{name}"
     if name in TRAINER_REMOVED:
         return Problem(
@@ -198,9 +197,9 @@ def _unknown_trainer(name: str, fields: Mapping[str, Any], task: str) -> Problem
         )
     message = f"unknown key, expected a TrainingArguments field of transformers {version}"
     table = task_named(task).argument_table
-    if table and TABLES[table].package != "transformers":
-        version = field_table(table)["version"]
-        message += f", or a field that task {task} adds ({TABLES[table].package} {version})"
+    if table and table.package != "transformers":
+        version = field_table(table.name)["version"]
+        message += f", or a field that task {task} adds ({table.package} {version})"
     other = task_of_field(name)
     if other:
         return Problem("unknown-key", message, path=path, hint=f"it is a key of `task: {other}`")

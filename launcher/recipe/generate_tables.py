@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.facts.shipped import recipes_dir
-from launcher.recipe import source_tables
-from launcher.recipe.field_tables import TABLES, field_table, installed_package, shipped_table
+from launcher.recipe.field_tables import TABLES, field_table, installed_package, read_table, shipped_table
 from launcher.recipe.json_schema import recipe_json_schema
 
 SCHEMA = "recipe.schema.json"
@@ -22,12 +21,11 @@ DS_WRITER = "launcher.train.ds_vocabulary"
 
 def generate(name: str) -> dict[str, Any]:
     """The table of TABLES as the installed package has it. Raises ModuleNotFoundError when that is absent."""
-    found = installed_package(TABLES[name].package)
+    found = installed_package(TABLES[name])
     if found is None:
-        raise ModuleNotFoundError(TABLES[name].package)
+        raise ModuleNotFoundError(TABLES[name])
     version, folder = found
-    table: dict[str, Any] = getattr(source_tables, TABLES[name].reader)(folder, version)
-    return table
+    return read_table(name, folder, version)
 
 
 def table_text(table: dict[str, Any]) -> str:

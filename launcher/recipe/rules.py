@@ -32,7 +32,6 @@ _REFUSED_TASKS = {
         ("orpo", "cpo", "simpo"),
         "trl trains it under trl.experimental; `task: dpo` is for the same pairs, with trl's DPOTrainer",
     ),
-    **dict.fromkeys(("reward", "reward-model", "rm"), "trl trains it with RewardTrainer"),
     **dict.fromkeys(
         ("vlm", "vision-language", "image-text-to-text", "image-to-text", "visual-question-answering",
          "multimodal"),

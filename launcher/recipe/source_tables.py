@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from launcher.tasks.task import ArgumentTable
+
 Table = dict[str, Any]
 _PLAIN = {"bool", "int", "float", "str", "dict", "list"}
 _ALIAS = re.compile(r"[Dd]eprecated alias of `(\w+)`")
@@ -51,19 +53,13 @@ def lora_config_table(package: Path, version: str) -> Table:
     return {"version": version, "fields": fields}
 
 
-def seq2seq_arguments_table(package: Path, version: str) -> Table:
-    """What Seq2SeqTrainingArguments adds; `package`: the folder of transformers."""
-    tree = _parse(package / "training_args_seq2seq.py")
-    return {"version": version, "fields": _fields(_class(tree, "Seq2SeqTrainingArguments"), {})}
-
-
-def dpo_config_table(package: Path, version: str) -> Table:
-    """What DPOConfig adds to TrainingArguments or gives another default; `package`: the folder of trl."""
+def task_arguments_table(package: Path, version: str, of: ArgumentTable) -> Table:
+    """What a class adds to TrainingArguments or gives another default. package: the folder of its project."""
     fields: dict[str, Any] = {}
-    base = package / "trainer/base_config.py"
-    if base.is_file():
+    config = _class(_parse(package / of.module), of.class_name)
+    base = package / "trainer/base_config.py"  # of trl's classes
+    if base.is_file() and any(ast.unparse(one) == "_BaseConfig" for one in config.bases):
         fields |= _fields(_class(_parse(base), "_BaseConfig"), {})
-    config = _class(_parse(package / "trainer/dpo_config.py"), "DPOConfig")
     fields |= _fields(config, {})
     for name in _read_as_text(config) & set(fields):
         if "str" not in fields[name]["types"]:

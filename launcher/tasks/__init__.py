@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from launcher.tasks.causal_lm import CausalLM
 from launcher.tasks.dpo import DPO
 from launcher.tasks.image_classification import ImageClassification
+from launcher.tasks.reward import Reward
 from launcher.tasks.rows import RowFormat
 from launcher.tasks.seq2seq_lm import Seq2SeqLM
 from launcher.tasks.sequence_classification import SequenceClassification
@@ -20,6 +21,7 @@ TASKS: tuple[Task, ...] = (
     TokenClassification(),
     ImageClassification(),
     DPO(),
+    Reward(),
 )
 """The first is the default of a recipe."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE
-from launcher.tasks.task import Task
+from launcher.tasks.task import ArgumentTable, Task
 
 _CUT_AT_THE_END = "but trl cuts preference rows at the end"
 
@@ -31,7 +31,7 @@ class DPO(Task):
     sequences_per_sample = 2
     has_reference = True
     untraceable = "DPO's loss works on tiles of logits that trl cuts, which a trace without trl does not see"
-    argument_table = "trl"
+    argument_table = ArgumentTable("dpo_config", "trl", "trainer/dpo_config.py", "DPOConfig")
     owned_arguments = {
         "max_length": "write `data.max_length`",
         "dataset_num_proc": "write `data.num_proc`",
@@ -45,6 +45,7 @@ class DPO(Task):
             "remove it: the reference is the model before training, and stays so",
         ),
     }
+    loss_arguments = ("beta", "loss_type")
     adapter_dropout = False
     own_metrics = True
     known_as = {"trl": ("dpo",), "llamafactory": ("dpo",), "axolotl": ("dpo", "ipo")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.tasks.rows import INSTRUCTION, PROMPT_COMPLETION
-from launcher.tasks.task import Task
+from launcher.tasks.task import ArgumentTable, Task
 
 
 class Seq2SeqLM(Task):
@@ -15,7 +15,9 @@ class Seq2SeqLM(Task):
     head = "language-model"
     peft_task = "SEQ_2_SEQ_LM"
     casts_logits = False  # T5 leaves its logits in the dtype of the model
-    argument_table = "seq2seq"
+    argument_table = ArgumentTable(
+        "seq2seq_arguments", "transformers", "training_args_seq2seq.py", "Seq2SeqTrainingArguments"
+    )
     owned_arguments = {
         "sortish_sampler": "remove it: transformers does not read it; `train_sampling_strategy` is read",
     }

@@ -6,6 +6,7 @@ The half that trains is `launcher/train/tasks/`. No torch here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from launcher.errors import Problem
@@ -13,6 +14,18 @@ from launcher.tasks.rows import PREFERENCE, RowFormat
 
 Architecture = Literal["decoder", "encoder", "encoder-decoder", "image-encoder"]
 HeadKind = Literal["language-model", "classifier", "token-classifier"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentTable:
+    """A class of another project whose fields `trainer:` has for one task, besides TrainingArguments."""
+
+    name: str
+    """Stem of the shipped table in launcher/recipe/tables/."""
+    package: str
+    module: str
+    """File of the class in the package: `trainer/dpo_config.py`."""
+    class_name: str
 
 
 class Task:
@@ -85,10 +98,12 @@ class Task:
     """Why the memory of a step cannot be traced; empty where it can."""
 
     # --- arguments ------------------------------------------------------------------------------
-    argument_table: ClassVar[str | None] = None
-    """The table (launcher/recipe/field_tables.py) of the fields that `trainer:` has for this task alone."""
+    argument_table: ClassVar[ArgumentTable | None] = None
+    """Where the fields come from that `trainer:` has for this task."""
     owned_arguments: ClassVar[Mapping[str, str]] = {}
     """Fields of that table that the launcher decides itself or that do nothing -> what to do instead."""
+    loss_arguments: ClassVar[tuple[str, ...]] = ()
+    """Fields of that table that decide what is minimised: a resumed run has them unchanged."""
     trainer_defaults: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     """Fields of `trainer:` -> (value, reason) where the recipe leaves them out."""
     adapter_dropout: ClassVar[bool] = True

@@ -37,6 +37,7 @@ TINY_VIT: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "causal-lm": TINY_LLAMA,
     "dpo": TINY_LLAMA,
+    "reward": TINY_LLAMA,
     "seq2seq-lm": TINY_T5,
     "sequence-classification": {"model_type": "bert", **SIZES},
     "token-classification": {"model_type": "bert", **SIZES},
@@ -67,6 +68,8 @@ def batch_for(task: str, processing: Any) -> dict[str, Any]:
         return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.tensor([0, 2])}
     rows = processing(["one red bird", "two"], padding=True, return_tensors="pt", return_token_type_ids=False)
     labels = torch.tensor([0, 2]) if task == "sequence-classification" else rows["input_ids"]
+    if task == "reward":
+        labels = torch.tensor([0.5, -0.5])  # of which transformers makes a squared error
     if task == "token-classification":
         labels = labels % len(LABELS)
     return {**rows, "labels": labels}

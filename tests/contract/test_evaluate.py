@@ -33,6 +33,7 @@ FORMATS = {
     "token-classification": "tokens",
     "image-classification": "image",
     "dpo": "preference",
+    "reward": "preference",
 }
 
 
@@ -79,19 +80,19 @@ def test_it_is_the_loss_at_the_end_of_the_run(tmp_path, changes):
     ("task", "adapter"),
     [
         ("seq2seq-lm", ALL), ("sequence-classification", None), ("token-classification", ALL),
-        ("image-classification", ALL), ("dpo", None), ("dpo", ALL),
+        ("image-classification", ALL), ("dpo", None), ("dpo", ALL), ("reward", ALL),
     ],
-    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora"],
+    ids=["seq2seq", "texts", "words", "pictures", "dpo", "dpo-lora", "reward"],
 )  # fmt: skip
 def test_every_task(tmp_path, task, adapter):
-    if task == "dpo":
+    if task in ("dpo", "reward"):
         pytest.importorskip("trl")
     rows = [{"path": "unused", "format": FORMATS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "data.train": rows, **SPLIT}
     if task == "seq2seq-lm":
         changes |= {**GENERATES, **READS, "data.metrics": ["exact_match"]}
     metrics = check(trained(tmp_path / "run", {**changes, **({"adapter": adapter} if adapter else {})}))
-    assert ("accuracy" in metrics) == task.endswith("-classification")
+    assert ("accuracy" in metrics) == (task == "reward" or task.endswith("-classification"))
     assert ("perplexity" in metrics) == (task == "seq2seq-lm")
     assert ("rewards/accuracies" in metrics) == (task == "dpo")
 

@@ -13,6 +13,7 @@ import pytest
 from launcher.recipe.field_tables import (
     TABLES,
     TASK_OWNED,
+    TASK_TABLES,
     installed_package,
     shipped_table,
     task_fields,
@@ -24,9 +25,9 @@ from launcher.recipe.generate_tables import generate, table_text
 @pytest.mark.parametrize("name", sorted(TABLES))
 def test_regenerating_gives_the_shipped_table(name: str) -> None:
     text = shipped_table(name).read_text(encoding="utf-8")
-    found = installed_package(TABLES[name].package)
+    found = installed_package(TABLES[name])
     if found is None or found[0] != json.loads(text)["version"]:
-        pytest.skip(f"the tested version of {TABLES[name].package} is not installed")
+        pytest.skip(f"the tested version of {TABLES[name]} is not installed")
     assert table_text(generate(name)) == text
 
 
@@ -41,7 +42,7 @@ def _defaults(config: type) -> dict[str, Any]:
 
 def test_names_and_defaults_equal_the_real_training_arguments() -> None:
     transformers = pytest.importorskip("transformers")
-    table = generate("transformers")["fields"]
+    table = generate("training_arguments")["fields"]
     real = {field.name: field for field in dataclasses.fields(transformers.TrainingArguments)}
     assert list(table) == list(real)
     for name, field in real.items():
@@ -57,14 +58,14 @@ def test_names_and_defaults_equal_what_seq2seq_arguments_add() -> None:
         for name, default in _defaults(transformers.Seq2SeqTrainingArguments).items()
         if name not in general
     }
-    assert {name: entry["default"] for name, entry in generate("seq2seq")["fields"].items()} == real
+    assert {name: entry["default"] for name, entry in generate("seq2seq_arguments")["fields"].items()} == real
 
 
 def test_names_and_defaults_equal_those_of_the_dpo_config() -> None:
     trl = pytest.importorskip("trl")
     transformers = pytest.importorskip("transformers")
     general, real = _defaults(transformers.TrainingArguments), _defaults(trl.DPOConfig)
-    table = generate("trl")["fields"]
+    table = generate("dpo_config")["fields"]
     assert set(real) - set(general) <= set(table) <= set(real)
     assert {name: entry["default"] for name, entry in table.items()} == {name: real[name] for name in table}
     # what the table leaves out is as in TrainingArguments
@@ -90,7 +91,7 @@ def test_the_choices_of_the_dpo_losses_are_those_of_the_trainer() -> None:
     if found is None:
         pytest.skip("trl is not installed")
     source = (found[1] / "trainer/dpo_trainer.py").read_text(encoding="utf-8")
-    fields = generate("trl")["fields"]
+    fields = generate("dpo_config")["fields"]
     for name, least in (("loss_type", 10), ("f_divergence_type", 4)):
         assert len(fields[name]["choices"]) >= least
         for choice in fields[name]["choices"]:
@@ -99,15 +100,14 @@ def test_the_choices_of_the_dpo_losses_are_those_of_the_trainer() -> None:
 
 @pytest.mark.parametrize("task", sorted(TASK_OWNED))
 def test_the_fields_that_the_launcher_decides_exist(task: str) -> None:
-    table = {"seq2seq-lm": "seq2seq", "dpo": "trl"}[task]
-    assert set(TASK_OWNED[task]) <= set(generate(table)["fields"])
+    assert set(TASK_OWNED[task]) <= set(generate(TASK_TABLES[task].name)["fields"])
     assert not set(TASK_OWNED[task]) & set(trainer_fields())
 
 
 def test_names_equal_the_real_lora_config() -> None:
     peft = pytest.importorskip("peft")
     real = [field.name for field in dataclasses.fields(peft.LoraConfig) if field.init]
-    assert set(generate("peft")["fields"]) == set(real)
+    assert set(generate("lora_config")["fields"]) == set(real)
 
 
 def test_a_machine_without_the_libraries_reads_the_shipped_tables() -> None:

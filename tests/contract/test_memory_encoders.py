@@ -143,6 +143,28 @@ def test_lora(name: str) -> None:
     assert estimated(spec, job) == pytest.approx(measured, rel=0.03)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_rewards_of_pairs(checkpointing: bool) -> None:
+    config = MODELS["qwen-words"][1]
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForSequenceClassification
+    resolved = transformers.AutoConfig.for_model(**config, num_labels=1, pad_token_id=0)
+    model = auto.from_config(resolved, attn_implementation="sdpa").train()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    def loss() -> Any:
+        inputs = batch("qwen-words", 2 * BATCH)
+        inputs.pop("labels")
+        chosen, rejected = model(**inputs, use_cache=False).logits.squeeze(-1).chunk(2)
+        return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+
+    measured = peak(model, loss)
+    spec = read_model_spec("qwen2", config, "test", "reward")
+    expected = estimated(spec, job_of(spec, checkpointing=checkpointing, sequences_per_sample=2))
+    assert expected == pytest.approx(measured, rel=0.03 if checkpointing else 0.01)
+
+
 @pytest.mark.parametrize("reference", [False, True])
 def test_preference_pairs(reference: bool) -> None:
     trl_utils = pytest.importorskip("trl.trainer.utils")

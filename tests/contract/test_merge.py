@@ -139,6 +139,7 @@ TASKS = {
     "token-classification": "tokens",
     "image-classification": "image",
     "dpo": "preference",
+    "reward": "preference",
 }
 
 
@@ -147,7 +148,7 @@ TASKS = {
     [*[(task, "none") for task in TASKS], ("seq2seq-lm", "nf4"), ("sequence-classification", "int8")],
 )
 def test_every_task(tmp_path, task, quantization):
-    if task == "dpo":
+    if task in ("dpo", "reward"):
         pytest.importorskip("trl")
     rows = [{"path": "unused", "format": TASKS[task], "columns": {}}]
     changes = {"task": task, "model.config": CONFIGS[task], "adapter": ALL, "data.train": rows, **STEPS}

@@ -32,6 +32,7 @@ AUTO = {
     "sequence-classification": transformers.AutoModelForSequenceClassification,
     "token-classification": transformers.AutoModelForTokenClassification,
     "image-classification": transformers.AutoModelForImageClassification,
+    "reward": transformers.AutoModelForSequenceClassification,
 }
 # What the worker hands to LoraConfig for each task; peft has no task type for images.
 LORA: dict[str, dict[str, Any]] = {
@@ -41,6 +42,7 @@ LORA: dict[str, dict[str, Any]] = {
     # With this type alone "all-linear" takes the head, too, which peft then cannot save.
     "token-classification": {"task_type": "TOKEN_CLS", "modules_to_save": ["classifier", "score"]},
     "image-classification": {"modules_to_save": ["classifier"]},
+    "reward": {"task_type": "SEQ_CLS"},
 }
 
 LLAMA = {
@@ -81,6 +83,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vit": {"model_type": "vit", **LLAMA, "image_size": [48, 32], "patch_size": [8, 16]},
     "vit-grey": {"model_type": "vit", **LLAMA, "image_size": 32, "num_channels": 1, "qkv_bias": False},
 }
+HEADS = {task for task in AUTO if task == "reward" or task.endswith("classification")}
 CASES = [
     (name, task)
     for name, config in CONFIGS.items()
@@ -118,8 +121,9 @@ def shapes(model: Any) -> Counter[tuple[str, int, int]]:
 
 @pytest.mark.parametrize(("name", "task"), CASES)
 def test_parameters_linears_and_lora_match_the_real_model(name: str, task: str) -> None:
-    labels = {"num_labels": 7} if task.endswith("classification") else {}
-    spec = read_model_spec(name, CONFIGS[name], "test", task, labels.get("num_labels"))
+    labels = {"num_labels": 1 if task == "reward" else 7} if task in HEADS else {}
+    given = None if task == "reward" else labels.get("num_labels")
+    spec = read_model_spec(name, CONFIGS[name], "test", task, given)
     model = build(CONFIGS[name], task, **labels)
     assert spec.params == sum(p.numel() for p in model.parameters())
     expected: Counter[tuple[str, int, int]] = Counter()
@@ -205,7 +209,8 @@ def test_narrow_configurations_build_and_learn(family: str) -> None:
     for task in FAMILY_TASKS[family]:
         if task not in AUTO:
             continue
-        model = AUTO[task].from_config(transformers.AutoConfig.for_model(**narrow))
+        one = {"num_labels": 1} if task == "reward" else {}
+        model = AUTO[task].from_config(transformers.AutoConfig.for_model(**narrow, **one))
         spec = read_model_spec(family, narrow, "test", task)
         assert spec.params == sum(p.numel() for p in model.parameters()) < 400_000
         if task == "image-classification":
@@ -215,6 +220,8 @@ def test_narrow_configurations_build_and_learn(family: str) -> None:
         labels = torch.tensor([0, 1]) if task.endswith("classification") else inputs["input_ids"]
         if task == "token-classification":
             labels = inputs["input_ids"] % 2
+        if task == "reward":
+            labels = torch.tensor([0.5, -0.5])
         out = model(**inputs, labels=labels)
         out.loss.backward()
         if task.endswith("classification"):

@@ -107,7 +107,11 @@ def test_two_formats_that_match_are_not_chosen_between():
             {"columns": {"completion": "solution"}},
             r"did you mean `columns: \{completion: solutions\}`",
         ),
-        ({"chosen": "a", "rejected": "b"}, {}, "look like preference rows, which task dpo trains on"),
+        (
+            {"chosen": "a", "rejected": "b"},
+            {},
+            "look like preference rows, which task dpo or reward trains on",
+        ),
         ({"text": "a"}, {"asked": "text", "task": CLASSES}, "trains on classification, not on text rows"),
         ({"text": "a"}, {"asked": "chat"}, "they look like text rows"),
     ],

@@ -81,10 +81,10 @@ def schema():
 
 
 def test_the_shipped_schema_is_the_generated_one():
-    for name, source in TABLES.items():
-        found = installed_package(source.package)
+    for name, package in TABLES.items():
+        found = installed_package(package)
         if found and found[0] != json.loads(shipped_table(name).read_text(encoding="utf-8"))["version"]:
-            pytest.skip(f"the tested version of {source.package} is not installed")
+            pytest.skip(f"the tested version of {package} is not installed")
     text = (recipes_dir() / SCHEMA).read_text(encoding="utf-8")
     assert text == schema_text(), "run: python -m launcher.recipe.generate_tables"
 

@@ -130,6 +130,7 @@ def test_no_line_of_the_recipe_ends_its_block():
         ("token-classification", "token-classification"),
         ("image-classification", "image-classification"),
         ("dpo", "text-generation"),
+        ("reward", "text-classification"),
     ],
 )
 def test_every_task_has_its_way_to_load(task, pipeline):

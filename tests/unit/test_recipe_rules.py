@@ -19,6 +19,7 @@ FORMATS = {
     "sequence-classification": ["classification"],
     "image-classification": ["image"],
     "dpo": ["preference"],
+    "reward": ["preference"],
 }
 
 
@@ -77,7 +78,6 @@ def test_everything_a_recipe_of_the_new_keys_can_say(tmp_path):
         ("PPO", "trl trains it: GRPOTrainer"),
         ("kto", "trl trains it with KTOTrainer"),
         ("orpo", "trl trains it under trl.experimental"),
-        ("reward", "trl trains it with RewardTrainer"),
         ("vlm", "axolotl and LLaMA-Factory train models that read images and text"),
         ("image_text_to_text", "axolotl and LLaMA-Factory"),
     ],
@@ -89,7 +89,7 @@ def test_tasks_of_others_are_refused_with_a_pointer(tmp_path, task, hint):
 
 def test_the_pointers_name_trainers_that_trl_has():
     trl = pytest.importorskip("trl")
-    for name in ("GRPOTrainer", "RLOOTrainer", "KTOTrainer", "RewardTrainer", "DPOTrainer"):
+    for name in ("GRPOTrainer", "RLOOTrainer", "KTOTrainer", "DPOTrainer"):
         assert hasattr(trl, name)
 
 

@@ -110,7 +110,8 @@ OTHERS = {
     "image-classification": {"image": "a.png", "label": "x"},
     "dpo": {"prompt": "a", "chosen": "b", "rejected": "c"},
     "kto": {**PAIR, "label": False},
-    "reward": {"prompt": "a", "completions": ["b"], "labels": [True]},
+    "prm": {"prompt": "a", "completions": ["b"], "labels": [True]},
+    "regression": {"prompt": "a", "response": "b", "reward": 0.5},
     "grpo": {"prompt": "a", "ground_truth": "4"},
     "embedding": {"anchor": "a", "positive": "b", "negative": "c"},
     "embedding ": {"query": "a", "positive": "b"},
@@ -118,8 +119,8 @@ OTHERS = {
     "token-classification": {"tokens": ["a"], "labels": [0]},
     "image-text-to-text": {"images": ["a.png"], "messages": CHAT},
 }
-READS = {("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification")}
-"""(task, task whose rows it may train on): prompts with completions, and labelled texts as texts."""
+READS = {("causal-lm", "seq2seq-lm"), ("causal-lm", "sequence-classification"), ("reward", "dpo")}
+"""(task, task whose rows it may train on): prompts with completions, labelled texts as texts, and pairs."""
 
 
 @pytest.mark.parametrize("owner", OTHERS)

@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.tasks.dpo import DPO
+from launcher.tasks.reward import Reward
 from launcher.tasks.token_classification import TokenClassification
 
 MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios", "speech"})
@@ -109,9 +110,12 @@ def _embedding(row: Mapping[str, Any]) -> bool:
     return any(set(pair) <= row.keys() for pair in pairs) or any(names <= row.keys() for names in scored)
 
 
-def _reward(row: Mapping[str, Any]) -> bool:
-    steps = isinstance(row.get("completions"), list | tuple) and isinstance(row.get("labels"), list | tuple)
-    return steps or ("reward" in row and bool(_ANSWERS & row.keys()))
+def _steps(row: Mapping[str, Any]) -> bool:
+    return all(isinstance(row.get(name), list | tuple) for name in ("completions", "labels"))
+
+
+def _scored(row: Mapping[str, Any]) -> bool:
+    return Reward.name in row and bool(_ANSWERS & row.keys())  # a number for each answer
 
 
 def _grpo(row: Mapping[str, Any]) -> bool:
@@ -127,7 +131,8 @@ KINDS = (
     Kind("reranker", "queries with documents to rank", _reranker),
     Kind("embedding", "pairs of texts that are alike", _embedding),
     Kind("grpo", "prompts with what their answers are checked against", _grpo),
-    Kind("reward", "answers with a reward", _reward),
+    Kind("prm", "answers with a label for each step", _steps),
+    Kind("regression", "answers with a reward each", _scored),
 )
 """The first one that fits a row is meant."""
 

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import set_seed
 
-from launcher.errors import MachineError, Problem, RecipeError
-from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
+from launcher.errors import MachineError, Problem
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.rendered import RenderCheck
+from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
-from launcher.train.data.turns import Message, Template
 from launcher.train.job import Job
 from launcher.train.processing import local_or_hub
 from launcher.train.tasks.task import Shown, TrainTask
-from launcher.train.trainers import PlannedTrainer
+from launcher.train.trl_trainer import PreparedTrainer
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
@@ -46,30 +43,18 @@ except ImportError as error:
 _COLUMNS = ["prompt_ids", "chosen_ids", "rejected_ids"]
 
 
-class PreparedDpoTrainer(PlannedTrainer, DPOTrainer):
+class PreparedDpoTrainer(PreparedTrainer, DPOTrainer):
     """DPOTrainer for rows of `encode_preferences`.
 
     `keep_initial_adapter`: the reference is the adapter as it was before training (a continued one), not the
-    bare model. Trained weights keep the data type that they came with.
+    bare model.
     """
 
     def __init__(self, model: Any, *, keep_initial_adapter: bool, **more: Any) -> None:
-        # trl turns trainable weights over a quantised model into bfloat16; the plan decides data types.
-        quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
-        before = _trainable_copies(model) if quantised else {}
         super().__init__(model=model, **more)
-        for name, parameter in model.named_parameters():
-            if name in before:
-                parameter.data = before[name].to(parameter.device)
         if not keep_initial_adapter and "ref" in getattr(model, "peft_config", {}):
             # Without its frozen copy trl switches a new adapter off instead, which is the same model.
             model.delete_adapter("ref")
-
-    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        return dataset
-
-    def _send_telemetry(self) -> None:
-        """Nobody is told of a run."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Weights without the reference adapter, which is the one that training started from."""
@@ -81,14 +66,6 @@ class PreparedDpoTrainer(PlannedTrainer, DPOTrainer):
         reference = folder / "ref"
         if self.args.should_save and (reference / "adapter_config.json").is_file():
             shutil.rmtree(reference)
-
-
-def _trainable_copies(model: Any) -> dict[str, torch.Tensor]:
-    return {
-        name: parameter.detach().clone()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
 
 
 def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
@@ -118,7 +95,7 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     limit = job.value("data.max_length")
     settings = SimpleNamespace(max_length=limit, truncation_mode=DPOConfig.truncation_mode)
     different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
-    _refuse_mixture([rows[number] for number in different])
+    refuse_mixture([rows[number] for number in different])
     numbered = [{**rows[number].values, "row": number} for number in different]
     stream = IterableDataset.from_generator(lambda: iter(numbered))
     holder = SimpleNamespace(_tokenizer=tokenizer)
@@ -141,54 +118,9 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     return batch
 
 
-def _refuse_mixture(rows: Sequence[Row]) -> None:
-    """trl looks at the first row alone to tell text from messages, and text of a later row loses its EOS."""
-    kinds = [isinstance(row.values["chosen"], str) for row in rows]
-    for row, kind in zip(rows, kinds, strict=True):
-        if kind is not kinds[0]:
-            what = ("text", "messages") if kind else ("messages", "text")
-            message = f"the answers are {what[0]}, those of rows before it are {what[1]}"
-            hint = "put the two kinds into two sources"
-            raise RecipeError(Problem("mixed-rows", message, file=row.file, line=row.number, hint=hint))
-
-
-class PreferenceEncoder:
-    """Preference pairs through trl's own preparation, which does not look at what the template leaves out."""
-
-    def __init__(self, job: Job, tokenizer: Any) -> None:
-        self.job, self.tokenizer = job, tokenizer
-        self._rendered = RenderCheck(template_origin(job), masked=False)
-
-    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
-        notes: Counter[str] = Counter()
-        rows = [row if isinstance(row.values["chosen"], str) else self._checked(row, notes) for row in rows]
-        batch = encode_preferences(self.job, self.tokenizer, rows)
-        batch.notes = +notes
-        return batch
-
-    def _checked(self, row: Row, notes: Counter[str]) -> Row:
-        """The row with its messages as the template takes them. RecipeError where it leaves something out."""
-        require_template(self.tokenizer)
-        template = Template(self.tokenizer, row.values.get("tools"))
-
-        def find(messages: list[Message]) -> tuple[list[Message], Counter[str]]:
-            found: Counter[str] = Counter()
-            taken = self._rendered.adapted(template, messages, row)
-            self._rendered.check(template, taken, template.render(taken), row, found)
-            return taken, found
-
-        prompt, values = row.values["prompt"], dict(row.values)
-        for name in ("chosen", "rejected"):
-            messages = [plain_message(message) for message in [*prompt, *row.values[name]]]
-            taken, found = in_forms(find, messages, self._rendered.origin, row)
-            notes.update(found)
-            values |= {"prompt": taken[: len(prompt)], name: taken[len(prompt) :]}
-        return Row(values, row.file, row.number)
-
-
 class TrainDPO(TrainTask):
     def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
-        return PreferenceEncoder(job, processing)
+        return PreferenceEncoder(job, processing, partial(encode_preferences, job, processing))
 
     def collator(self, job: Job, processing: Any) -> None:
         return None
