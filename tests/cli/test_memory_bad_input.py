@@ -247,8 +247,8 @@ def test_pages_keep_to_their_width(
         ),
         (
             "target_modules: [q_proj], layers_to_transform: [90]",
-            "no-target-modules",
-            "adapter.target_modules",
+            "target-modules-missing",
+            "adapter.layers_to_transform",
         ),
     ],
 )
