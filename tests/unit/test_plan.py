@@ -347,3 +347,9 @@ def test_a_disabled_fix_leaves_the_setting_to_upstream(tmp_path):
     assert plan(tmp_path).value("trainer.logging_nan_inf_filter") is False
     accepted = plan(tmp_path, fixes__disable="[nan-shown-as-zero]")
     assert accepted.value("trainer.logging_nan_inf_filter") is True
+
+
+def test_no_row_is_said_to_be_padded_where_none_is(tmp_path):
+    made = plan(tmp_path)
+    assert (made.value("data.padding_free"), made.value("data.packing")) == (True, False)
+    assert "padded" not in made.settings["data.packing"].reason
