@@ -66,7 +66,7 @@ docs: $(STAMP) ## docs/ as a site in build/site, without a warning
 	$(BIN)/python docs/make.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-fmt: $(STAMP) ## format and mend what can be mended
+fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
