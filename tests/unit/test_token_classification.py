@@ -118,6 +118,14 @@ def test_columns_of_other_names_are_suggested_and_read():
     }
 
 
+def test_a_mask_of_words_is_refused():
+    masked = row(["a", "b"], ["O", "O"], loss_mask=[1, 0])
+    with pytest.raises(RecipeError) as caught:
+        detect([masked], "auto", {}, TASK, "data/ner.jsonl")
+    assert caught.value.problems[0].code == "column-unread"
+    detect([row(["a", "b"], ["O", "O"], loss_mask=[1, 1])], "auto", {}, TASK, "data/ner.jsonl")
+
+
 def test_labels_of_all_words_are_collected():
     rows = [row(["a", "b"], ["O", "B-PER"]), row(["c"], ["B-LOC"])]
     assert collect_labels(rows) == ("B-LOC", "B-PER", "O")
@@ -137,6 +145,26 @@ def test_scores_are_of_whole_entities_where_labels_are_those_of_entities():
         "recall": pytest.approx(2 / 3),
         "f1": pytest.approx(2 / 3),
     }
+
+
+def test_a_word_with_the_label_minus_100_does_not_contribute_to_the_loss(tokenizer):
+    given = row(["Ada", "in", "London"], [-100, "O", "B-LOC"])
+    shaped = canonical(given, detect([given], "auto", {}, TASK, "data/ner.jsonl"))
+    assert collect_labels([shaped]) == ("B-LOC", "O"), "it is no class"
+    (labels,) = encoded(tokenizer, shaped).columns["labels"]
+    assert [LABELS[label] for label in labels if label != IGNORED] == ["O", "B-LOC"]
+    assert encoded(tokenizer, row(["Ada", "in"], [-100, -100])).dropped == {"no-targets": 1}
+
+
+@pytest.mark.parametrize(("last", "single"), [("L", "U"), ("E", "S")])
+def test_entities_of_bilou_labels_are_those_of_iobes(last, single):
+    pytest.importorskip("seqeval")
+    labels = ("B-PER", "I-PER", f"{last}-PER", "O", f"{single}-PER")
+    # Two entities of one word each, one of three words, one of two, which was not found.
+    targets = np.array([[4, 4, 0, 1, 2, 0, 2]])
+    guesses = np.array([[4, 4, 0, 1, 2, 3, 3]])
+    found = word_scores(["precision", "recall"], guesses, targets, labels)
+    assert found == {"precision": 1.0, "recall": 0.75}
 
 
 def test_scores_of_other_labels_are_macro_averages_of_words():

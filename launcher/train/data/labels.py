@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
+from launcher.train.data.encoded import IGNORED
 from launcher.train.data.sources import Row, bad_row, kind_of
 
 _INTEGER = re.compile(r"-?\d+")
@@ -29,13 +30,17 @@ def label_of(row: Row, label: Any, column: str) -> str | int | bool:
 def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
     """Names of all labels in canonical rows ({label} or {labels}), in the order of their ids.
 
+    -100 in {labels} is a word without a label.
     Whole numbers are ordered as numbers, so that 0..n-1 keep their ids; other names alphabetically.
     RecipeError when there are fewer than two, or when they are decimal numbers.
     """
     names: set[str] = set()
     file = None
     for row in rows:
-        names.update(map(str, row.values["labels"] if "labels" in row.values else [row.values["label"]]))
+        if "labels" in row.values:
+            names.update(str(label) for label in row.values["labels"] if label != IGNORED)
+        else:
+            names.add(str(row.values["label"]))
         file = row.file
     if len(names) < 2:
         message = f"every row has the label {names.pop()!r}" if names else "there are no rows"

@@ -145,7 +145,7 @@ def _column(column: str, fmt: str) -> _Column | None:
     if fmt in _ANSWERED and name in COMPARED:
         return _Column("texts that the conversation is compared with", "embedding", "nothing")
     is_read = fmt == "chat" and column in OF_ROWS
-    if fmt in (*_ANSWERED, "text", "preference") and is_mask_key(column) and not is_read:
+    if fmt in (*_ANSWERED, "text", "preference", "tokens") and is_mask_key(column) and not is_read:
         return _Column(_MASK, judged_by="mask")
     if fmt == "classification" and name in _SECOND:
         return _Column(_PAIR)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from launcher.train.job import Job
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
+_OF_SEQEVAL = {"L": "E", "U": "S"}
+"""First letter of a label -> the one that seqeval knows for it: it reads BILOU labels as no entities."""
 _NAMES = ("Ada", "Grace", "Alan", "Edsger")
 _PLACES = ("London", "Paris", "Lima", "Oslo")
 
@@ -36,7 +38,8 @@ def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     if len(words) != len(labels):
         message = f"there are {len(words)} words in {columns['tokens']} and {len(labels)} labels"
         raise bad_row(row, f"{message} in {columns['labels']}", "give each word one label")
-    return {"tokens": words, "labels": [label_of(row, label, columns["labels"]) for label in labels]}
+    kept = [label if label == IGNORED else label_of(row, label, columns["labels"]) for label in labels]
+    return {"tokens": words, "labels": kept}
 
 
 def _list(row: Row, value: Any, column: str) -> list[Any]:
@@ -149,7 +152,10 @@ class EncodeWords:
     def _add(self, batch: EncodedBatch, row: Row) -> str | None:
         """Add the row's sample; why it has none."""
         words = row.values["tokens"]
-        ids = [label_id(row, label, self.labels) for label in row.values["labels"]]
+        ids = [
+            IGNORED if label == IGNORED else label_id(row, label, self.labels)
+            for label in row.values["labels"]
+        ]
         if not "".join(words).strip():
             return "empty"
         encoded, owners = encode_words(self.tokenizer, words)
@@ -162,11 +168,11 @@ class EncodeWords:
             encoded, owners = encode_words(self.tokenizer, words, truncation=True, max_length=self.max_length)
             batch.truncated += 1
             batch.tokens_lost += length - self.max_length
-        if all(owner is None for owner in owners):
+        encoded["labels"] = [IGNORED if owner is None else ids[owner] for owner in owners]
+        if all(label == IGNORED for label in encoded["labels"]):
             return "no-targets"
         if absent:
             batch.notes["word-without-token"] += absent
-        encoded["labels"] = [IGNORED if owner is None else ids[owner] for owner in owners]
         for name, values in encoded.items():
             batch.columns.setdefault(name, []).append(values)
         return None
@@ -177,8 +183,8 @@ def word_scores(
 ) -> dict[str, float]:
     """Scores of labelled words; predictions and targets are ids [rows, length], -100 where there is no word.
 
-    f1, precision and recall are of whole entities (seqeval) where the labels are O, B-…, I-…, else macro
-    averages over the labels of words.
+    f1, precision and recall are of whole entities (seqeval) where the labels are O, B-…, I-… or those of
+    IOBES or BILOU, else macro averages over the labels of words.
     """
     known = targets != IGNORED
     found = {"accuracy": float((predictions == targets)[known].mean()) if known.any() else 0.0}
@@ -186,8 +192,9 @@ def word_scores(
     if asked and all(_ENTITY.fullmatch(label) for label in labels):
         from seqeval import metrics
 
+        named = [_OF_SEQEVAL.get(label[0], label[0]) + label[1:] for label in labels]
         tags = [
-            [[labels[number] for number in row[mask]] for row, mask in zip(ids, known, strict=True)]
+            [[named[number] for number in row[mask]] for row, mask in zip(ids, known, strict=True)]
             for ids in (targets, predictions)
         ]
         for name in asked:
