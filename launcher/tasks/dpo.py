@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE
-from launcher.tasks.task import ArgumentTable, Task
+from launcher.tasks.task import ArgumentTable, Task, unread_smoothing
 
 _CUT_AT_THE_END = "but trl cuts preference rows at the end"
 
@@ -77,7 +77,7 @@ class DPO(Task):
         given = trainer.get("loss_type", "sigmoid")
         losses = given if isinstance(given, list) else [given]
         weights = trainer.get("loss_weights")
-        problems = []
+        problems = unread_smoothing(trainer, "remove it, or write `label_smoothing`")
         if isinstance(weights, list) and len(weights) != len(losses):
             message = f"has {len(weights)} entries for {len(losses)} of `loss_type`"
             hint = "give one weight for each loss"

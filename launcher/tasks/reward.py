@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from launcher.errors import Problem
 from launcher.tasks.rows import PREFERENCE
-from launcher.tasks.task import ArgumentTable, Task
+from launcher.tasks.task import ArgumentTable, Task, unread_smoothing
 
 _LEFT_OUT = "but pairs with a side longer than max_length are left out: a cut answer has another reward"
 
@@ -38,6 +42,9 @@ class Reward(Task):
     own_metrics = True
     pipeline = "text-classification"
     tags = ("reward-model",)
+
+    def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        return unread_smoothing(trainer, "remove it: a reward has no labels to smooth")
 
     def default_rate(self, *, adapter: bool) -> tuple[float, str]:
         return (1e-4, "trl's default") if adapter else (1e-5, "a tenth of that for adapters")

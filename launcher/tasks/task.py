@@ -28,6 +28,14 @@ class ArgumentTable:
     class_name: str
 
 
+def unread_smoothing(trainer: Mapping[str, Any], hint: str) -> list[Problem]:
+    """The problem of a `label_smoothing_factor` above 0, which trl's losses of pairs do not read."""
+    if trainer.get("label_smoothing_factor") in (None, 0):
+        return []
+    message = "has no effect: the loss of trl's trainer does not read it"
+    return [Problem("conflict", message, path="trainer.label_smoothing_factor", hint=hint)]
+
+
 class Task:
     """A task with the defaults that most tasks share; a subclass sets what is different."""
 

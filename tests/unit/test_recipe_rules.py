@@ -280,6 +280,14 @@ def test_other_words_for_a_task(tmp_path, task, meant):
             {"task": "dpo", "more": "trainer: {loss_type: aot, use_weighting: true}"},
             "trainer.use_weighting: cannot weigh the pairs of aot losses",
         ),
+        (
+            {"task": "dpo", "more": "trainer: {label_smoothing_factor: 0.1}"},
+            "trainer.label_smoothing_factor: has no effect: the loss of trl's trainer does not read it",
+        ),
+        (
+            {"task": "reward", "more": "trainer: {label_smoothing_factor: 0.1}"},
+            "trainer.label_smoothing_factor: has no effect: the loss of trl's trainer does not read it",
+        ),
     ],
 )
 def test_rule(tmp_path, parts, expected):
@@ -312,6 +320,7 @@ def test_rule(tmp_path, parts, expected):
         {"model": "quantization: nf4", "task": "seq2seq-lm", "more": "adapter: {r: 8}"},
         {"task": "dpo", "model": "gguf_file: a.gguf"},
         {"task": "dpo", "more": "trainer: {loss_type: exo_pair, label_smoothing: 0.001, beta: 0.2}"},
+        {"task": "reward", "more": "trainer: {label_smoothing_factor: 0.0}"},
         {"data": "fim: null, loss_on: null, metrics: []", "more": "early_stopping: null"},
     ],
 )  # fmt: skip
