@@ -179,3 +179,22 @@ def test_weights_over_a_quantised_model_keep_their_type(tmp_path):
     make_trainer(work, make_arguments(work), model, tokenizer(), Rows(prepared(tmp_path)))
     trained = [value for value in model.parameters() if value.requires_grad]
     assert {value.dtype for value in trained} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["text", "messages"])
+def test_generate_gives_the_reward_of_a_side_as_it_was_trained(kind):
+    """With the EOS of text and the template of messages, without which the model saw no row."""
+    import json
+
+    from launcher.train.tasks.reward import TRAIN_TASK
+
+    words, model = talking(), scorer().eval()
+    whole = "w1 w2 w9" if kind == "text" else [*MESSAGES["prompt"], *MESSAGES["chosen"]]
+    prompt = whole if kind == "text" else json.dumps(whole)
+    raw = words(prompt, return_tensors="pt")
+    trained = words("w1 w2 w9 </s>" if kind == "text" else "w1 w2 </s> w9 w2 </s>", return_tensors="pt")
+    with torch.inference_mode():
+        expected, other = (float(model(**given).logits[0, 0]) for given in (trained, raw))
+        reply = float(TRAIN_TASK.reply(model, words, prompt, raw))
+    assert other != pytest.approx(expected, abs=1e-3)
+    assert reply == pytest.approx(expected, abs=1e-4)

@@ -10,9 +10,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem
+from launcher.train.data.chat import require_template
 from launcher.train.data.encoded import EncodedBatch, token_ids, with_eos
+from launcher.train.data.messages import is_conversation, messages_of
 from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
+from launcher.train.data.turns import Message
 from launcher.train.job import Job
 from launcher.train.tasks.task import Shown, TrainTask
 from launcher.train.trl_trainer import PreparedTrainer
@@ -69,12 +72,14 @@ def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
 
 def _side(tokenizer: Any, row: Row, side: str) -> list[int]:
     """Token ids of the prompt with one answer."""
-    whole = row.values["prompt"] + row.values[side]
+    return _ids(tokenizer, row.values["prompt"] + row.values[side], row.values.get("tools"))
+
+
+def _ids(tokenizer: Any, whole: str | list[Message], tools: Any = None) -> list[int]:
     if isinstance(whole, str):
         (ids,) = token_ids(tokenizer, [whole])
         return with_eos(tokenizer, ids)
-    rendered = tokenizer.apply_chat_template(whole, tools=row.values.get("tools"), return_dict=True)
-    return list(rendered["input_ids"])
+    return list(tokenizer.apply_chat_template(whole, tools=tools, return_dict=True)["input_ids"])
 
 
 class TrainReward(TrainTask):
@@ -99,8 +104,13 @@ class TrainReward(TrainTask):
         return trainer
 
     def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
-        """The reward of the text."""
-        return f"{float(model(**inputs).logits[0, 0]):.4f}"
+        """The reward of a text, or of a conversation that is given as JSON: encoded as a row's side is."""
+        whole: Any = prompt
+        if is_conversation(prompt):
+            require_template(processing)
+            whole = messages_of(Row({"prompt": prompt}, "the prompt", 1), "prompt")
+        ids = inputs["input_ids"].new_tensor([_ids(processing, whole)])
+        return f"{float(model(input_ids=ids).logits[0, 0]):.4f}"
 
 
 TRAIN_TASK = TrainReward()
