@@ -129,7 +129,7 @@ def _use(facts: CardFacts) -> str:
         return (
             f"from transformers import pipeline\n\n"
             f"classify = pipeline({json.dumps(task.pipeline)}, {place}{trusted})\n"
-            f"print(classify({json.dumps(task.example_input)}))"
+            f"print(classify({json.dumps(task.example_input)}{task.pipeline_options}))"
         )
     chat = "chat" in (facts.data.get("formats") or ())
     inputs = (

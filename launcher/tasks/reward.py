@@ -41,6 +41,7 @@ class Reward(Task):
     adapter_dropout = False
     own_metrics = True
     pipeline = "text-classification"
+    pipeline_options = ', function_to_apply="none"'  # else the sigmoid of a single logit
     tags = ("reward-model",)
 
     def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:

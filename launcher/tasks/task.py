@@ -154,6 +154,8 @@ class Task:
     """Whether evaluations can generate text (`predict_with_generate`)."""
     pipeline: ClassVar[str | None] = None
     """The hub's name for what the result does."""
+    pipeline_options: ClassVar[str] = ""
+    """Arguments that the example of the model card gives after its input."""
     tags: ClassVar[tuple[str, ...]] = ()
     """Of the model card."""
     example_input: ClassVar[str] = "a text"

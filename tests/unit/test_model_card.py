@@ -139,6 +139,7 @@ def test_every_task_has_its_way_to_load(task, pipeline):
     code = card.split("```python\n")[1].split("```")[0]
     compile(code, "card", "exec")
     assert '"me/model"' in code
+    assert ('function_to_apply="none"' in code) is (task == "reward"), "a sigmoid is no reward"
 
 
 def test_a_model_that_was_trained_whole():
