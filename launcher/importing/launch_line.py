@@ -292,7 +292,8 @@ def _trl(reading: Reading, command: Command) -> None:
     word, rest = command.words[0], command.words[1:]
     if word.text not in _TRAINED:
         known = " and ".join(_TRAINED)
-        reading.refuse(f"trl {word.text}", word.line, "trains in a way that is not here", f"{known} are")
+        message = "is a kind of training that import does not read"
+        reading.refuse(f"trl {word.text}", word.line, message, f"it reads {known}")
         return
     flags, loose = known_flags(reading, rest, option_kind)
     for left in loose:

@@ -96,7 +96,7 @@ def _take_stage(peer: Peer) -> str:
     task = task_of_tool("llamafactory", stage)
     if task is None:
         known = ", ".join(words_of_tool("llamafactory"))
-        peer.refuse("stage", f"is {shown(stage)}, and of trainings there are {known} here")
+        peer.refuse("stage", f"is {shown(stage)}; import reads the stages {known}")
     elif "stage" in peer.values:
         peer.take("task", task.name, "stage")
     if as_bool(peer.get("do_train")) is not True:

@@ -43,7 +43,7 @@ _OF_OTHERS = {
     "reward models": ("center_rewards_coefficient",),
     "GKD": ("lmbda", "seq_kd"),
 }
-"""Trainings of TRL that are not here -> keys of theirs alone."""
+"""Trainings of TRL that import does not read -> keys of theirs alone."""
 _NAMING = ("output_dir", "hub_model_id", "run_name")
 """Keys whose value is a name that the user gave the training."""
 
@@ -121,7 +121,7 @@ def _take_task(peer: Peer, word: str) -> Task:
     for kind, names in () if word else _OF_OTHERS.items():
         for other in [name for name in names if name in peer.values][:1]:
             known = " and ".join(words_of_tool("trl"))
-            peer.refuse(other, f"is a key of {kind}: TRL's {known} are here")
+            peer.refuse(other, f"is a key of {kind}; import reads TRL's {known}")
     marks = [(key, task) for task in TASKS for key in task.known_by.get("trl", ()) if key in peer.values]
     key, marked = marks[0] if marks else (None, None)
     task = task_of_tool("trl", word) if word else marked

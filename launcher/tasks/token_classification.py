@@ -29,7 +29,6 @@ class TokenClassification(Task):
     metrics = ("accuracy", "f1", "precision", "recall")
     metric_packages = dict.fromkeys(metrics[1:], _SEQEVAL)
     keeps_token_predictions = True
-    known_as = {"transformers": ("run_ner.py",)}
     goals = {"classify": ("tokens",)}
     first_metrics = {"classify": ("f1",)}
     pipeline = "token-classification"
