@@ -18,6 +18,7 @@ class Reward(Task):
     packages = ("trl",)
     extra = "dpo"
     row_formats = (PREFERENCE,)
+    unread_columns = {"margin": "the margin between the two answers"}
     overlong = {"split": _LEFT_OUT, "truncate": _LEFT_OUT}
     own_padding = "trl pads, as trainer.pad_to_multiple_of says"
     prepared_by = ("trl",)

@@ -55,6 +55,8 @@ class Task:
     """Format -> values of `data.loss_on` that it can have, the default first; empty: there is no choice."""
     data_keys: ClassVar[frozenset[str]] = frozenset()
     """The keys of `data:` in OPTIONAL_DATA_KEYS that this task reads."""
+    unread_columns: ClassVar[Mapping[str, str]] = {}
+    """Columns beside its formats that decide what is learned and that it does not read -> what they hold."""
     overlong: ClassVar[Mapping[str, str]] = {"split": "which is only for the text rows of task causal-lm"}
     """Values of `data.overlong` that this task refuses -> why."""
     reads_tokens: ClassVar[bool] = True

@@ -140,6 +140,13 @@ def test_each_task_refuses_the_rows_of_each_other_and_names_it(task, owner):
         assert f"no task {owner}" in problem.hint
 
 
+def test_a_margin_decides_what_a_reward_model_learns() -> None:
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c", "margin": 0.5}
+    assert refused(pair, "reward").code == "column-unread"
+    assert looked(pair, "reward", columns={"margin": None})
+    assert looked(pair, "dpo"), "which has no margin of a row"
+
+
 @pytest.mark.parametrize(
     ("row", "column"),
     [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from launcher.errors import Problem, RecipeError
 from launcher.facts.user_files import parse_json
 from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.tasks import FORMATS
+from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
 from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.other_tasks import (
@@ -101,7 +101,7 @@ def refuse_lost(row: Row, fmt: str, columns: Mapping[str, str], left_out: frozen
     """
     read = columns.values()
     for name, value in row.values.items():
-        column = _column(name, fmt)
+        column = _column(name, fmt) or _of_task(name, task)
         if column is None or name in read or name in left_out or is_empty(value):
             continue
         if _is_lost(column, name, value, row, read):
@@ -117,6 +117,11 @@ class _Column:
     """The other task that such rows are for; empty: that of the rows."""
     judged_by: Literal["content", "mask", "kto label", "nothing"] = "content"
     """What of the value tells whether something is lost with it."""
+
+
+def _of_task(column: str, task: str) -> _Column | None:
+    what = task_named(task).unread_columns.get(plain_name(str(column)))
+    return None if what is None else _Column(what, judged_by="nothing")
 
 
 def _is_lost(column: _Column, name: str, value: Any, row: Row, read: Any) -> bool:
