@@ -312,7 +312,7 @@ def _drop_unknown(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
 
 
 _LEARNT = ("zeropp_loco_param",)
-"""Keys of older versions that changed what is learnt."""
+"""Keys of older versions that changed which tokens contribute to the loss."""
 _OPEN = ("ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-block")
 
 

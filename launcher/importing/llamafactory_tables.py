@@ -132,7 +132,7 @@ LEFT: tuple[Left, ...] = (
     Left(_OTHER, "the reference is the model before training", """ref_model ref_model_adapters
         ref_model_quantization_bit"""),
     Left(_OTHER, "the loss of the supervised answer is not added", "pref_ftx"),
-    Left(_OTHER, "padding is never learnt here", "ignore_pad_token_for_loss"),
+    Left(_OTHER, "padding never contributes to the loss here", "ignore_pad_token_for_loss"),
     Left(_OTHER, "an optimizer of its own, which is not here", """use_galore use_apollo use_badam
         use_adam_mini use_muon"""),
     Left(_OTHER, "a loss of its own, which is not here", "use_dft_loss use_asft_loss use_eaft_loss"),
