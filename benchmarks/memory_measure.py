@@ -35,8 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # some CPU kernels allocate a buffer for ea
 from memory_grid import HALVES, ROWS, Row, row
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 
-from launcher.execute.build_locks import remove_stale_locks
-from launcher.execute.shared_buffers import remove_shared_buffers
+from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json, plan_json
 from launcher.render.command import render_env

@@ -13,7 +13,7 @@ from launcher.doctor.checks_build import compiler, deepspeed_ops, libaio, ninja,
 from launcher.doctor.checks_storage import nvme_folder
 from launcher.doctor.needs import nvme_path
 from launcher.errors import MachineError, Problem
-from launcher.execute.swap_files import LOCK, claimed, swap_files
+from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.facts.machine_build import BuildFacts, read_build
 from launcher.facts.machine_disk import read_folder
 from launcher.facts.stack import Stack, ask_stack

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.doctor.check import size
-from launcher.execute.environment import trackers
+from launcher.execute.binding import trackers
 from launcher.memory import saved
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan

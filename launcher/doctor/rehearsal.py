@@ -17,7 +17,7 @@ from launcher.doctor.rehearsed_links import (
 from launcher.doctor.rehearsed_save import Saving, judge_save, judge_shared, judge_stop
 from launcher.doctor.units import amount, duration, flops, rate
 from launcher.errors import Problem
-from launcher.facts.meeting import LOOPBACK, UNKNOWN
+from launcher.facts.interfaces import LOOPBACK, UNKNOWN
 
 TITLES = {
     "rehearsal-start": "start",

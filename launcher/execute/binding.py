@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.environment import mend_environment
 from launcher.execute.supervise import Limits
 from launcher.facts.interfaces import interface_of, own_address_towards
 from launcher.facts.place import Place
+from launcher.facts.wandb_server import wandb_obstacle
 from launcher.recipe.env import resolve_env
 
 RESUME = "EFFILAUNCH_RESUME"
@@ -123,3 +123,44 @@ def _of_one_rank(order: Order, place: Place, devices: Sequence[str]) -> dict[str
         own = len(devices) == 1
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), **({"LOCAL_RANK": "0"} if own else {})}
     return env
+
+
+_TRUE = {"1", "true", "yes", "on"}
+_OLD_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE")
+_NEW_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
+OURS = ("wandb", "tensorboard", "trackio")
+"""Trackers that get the plan (launcher/train/tracking.py)."""
+_WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
+
+
+def mend_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
+    """(variables to set on top, what to tell the user).
+
+    environ: what the workers would get. report_to: trainer.report_to, a name or a list of names. Nothing that
+    is set already is replaced. Where wandb is asked for, its server is, too, for a few seconds.
+    """
+    added: dict[str, str] = {}
+    notes: list[str] = []
+    old = next((name for name in _OLD_CACHES if environ.get(name)), None)
+    if old is not None and not any(environ.get(name) for name in _NEW_CACHES):
+        added["HF_HUB_CACHE"] = environ[old]
+        notes.append(f"{old} is no longer read: its folder is used as HF_HUB_CACHE")
+    if "wandb" not in trackers(report_to):
+        return added, notes
+    if environ.get("WANDB_DISABLED", "").lower() in _TRUE:
+        notes.append(
+            "WANDB_DISABLED is no longer read: the run reports to wandb; trainer.report_to: none stops it"
+        )
+    chosen = any(environ.get(name) for name in _WANDB_IDENTITIES)
+    if not chosen and (obstacle := wandb_obstacle(environ)) is not None:
+        added["WANDB_MODE"] = "offline"
+        notes.append(
+            f"{obstacle}: the run is logged offline (WANDB_MODE=offline); `wandb sync` uploads it later"
+        )
+    return added, notes
+
+
+def trackers(report_to: Any) -> list[str]:
+    """The trackers that trainer.report_to names, a name or a list of names; of `all`, the ones known here."""
+    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
+    return list(OURS) if names == ["all"] else [name for name in names if name != "none"]

@@ -13,8 +13,7 @@ from launcher.errors import Interrupted, Problem
 from launcher.execute.adapted import last_step
 from launcher.execute.following import Ended
 from launcher.execute.signals import STOPPING
-from launcher.execute.stacks import STATES, Stack
-from launcher.execute.supervise import Watch, describe_lost
+from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.status import LEFT_EARLY, RankStatus
 from launcher.facts.user_files import parse_json

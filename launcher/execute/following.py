@@ -12,14 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.guard import guarded
-from launcher.execute.log_file import LogFile, unwritable_by
-from launcher.execute.output import Output, errors_in
+from launcher.execute.output import LogFile, Output, errors_in, unwritable_by
 from launcher.execute.peers import Part, Peers, Said
-from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
+from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
-from launcher.execute.stacks import Stack, read_stacks
-from launcher.execute.supervise import Hang, Watch
+from launcher.execute.supervise import Hang, Stack, Watch, read_stacks
 from launcher.facts.secrets import line_hider, secret_values
 from launcher.facts.status import RankStatus, is_alive, read_stage
 from launcher.facts.user_files import is_dir

@@ -14,7 +14,6 @@ from launcher.diagnose.findings import Finding
 from launcher.diagnose.run_dir import LOST
 from launcher.errors import RunFailed
 from launcher.execute.binding import Bound, Order, bind_order, fill, whole_environment
-from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.converting import show_start
 from launcher.execute.endings import STOPPED, interruption, saved_at, was_stopped
 from launcher.execute.failed import (
@@ -26,10 +25,10 @@ from launcher.execute.failed import (
 )
 from launcher.execute.following import Ended, Look, Start, blind, follow
 from launcher.execute.group import Group
-from launcher.execute.guard import WORKERS_LEAVE_S
+from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
+from launcher.execute.processes import WORKERS_LEAVE_S
 from launcher.execute.run_dir import ENDED, MARKER, record_bound, unwritable
 from launcher.execute.shared import digest_of, prepared_data
-from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
 from launcher.facts.atomic_writes import write_text

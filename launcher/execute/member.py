@@ -29,20 +29,17 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.execute.binding import Order, bind_order
-from launcher.execute.build_locks import remove_stale_locks
 from launcher.execute.channel import Channel, Closed, Message, Rhythm
 from launcher.execute.following import Ended, Start, follow
 from launcher.execute.greeting import Unproven, introduce
 from launcher.execute.group import HOST_LOST
-from launcher.execute.guard import WORKERS_LEAVE_S
 from launcher.execute.hello import own_hello
+from launcher.execute.leftovers import claimed, remove_shared_buffers, remove_stale_locks
 from launcher.execute.peers import Said
-from launcher.execute.processes import send
+from launcher.execute.processes import WORKERS_LEAVE_S, send
 from launcher.execute.shared import look
-from launcher.execute.shared_buffers import remove_shared_buffers
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Watch
-from launcher.execute.swap_files import claimed
 from launcher.facts.oom_kills import has_killed, read_oom_kills
 from launcher.facts.place import PORTS, Place
 from launcher.facts.status import is_alive

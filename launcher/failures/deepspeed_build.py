@@ -77,7 +77,7 @@ DEEPSPEED_BUILD = (
         mend="nothing: a run removes such locks before it starts, and `effilaunch doctor` shows them",
         source="torch/utils/file_baton.py; huggingface/transformers#26015; deepspeedai/DeepSpeed#4285",
         places=(
-            Place("worker", "launcher.execute.build_locks:remove_stale_locks"),
+            Place("worker", "launcher.execute.leftovers:remove_stale_locks"),
             Place("doctor", "build-locks"),
             Place("diagnose"),
         ),

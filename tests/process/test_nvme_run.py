@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from grounds import make_base
 
-from launcher.execute.swap_files import LOCK, swap_files
+from launcher.execute.leftovers import LOCK, swap_files
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

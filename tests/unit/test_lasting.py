@@ -15,7 +15,7 @@ import pytest
 from launcher.cli import main
 from launcher.errors import Interrupted, Problem
 from launcher.execute import signals
-from launcher.execute.log_file import LogFile, unwritable_by
+from launcher.execute.output import LogFile, unwritable_by
 from launcher.execute.signals import Stops, ended_by_signals, stopping_signals
 from launcher.facts.checkpoint import sha256_of
 
@@ -32,7 +32,7 @@ def test_a_log_without_room_goes_on_where_there_is_room_again(tmp_path, monkeypa
             written, room[0] = write(descriptor, data[: room[0]]), 0
             return written
 
-        monkeypatch.setattr("launcher.execute.log_file.os.write", full)
+        monkeypatch.setattr("launcher.execute.output.os.write", full)
         log.line("second")
         log.line("third")
         monkeypatch.undo()

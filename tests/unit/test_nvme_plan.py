@@ -16,7 +16,7 @@ from machines import GIB, HEALTHY, folder, verdict
 from launcher.commands import swapping
 from launcher.doctor.needs import built_ops, nvme_path
 from launcher.errors import MachineError, RecipeError
-from launcher.execute.swap_files import LOCK, claimed, swap_files
+from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.lint.check import lint_text
 from launcher.memory.engine import sharded_states
 from launcher.plan.adapting import ways_out
@@ -370,7 +370,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     where = tmp_path / "swap"
     code = (
         "import sys; from pathlib import Path; from launcher.errors import MachineError\n"
-        "from launcher.execute.swap_files import claimed\n"
+        "from launcher.execute.leftovers import claimed\n"
         "try:\n    with claimed(Path(sys.argv[1])): print('got it')\n"
         "except MachineError as error: print(error.problems[0].code, error.problems[0].message)\n"
     )

@@ -14,11 +14,9 @@ from launcher.errors import Problem, RunFailed
 from launcher.execute.endings import hang_problem, was_stopped
 from launcher.execute.failed import KnownFailure
 from launcher.execute.following import Ended
-from launcher.execute.log_file import LogFile
-from launcher.execute.output import Output, errors_in
+from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.restarts import Begun, may_pass, pause_before
-from launcher.execute.stacks import parse_stack
-from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost
+from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.status import LEFT_EARLY, RankStatus
 from launcher.failures.catalogue import FAILURES

@@ -16,8 +16,7 @@ from launcher.commands.gather import load_profile, read_hostfile
 from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.adapted import last_step
 from launcher.execute.endings import read_stopped
-from launcher.execute.log_file import LogFile
-from launcher.execute.output import Output, errors_in
+from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
 from launcher.execute.requeue import last_requeue
 from launcher.execute.shared import prepared_data

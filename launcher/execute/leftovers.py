@@ -1,20 +1,39 @@
-"""The files of an offload to NVMe: one run at a time has a folder of them, and leaves none behind.
-
-DeepSpeed writes `optimizer/rankN/*.tensor.swp` and `<dtype>params/rankN/*.tensor.swp` into nvme_path's
-`zero_stage_3`, the same names in every run, and removes none of the optimizer's: two runs in one folder would
-read each other's weights without a word, and each run leaves up to 18 bytes a parameter for ever. A lock
-file of ours says which run has the folder, and that what lies there is ours to remove.
-"""
+"""Removes the locks that killed extension builds left (launcher/facts/build_locks.py says why)."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.errors import MachineError, Problem
+from launcher.facts.build_locks import stale_locks
+
+
+def remove_stale_locks(environ: Mapping[str, str]) -> list[Path]:
+    """Remove the locks of dead builds in the folder that torch will use; returns them."""
+    removed = []
+    for lock in stale_locks(environ):
+        with contextlib.suppress(OSError):  # somebody else may remove it first
+            lock.unlink()
+            removed.append(lock)
+    return removed
+
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def remove_shared_buffers(master_port: int, folder: Path = SHARED_MEMORY) -> None:
+    """Remove this user's buffers of the run that meets on `master_port`.
+
+    To be called where no rank of that run lives: before it starts and after it ended.
+    """
+    for path in folder.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{master_port}_*"):
+        with contextlib.suppress(OSError):  # somebody else may remove it first
+            path.unlink()
+
 
 LOCK = ".effilaunch-nvme.lock"
 _FILES = ("zero_stage_3/optimizer/rank*/*.tensor.swp", "zero_stage_3/*params/rank*/*.tensor.swp")
