@@ -67,8 +67,8 @@ class Pair:
 def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
     from launcher.errors import EffilaunchError
     from launcher.execute import following
-    from launcher.execute.channel import Rhythm
-    from launcher.execute.member import serve
+    from launcher.execute.nodes.member import serve
+    from launcher.execute.nodes.wire import Rhythm
     from launcher.facts.place import Place
     from launcher.report.outcome import echo
 
@@ -90,7 +90,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
     """The head's command, from the group to its goodbye."""
     from launcher.commands.adapting import run_tries
     from launcher.commands.gathering import _goodbye
-    from launcher.execute.group import Group
+    from launcher.execute.nodes.group import Group
     from launcher.execute.run_dir import write_run_dir
     from launcher.execute.supervise import Limits
     from launcher.render.bundle import render

@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.adapted import (
+from launcher.execute.endings import KnownFailure
+from launcher.execute.following import Look, blind
+from launcher.execute.nodes.group import Group
+from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
+from launcher.execute.run_dir import (
+    DISK_FULL,
+    UNWRITABLE,
     Record,
     earlier_settings,
     last_step,
+    locked,
     read_record,
     with_record,
     write_next_try,
 )
-from launcher.execute.failed import KnownFailure
-from launcher.execute.following import Look, blind
-from launcher.execute.group import Group
-from launcher.execute.local import execute, is_prepared
-from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
-from launcher.execute.run_dir import DISK_FULL, UNWRITABLE, locked
+from launcher.execute.start import execute, is_prepared
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.software import require_modules

@@ -21,8 +21,8 @@ from typing import Any
 from launcher.commands.allocation import allocated, refuse_hostfile
 from launcher.commands.gather import check_hosts, find_hardware, hostfile_warnings, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
-from launcher.execute.group import Group
-from launcher.execute.member import COME_S, serve
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.member import COME_S, serve
 from launcher.execute.ssh import Starting, forwarded
 from launcher.facts.hostfile import Host, is_host
 from launcher.facts.interfaces import is_this_machine, own_address_towards

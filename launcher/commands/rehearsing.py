@@ -16,10 +16,10 @@ from launcher.commands.gathering import await_members, digest_of_request, find_g
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
-from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
-from launcher.execute.group import HOST_LOST, Group
-from launcher.execute.local import execute
+from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
+from launcher.execute.nodes.group import HOST_LOST, Group
 from launcher.execute.run_dir import MARKER, written
+from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.atomic_writes import write_text
@@ -196,7 +196,7 @@ def conclude(
 def _of_a_rehearsal(problem: Problem, run_dir: Path) -> Problem:
     """A process that was lost, told for a rehearsal: on which machine, and without a checkpoint to go on
     from."""
-    if problem.code not in (LOST, LAUNCHER_LOST, HANG, HOST_LOST):
+    if problem.code not in (RANK_LOST, LAUNCHER_LOST, HANG, HOST_LOST):
         return problem
     statuses = read_statuses(run_dir)
     named = {int(number) for number in re.findall(r"\brank (\d+)", problem.message)}

@@ -37,12 +37,11 @@ from launcher.commands.swapping import check_nvme, holding_nvme
 from launcher.diagnose.patch import edits
 from launcher.doctor.needs import needed_modules
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.adapted import Record, read_record, with_record
-from launcher.execute.failed import KnownFailure
-from launcher.execute.group import Group
+from launcher.execute.endings import KnownFailure
+from launcher.execute.nodes.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import written
+from launcher.execute.run_dir import Record, read_record, with_record, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
 from launcher.lint.finding import printable

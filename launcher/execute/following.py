@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.execute.nodes.peers import Part, Peers, Said
 from launcher.execute.output import LogFile, Output, errors_in, unwritable_by
-from launcher.execute.peers import Part, Peers, Said
 from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Hang, Stack, Watch, read_stacks

@@ -18,9 +18,8 @@ from launcher.errors import (
     RecipeError,
     RunFailed,
 )
-from launcher.execute.endings import read_stopped
-from launcher.execute.failed import run_failure
-from launcher.execute.run_dir import MARKER
+from launcher.execute.endings import run_failure
+from launcher.execute.run_dir import MARKER, read_stopped
 from launcher.execute.submit import Run, Submitted
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import ENDED, PASSING, Job, read_jobs

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.endings import read_stopped
-from launcher.execute.restarts import RESTARTS
-from launcher.execute.run_dir import ENDED, MARKER, is_held
+from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, is_held, read_stopped
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.secrets import hide_in
 from launcher.facts.status import LEFT_EARLY, is_alive, read_statuses
-from launcher.facts.user_files import read_bytes, read_json, read_jsonl
+from launcher.facts.user_files import parse_json, read_bytes, read_json, read_jsonl
 from launcher.render.bundle import dump_json
 
 State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]
@@ -159,3 +157,36 @@ def without_secrets(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
     return replace(
         record, **{each.name: hide_in(getattr(record, each.name), hide) for each in fields(record)}
     )
+
+
+class NewRows:
+    """Reads on where it stopped; a file that was written anew, as every start does, from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        """Device and inode."""
+        self._read = 0
+        """Bytes of it."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The rows since the last time; a half-written one comes with the next."""
+        try:
+            with self._path.open("rb") as stream:
+                state = self._path.stat()
+                if (state.st_dev, state.st_ino) != self._file:
+                    self._file, self._read = (state.st_dev, state.st_ino), 0
+                stream.seek(self._read)
+                whole, end, _ = stream.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._read += len(whole) + len(end)
+        return [row for line in whole.splitlines() if (row := _row(line)) is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

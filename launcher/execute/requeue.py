@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError
-from launcher.execute.endings import read_stopped
+from launcher.execute.run_dir import read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.queue import Job, ask, read_jobs
 from launcher.facts.user_files import read_jsonl

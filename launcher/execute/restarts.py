@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Interrupted, Problem, RunFailed
-from launcher.execute.adapted import last_step
-from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
-from launcher.execute.failed import KnownFailure
+from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure
 from launcher.execute.resume import choose_checkpoint
+from launcher.execute.run_dir import RESTARTS, last_step
 from launcher.execute.signals import pause
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
@@ -24,7 +23,6 @@ from launcher.facts.user_files import read_jsonl
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json
 
-RESTARTS = "restarts.jsonl"
 LENGTH = ("max_steps", "num_train_epochs")
 """Of `trainer`, in result.json under `planned`: a later dry run writes another plan.json beside it."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
@@ -32,7 +30,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
 
 _STATUS_S = 0.5
 """A rank writes its status once in so long, at the end of a step."""
-_MAY_PASS = ("run-failed", LOST, LAUNCHER_LOST, HANG)
+_MAY_PASS = ("run-failed", RANK_LOST, LAUNCHER_LOST, HANG)
 """Problems of a run that nobody knows: the next try may not meet them."""
 _KNOWN_TO_PASS = (
     "nccl-timeout",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.endings import interruption
+from launcher.execute.following import Look, Start, blind, follow
 from launcher.execute.run_dir import unwritable
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import (
@@ -18,9 +25,10 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
-from launcher.facts.status import read_statuses
+from launcher.facts.machine_disk import read_folder
+from launcher.facts.status import CONVERT_STAGE, read_statuses
 from launcher.plan.inputs import Pace
-from launcher.render.bundle import dump_json
+from launcher.render.bundle import Bundle, dump_json
 
 _NAME = "runs/NAME/TIME/checkpoints/checkpoint-100"
 
@@ -156,3 +164,143 @@ def _step(path: Path) -> int:
 def _bytes(folder: Path) -> int:
     manifest = read_manifest(folder)
     return 0 if manifest is None else manifest.bytes
+
+
+CONVERTED = "converted"
+LATEST = "latest_universal"
+"""Beside a universal checkpoint: the folder that DeepSpeed reads."""
+LOG = "convert.log"
+_TIMES = 2
+"""The shares lie on the disk twice while they are put together."""
+_STOP_S = 5.0
+
+
+def converted(
+    checkpoint: Path, run_dir: Path, why: str, say: Callable[[str], None], look: Look = blind
+) -> Path:
+    """The universal twin of a verified checkpoint; one that is there already is taken.
+
+    look: is shown how far it is.
+    MachineError (4) where the disk lacks the room, RunFailed (5) where DeepSpeed cannot convert it,
+    RecipeError (2) where reading it would run code, Interrupted (130) after a signal.
+    """
+    target = run_dir / CONVERTED / checkpoint.name
+    if _is_of(target, checkpoint):
+        say(f"the converted checkpoint {target} is there already")
+        return target
+    _check_room(checkpoint, run_dir)
+    say(f"converting {checkpoint} for this run: {why}")
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    argv = [sys.executable, "-m", "launcher.train.universal", str(checkpoint), str(target), str(run_dir)]
+    # Alone and on the CPU: no device is taken, no process group joined.
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONUNBUFFERED": "1"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        env.pop(name, None)
+    log = run_dir / "logs" / LOG
+    start = Start(
+        argv, env, log, _nobody, stop_s=_STOP_S, orphaned_s=0.0, stage=CONVERT_STAGE, look=look
+    )  # fmt: skip
+    ended = follow(start)
+    if ended.stopped_by is not None:
+        raise interruption(run_dir, ended, again="run the command again; nothing of the run has changed")
+    if ended.code != 0 or defect(target, hashes=False) is not None:
+        raise _failed(ended.code, log)
+    return target
+
+
+def _nobody(line: str) -> None:
+    """The converter's lines are for the log."""
+
+
+def _failed(code: int, log: Path) -> RecipeError | RunFailed:
+    try:
+        lines = log.read_text("utf-8", errors="replace").strip().splitlines()
+    except OSError:  # a full disk did not take the log either
+        lines = []
+    last = lines[-1] if lines else f"exit code {code}"
+    problem = Problem(
+        "conversion-failed",
+        f"the checkpoint could not be converted for another number of ranks or ZeRO stage: {last}",
+        file=str(log),
+        hint="go on with the ranks and the stage that wrote it, or start a new run",
+    )
+    return RecipeError(problem) if code == RecipeError.exit_code else RunFailed(problem)
+
+
+def _is_of(target: Path, checkpoint: Path) -> bool:
+    """Whether a converted checkpoint is whole and was made from this one."""
+    made, source = read_manifest(target), read_manifest(checkpoint)
+    if made is None or source is None or not (target / LATEST).is_file():
+        return False
+    state = "trainer_state.json"
+    same = made.step == source.step and made.files.get(state) == source.files.get(state)
+    return same and defect(target, hashes=True) is None
+
+
+def _check_room(checkpoint: Path, run_dir: Path) -> None:
+    manifest = read_manifest(checkpoint)
+    shares = {} if manifest is None else manifest.files
+    needed = _TIMES * sum(facts.bytes for name, facts in shares.items() if name.startswith("global_step"))
+    free = read_folder(run_dir).free
+    if free >= needed:
+        return
+    raise MachineError(
+        Problem(
+            "disk-full",
+            f"converting the checkpoint takes {needed / 2**30:.1f} GiB in {run_dir}, where "
+            f"{free / 2**30:.1f} GiB are free",
+            hint="make room, or go on with the ranks and the stage that wrote it",
+        )
+    )
+
+
+def remove_converted(run_dir: Path, keep: Path | None = None) -> None:
+    """Remove converted checkpoints but `keep`, which is about to be read."""
+    for folder in (run_dir / CONVERTED).glob("*"):
+        if folder != keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if keep is None:
+        shutil.rmtree(run_dir / CONVERTED, ignore_errors=True)
+
+
+def show_start(bundle: Bundle, run_dir: Path, resume: str | None) -> None:
+    """ds_config.json and command.sh of this start: what they say beyond the bundle's.
+
+    `load_universal` stands in the first where the run goes on from a converted checkpoint alone: any other
+    could not be read with it. So the second names the checkpoint; started by hand when that is gone, it is
+    refused, and does not begin anew.
+    """
+    is_converted = resume is not None and (Path(resume) / LATEST).is_file()
+    if bundle.ds_config is not None:
+        config = dict(bundle.ds_config)
+        if is_converted:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        write_text(run_dir / "ds_config.json", dump_json(config))
+    script = bundle.files["command.sh"]
+    if resume is not None:
+        lines = _OF_CONVERTED + f"export EFFILAUNCH_RESUME={_shell(resume, run_dir)}\n"
+        script = _RUN_DIR.sub(
+            lambda line: line[0] + (lines if is_converted else _OF_RESUMED), script, count=1
+        )
+    write_text(run_dir / "command.sh", script)
+    (run_dir / "command.sh").chmod(0o755)
+
+
+def _shell(checkpoint: str, run_dir: Path) -> str:
+    """A checkpoint's path as command.sh writes it: the run directory may be moved."""
+    path = Path(checkpoint)
+    inside = path.is_relative_to(run_dir)
+    return f'"$run_dir"/{shlex.quote(str(path.relative_to(run_dir)))}' if inside else shlex.quote(checkpoint)
+
+
+_RUN_DIR = re.compile(r"^run_dir=.*\n", re.MULTILINE)
+_OF_RESUMED = """\
+# This start went on from a checkpoint. By hand it goes on from the newest whole one of this run,
+# else from the one of another run that it began with (origin.json).
+export EFFILAUNCH_RESUME="${EFFILAUNCH_RESUME-auto}"
+"""
+_OF_CONVERTED = """\
+# This start went on from a converted checkpoint, which is removed once the run has saved one of its own.
+# ds_config.json (checkpoint.load_universal) reads no other: from then on use `effilaunch run --resume auto`,
+# which writes both files anew.
+"""

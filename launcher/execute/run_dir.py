@@ -6,19 +6,23 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.atomic_writes import write_text
+from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
 from launcher.facts.rehearsal import PREFIX
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.status import process_started
-from launcher.facts.user_files import parse_json
+from launcher.facts.user_files import exists, is_after, parse_json, read_lines
+from launcher.facts.user_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
 from launcher.render.slurm import SUBMITTED
 
@@ -28,6 +32,10 @@ ENDED = "ended.json"
 """In logs/: what the command said of a run that did not finish; gone when it is started again."""
 LOCK = ".lock"
 """Held while a run lives in this directory (flock); holds the pid of the run and its host."""
+STOPPED = "stopped.json"
+"""Written by rank 0 when a signal ended the run with a checkpoint."""
+RESTARTS = "restarts.jsonl"
+"""One row for each restart of the run."""
 DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
 """Codes of the problems of a run directory that cannot be written."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -215,3 +223,168 @@ def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
     if "command" in bound:
         bound = {**bound, "command": hide_in(bound["command"], hider(secret_values(os.environ)))}
     write_text(path, dump_json({**parse_json(path.read_text("utf-8")), "bound": bound}))
+
+
+def read_stopped(run_dir: Path) -> dict[str, Any] | None:
+    """What rank 0 wrote when it stopped; None where nothing stopped this run."""
+    try:
+        found = parse_json((run_dir / STOPPED).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+KEY = "adapted"
+"""The record's name in plan.json."""
+
+_KEPT = ("plan.json", "ds_config.json", "accelerate.yaml", "command.sh")
+"""Files of a try that the next one writes anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that `on_oom: adapt` has changed in a run."""
+
+    changes: Mapping[str, Any]
+    """Dotted recipe key -> value, None where the key is taken away: the recipe with them gives the plan."""
+    adaptations: tuple[Mapping[str, Any], ...]
+    """One object a try: step, resumed_from, changed {setting: [old, new]}, reason."""
+
+
+def read_record(run_dir: Path) -> Record | None:
+    """What was adapted in this run; None where nothing was, or where there is no plan.
+
+    RecipeError (`record-unreadable`) for a plan that cannot be read: the next one replaces it.
+    """
+    path = run_dir / "plan.json"
+    if not exists(path):
+        return None
+    found = read_object(path).get(KEY)
+    if found is None:
+        return None
+    try:
+        return Record(dict(found["changes"]), tuple(found["adaptations"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise RecipeError(Problem("record-unreadable", f"{KEY} is damaged: {error!r}", str(path))) from error
+
+
+def with_record(bundle: Bundle, record: Record | None) -> Bundle:
+    """The bundle whose plan.json says what was adapted."""
+    if record is None:
+        return bundle
+    plan = json.loads(bundle.files["plan.json"])
+    plan[KEY] = {"changes": dict(record.changes), "adaptations": list(record.adaptations)}
+    return replace(bundle, files={**bundle.files, "plan.json": dump_json(plan)})
+
+
+def earlier_settings(run_dir: Path) -> list[dict[str, Any]]:
+    """Setting -> value of each try's plan, the first one first. Raises ValueError for a broken plan."""
+    earlier = sorted(run_dir.glob("plan-*.json"), key=lambda file: (len(file.name), file.name))
+    plans = [parse_json(file.read_text("utf-8")) for file in (*earlier, run_dir / "plan.json")]
+    return [{key: setting["value"] for key, setting in plan["settings"].items()} for plan in plans]
+
+
+def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) -> str | None:
+    """Write the files of the next try; those of the last one stay as plan-1.json, plan-2.json and so on.
+
+    Checkpoints that cannot be continued are put aside, with the metrics that led to them. Returns the name of
+    the folder that they lie in then; None where none were moved. Raises as `write_run_dir`.
+    """
+    number = 1 + len(list(run_dir.glob("plan-*.json")))
+    aside = None
+    try:
+        for name in _KEPT:  # first, since these need room
+            old = run_dir / name
+            if old.is_file() and old.read_text("utf-8") != bundle.files.get(name):
+                write_text(old.with_name(f"{old.stem}-{number}{old.suffix}"), old.read_text("utf-8"))
+                if name not in bundle.files:
+                    old.unlink()
+        if not keeps_checkpoints:
+            aside = _put_aside(run_dir, number)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    write_run_dir(bundle, run_dir, resume=True)
+    return aside
+
+
+def _put_aside(run_dir: Path, number: int) -> str | None:
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    if metrics.is_file():
+        metrics.rename(run_dir / f"metrics-{number}.jsonl")
+    aside = None
+    if any(checkpoints.glob("checkpoint-*")):
+        aside = f"checkpoints-{number}"
+        checkpoints.rename(run_dir / aside)
+    # It cannot be continued either; last, since a renaming that fails leaves the run as it was.
+    (run_dir / ORIGIN).unlink(missing_ok=True)
+    return aside
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step that the run has logged; 0 where there is none."""
+    last = 0
+    with contextlib.suppress(OSError):
+        for _, row in read_lines(run_dir / "metrics.jsonl"):
+            if row is not None and is_after(row, last) and isinstance(row["step"], int):
+                last = row["step"]
+    return last
+
+
+_RECORDS = ("metrics.jsonl", RESTARTS)
+
+
+def put_aside_behind(run_dir: Path, step: int, say: Callable[[str], None]) -> None:
+    """Put aside what lies behind `step`, where that is a checkpoint at least.
+
+    Raises as `unwritable`. Records first: from a start that is cut off between, nothing is lost.
+    """
+    behind = _checkpoints_behind(run_dir / "checkpoints", step)
+    if not behind:
+        return
+    try:
+        for name in _RECORDS:
+            _split(run_dir / name, step, max(behind))
+        named = [_renamed(folder).name for _, folder in sorted(behind.items())]
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    old = [folder.name for _, folder in sorted(behind.items())]
+    say(
+        f"put aside: {', '.join(old)}, behind the step that the run goes on from, as {', '.join(named)} in "
+        f"{run_dir / 'checkpoints'}; nothing goes on from there, and nothing removes it"
+    )
+
+
+def _checkpoints_behind(folder: Path, step: int) -> dict[int, Path]:
+    """Step -> checkpoint of a later step, also one that is not whole."""
+    found = [*complete_checkpoints(folder).values(), *incomplete_checkpoints(folder)]
+    steps = {int(path.name.rpartition("-")[2]): path for path in found if path.parent == folder}
+    return {number: path for number, path in steps.items() if number > step}
+
+
+def _renamed(checkpoint: Path) -> Path:
+    step = checkpoint.name.rpartition("-")[2]
+    return checkpoint.rename(_free_name(checkpoint.with_name(f"{SUPERSEDED}{step}")))
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or the first with a number behind its stem that is not taken."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not one.exists())
+
+
+def _split(record: Path, step: int, last: int) -> None:
+    """Move the rows of a record after `step` into a file of their own; damaged lines stay."""
+    if not exists(record):
+        return
+    aside = _free_name(record.with_name(f"{record.stem}-{SUPERSEDED}{last}{record.suffix}"))
+    parts = {path: path.with_name(f"{path.name}.part") for path in (aside, record)}
+    try:
+        with parts[aside].open("wb") as later, parts[record].open("wb") as kept:
+            for line, row in read_lines(record):
+                (later if is_after(row, step) else kept).write(line)
+        if parts[aside].stat().st_size:
+            for path, part in parts.items():
+                part.replace(path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)

@@ -41,7 +41,7 @@ OWN = ("CUDA_VISIBLE_DEVICES",)
 _ROOT = Path(__file__).resolve().parents[2]
 _BEGIN = (
     "import sys, json, os; said = json.loads(sys.stdin.readline()); os.environ.update(said['env']); "
-    "sys.path.insert(0, said['root']); from launcher.execute.member import main; sys.exit(main(said))"
+    "sys.path.insert(0, said['root']); from launcher.execute.nodes.member import main; sys.exit(main(said))"
 )
 _LINES = 20
 """Of what a host says, the last ones are kept."""

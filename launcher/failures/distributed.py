@@ -86,7 +86,7 @@ DISTRIBUTED = (
         "looks finished to the shell and to the scheduler.",
         mend="believe the completion marker, not the exit code; `effilaunch run` does",
         source="deepspeed/launcher/runner.py main (result.returncode > 0)",
-        places=(Place("worker", "launcher.execute.local:execute"), Place("diagnose")),
+        places=(Place("worker", "launcher.execute.start:execute"), Place("diagnose")),
         patterns=(r"the run ended without finishing, although its launcher reported success",),
     ),
     Failure(
@@ -233,7 +233,7 @@ DISTRIBUTED = (
         source="pytorch/pytorch#118369; transformers/training_args.py ddp_timeout; deepspeed/constants.py",
         places=(
             Place("worker", "launcher.train.worker:set_timeouts"),
-            Place("worker", "launcher.execute.local:prepare_data"),
+            Place("worker", "launcher.execute.start:prepare_data"),
             Place("diagnose"),
         ),
         patterns=(

@@ -25,7 +25,7 @@ REQUEUE = "launcher.execute.requeue"
 START = "==== start "
 """Begins the line that a job writes first into its log, at every start."""
 LEAST_STOP_S = 60
-"""As much as a run has to stop in, where the plan expects less (launcher/execute/local.py)."""
+"""As much as a run has to stop in, where the plan expects less (launcher/execute/start.py)."""
 ASKED_TO_STOP = (130, 138, 143)
 """Codes of a step that a signal ended: the run's own, and those of a Python that SIGUSR1 or SIGTERM killed
 before the run could listen."""

@@ -11,7 +11,7 @@ import pytest
 from launcher.cli import main
 from launcher.commands.running import with_recipe_lines
 from launcher.errors import MachineError, RunFailed
-from launcher.execute.failed import run_failure
+from launcher.execute.endings import run_failure
 
 LOG = """Traceback (most recent call last):
   File "train.py", line 8, in main

@@ -494,9 +494,9 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
 
 
 def test_a_conversion_of_which_the_disk_took_no_log_is_one_error(tmp_path, monkeypatch):
-    from launcher.execute import converting
+    from launcher.execute import resume
     from launcher.execute.following import Ended
 
-    monkeypatch.setattr(converting, "follow", lambda start: Ended(1))
+    monkeypatch.setattr(resume, "follow", lambda start: Ended(1))
     with pytest.raises(RunFailed, match=r"could not be converted .*: exit code 1"):
-        converting.converted(checkpoint(tmp_path, 2), tmp_path / "run", "more ranks", print)
+        resume.converted(checkpoint(tmp_path, 2), tmp_path / "run", "more ranks", print)

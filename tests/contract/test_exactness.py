@@ -21,8 +21,8 @@ from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
 from launcher.commands.gather import gather
 from launcher.execute.leftovers import remove_shared_buffers
-from launcher.execute.local import bind
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.start import bind
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render

@@ -16,12 +16,12 @@ import pytest
 from factories import plan
 
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
-from launcher.execute import local
+from launcher.execute import start as local
 from launcher.execute.following import follow
 from launcher.execute.leftovers import SHARED_MEMORY
-from launcher.execute.local import execute
 from launcher.execute.restarts import may_pass
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.start import execute
 from launcher.render.bundle import render
 
 PREPARED = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'data.json').write_text('{}')"

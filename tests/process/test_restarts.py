@@ -23,7 +23,7 @@ from supervised import bundle_of, ranks
 from launcher.cli import main
 from launcher.commands.adapting import run_tries
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
-from launcher.execute import local
+from launcher.execute import start
 from launcher.execute.run_dir import (
     claimed,
     default_run_dir,
@@ -255,13 +255,13 @@ def test_a_full_disk_loses_neither_the_restart_nor_the_result(tried, monkeypatch
 
 def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(tried, monkeypatch):
     """Without its own sizes of the logs, an earlier try's errors would be taken for those of the next."""
-    record, times = local.record_bound, []
+    record, times = start.record_bound, []
 
     def once(*given: object) -> None:
         times.append(1)
         record(*given) if len(times) == 1 else full()
 
-    monkeypatch.setattr("launcher.execute.local.record_bound", once)
+    monkeypatch.setattr("launcher.execute.start.record_bound", once)
     with pytest.raises(
         RunFailed, match="No space left on device; so the run could not begin again"
     ) as caught:
@@ -271,7 +271,7 @@ def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(
     assert problem.message.count("was killed by SIGKILL, last step 4") == 1
     assert problem.hint == "make room there; then go on with --resume auto"
     assert tried.tries == ["start"]
-    monkeypatch.setattr("launcher.execute.local.record_bound", full)
+    monkeypatch.setattr("launcher.execute.start.record_bound", full)
     with pytest.raises(MachineError, match="cannot write the run directory") as caught:
         tried.run(ranks(), 0)
     assert caught.value.exit_code == 4

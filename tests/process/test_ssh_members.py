@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import MachineError
-from launcher.execute.channel import Rhythm
-from launcher.execute.group import Group
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.wire import Rhythm
 from launcher.execute.ssh import Starting
 from launcher.facts.place import Place
 

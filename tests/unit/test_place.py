@@ -11,7 +11,7 @@ import pytest
 from factories import plan
 
 from launcher.execute.binding import Order, bind_order
-from launcher.execute.hello import (
+from launcher.execute.nodes.hello import (
     Hello,
     different_versions,
     missing_devices,

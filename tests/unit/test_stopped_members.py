@@ -15,12 +15,12 @@ from joining import FAST, Other, second
 from supervised import wait_for
 
 from launcher.errors import Interrupted, Problem, RunFailed
-from launcher.execute import local, member
-from launcher.execute.channel import Channel
+from launcher.execute import start as local
 from launcher.execute.following import Ended, Start
-from launcher.execute.greeting import introduce
-from launcher.execute.group import Group
-from launcher.execute.hello import own_hello
+from launcher.execute.nodes import member
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.hello import own_hello
+from launcher.execute.nodes.wire import Channel, introduce
 from launcher.execute.supervise import Limits
 from launcher.render.bundle import render
 

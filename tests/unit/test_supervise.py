@@ -11,8 +11,7 @@ from checkpoints import checkpoint
 
 from launcher.diagnose.findings import Error, Finding
 from launcher.errors import Problem, RunFailed
-from launcher.execute.endings import hang_problem, was_stopped
-from launcher.execute.failed import KnownFailure
+from launcher.execute.endings import KnownFailure, hang_problem, was_stopped
 from launcher.execute.following import Ended
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.restarts import Begun, may_pass, pause_before

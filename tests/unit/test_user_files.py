@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from launcher.commands.gather import load_profile, read_hostfile
 from launcher.errors import EffilaunchError, RecipeError
-from launcher.execute.adapted import last_step
-from launcher.execute.endings import read_stopped
+from launcher.execute.nodes.hello import prepared_data
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
 from launcher.execute.requeue import last_requeue
-from launcher.execute.shared import prepared_data
+from launcher.execute.run_dir import last_step, read_stopped
 from launcher.facts.model_config import find_model_config
 from launcher.facts.status import REPORT, read_statuses
 from launcher.facts.user_files import (

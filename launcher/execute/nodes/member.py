@@ -29,15 +29,13 @@ from launcher.errors import (
     RunFailed,
 )
 from launcher.execute.binding import Order, bind_order
-from launcher.execute.channel import Channel, Closed, Message, Rhythm
 from launcher.execute.following import Ended, Start, follow
-from launcher.execute.greeting import Unproven, introduce
-from launcher.execute.group import HOST_LOST
-from launcher.execute.hello import own_hello
 from launcher.execute.leftovers import claimed, remove_shared_buffers, remove_stale_locks
-from launcher.execute.peers import Said
+from launcher.execute.nodes.group import HOST_LOST
+from launcher.execute.nodes.hello import look, own_hello
+from launcher.execute.nodes.peers import Said
+from launcher.execute.nodes.wire import Channel, Closed, Message, Rhythm, Unproven, introduce
 from launcher.execute.processes import WORKERS_LEAVE_S, send
-from launcher.execute.shared import look
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Watch
 from launcher.facts.oom_kills import has_killed, read_oom_kills

@@ -14,21 +14,23 @@ from launcher.diagnose.findings import Finding
 from launcher.diagnose.run_dir import LOST
 from launcher.errors import RunFailed
 from launcher.execute.binding import Bound, Order, bind_order, fill, whole_environment
-from launcher.execute.converting import show_start
-from launcher.execute.endings import STOPPED, interruption, saved_at, was_stopped
-from launcher.execute.failed import (
+from launcher.execute.endings import (
     PREPARE_LOG,
     failures_while_stopping,
     find_known,
+    interruption,
     run_failure,
+    saved_at,
     supervised_failure,
+    was_stopped,
 )
 from launcher.execute.following import Ended, Look, Start, blind, follow
-from launcher.execute.group import Group
 from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.hello import digest_of, prepared_data
 from launcher.execute.processes import WORKERS_LEAVE_S
-from launcher.execute.run_dir import ENDED, MARKER, record_bound, unwritable
-from launcher.execute.shared import digest_of, prepared_data
+from launcher.execute.resume import show_start
+from launcher.execute.run_dir import ENDED, MARKER, STOPPED, record_bound, unwritable
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
 from launcher.facts.atomic_writes import write_text

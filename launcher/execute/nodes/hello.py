@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from launcher import __version__
 from launcher.errors import Problem
-from launcher.execute.greeting import fingerprint
+from launcher.execute.nodes.wire import fingerprint
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware
 from launcher.facts.place import Place
 from launcher.facts.software import installed_versions
+from launcher.facts.user_files import read_record
 
 COMPARED = ("effilaunch", "python", "torch", "transformers", "accelerate", "deepspeed", "peft",
             "bitsandbytes", "datasets", "trl")  # fmt: skip
@@ -144,3 +147,41 @@ def one_machine_twice(hellos: Sequence[Hello], hardware: Hardware, names: Mappin
                 hint = "one line a machine in the hostfile, with all its slots; one --node-rank a machine"
                 return [Problem("machine-twice", message, hint=hint)]
     return []
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def prepared_data(run_dir: Path) -> dict[str, str | None]:
+    """The folder of prepared samples that the ranks read, as `look` takes it; none for ranks without data."""
+    if not (run_dir / "data.json").is_file():
+        return {}
+    folder = read_record(run_dir / "data.json").get("folder")
+    return {} if folder is None else {str(folder): None}
+
+
+def look(files: Mapping[str, str | None]) -> list[dict[str, str]]:
+    """What is wrong with files that the head sees; `{host}` in a message stands for this machine."""
+    problems = []
+    for name, digest in files.items():
+        path = Path(name)
+        try:
+            there = path.exists()
+            found = digest_of(path) if there and digest is not None else None
+        except OSError as error:
+            problems.append(_unseen(f"{{host}} cannot read {name}: {error.strerror}"))
+            continue
+        if not there:
+            problems.append(_unseen(f"{{host}} does not see {name}, which the first machine has"))
+        elif found != digest:
+            problems.append(_unseen(f"{{host}} sees another {name} than the first machine"))
+    return problems
+
+
+def _unseen(message: str) -> dict[str, str]:
+    hint = (
+        "all machines must see it under this path, on a disk that they share (--output-dir, EFFILAUNCH_CACHE)"
+    )
+    return {"code": "not-shared", "message": message, "hint": hint}
