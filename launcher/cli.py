@@ -155,7 +155,7 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
 
             return diagnose_command(args.paths, apply=args.apply)
         case "init":
-            from launcher.commands.starting import init_command
+            from launcher.commands.init import init_command
 
             return init_command(
                 args.model, args.data, args.on, args.goal,

@@ -21,7 +21,7 @@ from launcher.facts.hardware import parse_hardware
 from launcher.plan.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
-from launcher.render.slurm import Submission, render_array, render_job, render_prepare_job
+from launcher.schedulers.slurm_script import Submission, render_array, render_job, render_prepare_job
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = """\

@@ -89,12 +89,12 @@ def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
 def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> None:
     """The head's command, from the group to its goodbye."""
     from launcher.commands.adapting import run_tries
-    from launcher.commands.gathering import _goodbye
     from launcher.execute.nodes.group import Group
     from launcher.execute.run_dir import write_run_dir
     from launcher.execute.supervise import Limits
     from launcher.render.bundle import render
     from launcher.report.outcome import echo
+    from launcher.schedulers.local import _goodbye
 
     given = {"launch__max_restarts": settings.get("restarts", 0), "launch__hang_factor": 2}
     bundle = replace(

@@ -19,17 +19,17 @@ from launcher.facts.model import ModelSpec
 from launcher.facts.model_config import find_model_config
 from launcher.facts.processor import probe_processor
 from launcher.facts.shipped import ds_configs_dir
-from launcher.facts.slurm import read_allocation
 from launcher.facts.software import installed_versions
 from launcher.facts.user_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.plan.inputs import Facts
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
+from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
-    from launcher.facts.hostfile import Host
     from launcher.lint.finding import Finding
+    from launcher.schedulers.ssh import Host
 
 
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
@@ -82,7 +82,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         hint = "a file with a line `HOST slots=N` for each machine; relative paths are relative to the recipe"
         code = "hostfile-missing" if absent else "hostfile-unreadable"
         raise RecipeError(Problem(code, message, path="launch.hostfile", hint=hint)) from None
-    from launcher.facts.hostfile import parse_hostfile
+    from launcher.schedulers.ssh import parse_hostfile
 
     return parse_hostfile(text, path)
 

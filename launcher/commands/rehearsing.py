@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.gather import gather
-from launcher.commands.gathering import await_members, digest_of_request, find_gathering, gathered, take_part
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
@@ -34,6 +33,7 @@ from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.rehearsal_text import course_line, rehearsal_text
+from launcher.schedulers.local import await_members, digest_of_request, find_gathering, gathered, take_part
 
 REHEARSE = "launcher.train.rehearse"
 TOLD = ("ranks", "all_reduce", "links", "devices", "waiting", "save")

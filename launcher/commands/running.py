@@ -12,13 +12,6 @@ from typing import Any
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.first_rows import data_problems
 from launcher.commands.gather import gather
-from launcher.commands.gathering import (
-    await_members,
-    digest_of_request,
-    find_gathering,
-    gathered,
-    take_part,
-)
 from launcher.commands.planning import bundle_json
 from launcher.commands.resuming import (
     Beginning,
@@ -53,6 +46,7 @@ from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
 from launcher.report.text import adapted_lines, plan_text, result_text
+from launcher.schedulers.local import await_members, digest_of_request, find_gathering, gathered, take_part
 from launcher.tasks import task_named
 
 

@@ -24,7 +24,7 @@ from launcher.facts.status import process_started
 from launcher.facts.user_files import exists, is_after, parse_json, read_lines
 from launcher.facts.user_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
-from launcher.render.slurm import SUBMITTED
+from launcher.schedulers.slurm_script import SUBMITTED
 
 MARKER = "COMPLETED"
 """Written last by rank 0: a run is done only when this file says so."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from launcher.failures.failure import Failure, Place
 
-_WARNING = Place("worker", "launcher.render.slurm:warning_seconds")
-_REQUEUE = Place("worker", "launcher.execute.requeue:decide")
+_WARNING = Place("worker", "launcher.schedulers.slurm_script:warning_seconds")
+_REQUEUE = Place("worker", "launcher.schedulers.slurm_requeue:decide")
 
 SLURM = (
     Failure(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.execute.submit import Submitted
 from launcher.lint.finding import printable
 from launcher.render.bundle import Bundle
 from launcher.report.tables import table
 from launcher.report.text import plan_text, shell_word
+from launcher.schedulers.jobs import Submitted
 
 
 def dry_run_text(bundle: Bundle, scripts: Mapping[str, str], heard: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.commands import starting
+from launcher.commands import init
 from launcher.facts.hardware import Hardware
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x" * 3600}]}
@@ -65,7 +65,7 @@ def typed(monkeypatch):
         return main(["init", *words])
 
     found = Hardware(1, 1, "RTX4090-24GB", 24564 * 2**20, (8, 9))
-    monkeypatch.setattr(starting.probe, "probe_hardware", lambda: found)
+    monkeypatch.setattr(init.probe, "probe_hardware", lambda: found)
     return call
 
 
@@ -340,8 +340,8 @@ def test_answers_that_end_leave_nothing(capsys, typed, here):
 
 def test_a_gpu_that_no_catalogue_has_is_proposed_by_its_memory(typed, monkeypatch):
     found = Hardware(1, 2, "NVIDIA TITAN Xp", 12196 * 2**20, (6, 1))
-    monkeypatch.setattr(starting.probe, "probe_hardware", lambda: found)
-    assert starting.found_here() == "2x12GB"
+    monkeypatch.setattr(init.probe, "probe_hardware", lambda: found)
+    assert init.found_here() == "2x12GB"
 
 
 def test_control_characters_of_a_file_reach_no_terminal(capsys, typed):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from launcher.facts.host_lists import expand_hosts
+from launcher.schedulers.slurm_allocation import expand_hosts
 
 pytestmark = pytest.mark.cluster
 

@@ -13,8 +13,8 @@ import pytest
 from launcher.errors import MachineError
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.wire import Rhythm
-from launcher.execute.ssh import Starting
 from launcher.facts.place import Place
+from launcher.schedulers.ssh import Starting
 
 RUNS = 'for last; do :; done\nexec sh -c "$last"\n'
 

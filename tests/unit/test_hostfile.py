@@ -10,9 +10,9 @@ from factories import BASE, recipe
 
 from launcher.cli import main
 from launcher.commands.gather import find_hardware
-from launcher.commands.gathering import Gathering, find_gathering, split_address
 from launcher.errors import RecipeError
-from launcher.facts.hostfile import Host, parse_hostfile
+from launcher.schedulers.local import Gathering, find_gathering, split_address
+from launcher.schedulers.ssh import Host, parse_hostfile
 
 HERE = socket.gethostname()
 

@@ -14,7 +14,6 @@ from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
 from launcher.commands import running
-from launcher.commands.gathering import digest_of_request, rendezvous
 from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import start
@@ -29,6 +28,7 @@ from launcher.execute.supervise import Limits
 from launcher.facts.probe import Gpu
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
+from launcher.schedulers.local import digest_of_request, rendezvous
 
 RECIPE = (
     "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"

@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from launcher.errors import RecipeError
-from launcher.execute import queued, run_dir
+from launcher.execute import run_dir
 from launcher.facts import user_files
+from launcher.schedulers import jobs
 from launcher.train import tracking
 from launcher.train.callbacks import Metrics
 from launcher.train.job import Job
@@ -143,5 +144,5 @@ def test_the_id_of_a_tracked_run_stays_where_it_cannot_be_read(tmp_path, monkeyp
 def test_a_loss_that_is_not_finite_is_no_end_of_following(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": null}\n')
     said: list[str] = []
-    assert queued._tell_metrics(tmp_path, queued._Seen(), said.append)
+    assert jobs._tell_metrics(tmp_path, jobs._Seen(), said.append)
     assert len(said) == 1

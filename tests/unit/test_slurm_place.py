@@ -11,8 +11,9 @@ import pytest
 from launcher.cli import main
 from launcher.commands.gather import usable_cores
 from launcher.errors import RecipeError
-from launcher.facts.host_lists import expand_counts, expand_hosts
-from launcher.facts.slurm import (
+from launcher.schedulers.slurm_allocation import (
+    expand_counts,
+    expand_hosts,
     forgotten_srun,
     place_in,
     read_allocation,

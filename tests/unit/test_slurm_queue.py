@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import following
-from launcher.commands.sweeping import combine, folder_name, swept_overrides
+from launcher.commands import submitting
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -18,11 +17,12 @@ from launcher.errors import (
     RecipeError,
     RunFailed,
 )
-from launcher.execute import queued, submit
-from launcher.execute.queued import follow, judge, said_errors
-from launcher.execute.submit import Run, Submitted, read_submitted
-from launcher.facts import queue
-from launcher.facts.queue import Answer, Job, read_jobs, read_partitions
+from launcher.recipe.sweep import combine, folder_name, swept_overrides
+from launcher.schedulers import jobs as queued
+from launcher.schedulers import jobs as submit
+from launcher.schedulers import slurm_queue
+from launcher.schedulers.jobs import Run, Submitted, follow, judge, read_submitted, said_errors
+from launcher.schedulers.slurm_queue import Answer, Job, read_jobs, read_partitions
 
 # As `scontrol -o show job` of 22.05 wrote them, shortened.
 LINES = {
@@ -51,8 +51,8 @@ def slurm(monkeypatch):
         line = LINES.get(words[-1], "")
         return Answer(0 if line else 1, line, "" if line else "Invalid job id specified")
 
-    monkeypatch.setattr(queue, "ask", ask)
-    monkeypatch.setattr(queue.shutil, "which", lambda name: None)
+    monkeypatch.setattr(slurm_queue, "ask", ask)
+    monkeypatch.setattr(slurm_queue.shutil, "which", lambda name: None)
 
 
 def test_jobs(slurm):
@@ -72,13 +72,13 @@ def test_jobs(slurm):
 
 def test_silence_is_not_the_word_that_a_job_is_gone(slurm, monkeypatch):
     answer = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-    monkeypatch.setattr(queue, "ask", lambda *words, **_: answer)
+    monkeypatch.setattr(slurm_queue, "ask", lambda *words, **_: answer)
     with pytest.raises(MachineError, match=r"no answer about job 4: .*Unable to contact"):
         read_jobs(["4"])
 
 
 def test_ranges_with_steps_of_an_array():
-    assert queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
+    assert slurm_queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
 
 
 def test_partitions(slurm):
@@ -210,14 +210,14 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("last", "code"), [("COMPLETED", 0), ("FAILED", 5)])
 def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
     jobs = {"4_0": Job("5", "COMPLETED", code=0), "4_1": Job("4", last, code=code)}
-    monkeypatch.setattr(following, "follow", lambda submitted, say: jobs)
+    monkeypatch.setattr(submitting, "follow", lambda submitted, say: jobs)
     for number, job in enumerate(jobs.values()):
         (tmp_path / str(number)).mkdir()
         if job.code == 0:
             (tmp_path / str(number) / "COMPLETED").touch()
             (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
     runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
-    outcome = following.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs), print)
+    outcome = submitting.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs), print)
     assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
 
 
@@ -331,14 +331,14 @@ def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(
     numbers = iter([Answer(0, "11\n", ""), Answer(0, "12\n", "")])
     monkeypatch.setattr(submit, "submit", lambda script, dependency: next(numbers))
     monkeypatch.setattr(submit, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
-    monkeypatch.setattr(following, "read_jobs", lambda ids: {})
+    monkeypatch.setattr(submitting, "read_jobs", lambda ids: {})
     values = [{"seed": 1}, {"seed": 2}]
     run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]
     for run_dir in run_dirs:
         run_dir.mkdir()
     scripts = (tmp_path / "prepare.sbatch", tmp_path / "job.sbatch")
     submit.submit_scripts(tmp_path, scripts, "r.yaml", run_dirs, values)
-    outcome = following.cancel_command(str(tmp_path / name))
+    outcome = submitting.cancel_command(str(tmp_path / name))
     assert asked == [("scancel", *ended)]
     assert outcome.text.startswith(said)
     assert read_submitted(tmp_path / name).place == tmp_path / name  # what hints name

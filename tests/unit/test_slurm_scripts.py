@@ -12,12 +12,12 @@ import pytest
 from factories import facts, recipe
 
 from launcher.errors import RecipeError
-from launcher.execute.requeue import decide
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.queue import Job, without_defaults
 from launcher.facts.shell import check_shell
 from launcher.plan.planner import make_plan
-from launcher.render.slurm import (
+from launcher.schedulers.slurm_queue import Job, without_defaults
+from launcher.schedulers.slurm_requeue import decide
+from launcher.schedulers.slurm_script import (
     Submission,
     check_warning,
     render_array,
@@ -68,7 +68,7 @@ srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=60 --c
 case "$code" in
 130 | 138 | 143)
   # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.
-  /opt/venv/bin/python -m launcher.execute.requeue "$run_dir"
+  /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir"
   ;;
 esac
 exit "$code"

@@ -17,7 +17,6 @@ from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.nodes.hello import prepared_data
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
-from launcher.execute.requeue import last_requeue
 from launcher.execute.run_dir import last_step, read_stopped
 from launcher.facts.model_config import find_model_config
 from launcher.facts.status import REPORT, read_statuses
@@ -34,6 +33,7 @@ from launcher.recipe.hooks import read_hooks
 from launcher.recipe.layers import load_layers
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_marks import parse_yaml
+from launcher.schedulers.slurm_requeue import last_requeue
 
 pytestmark = pytest.mark.timeout(60)  # what waits for a FIFO would wait for ever
 

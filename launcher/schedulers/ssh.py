@@ -1,13 +1,12 @@
-"""Members started on other machines over ssh, from a machine that is in the hostfile itself.
-
-What a member must know goes through ssh's standard input: neither a command line nor a file shows it.
-"""
+"""DeepSpeed's hostfile: `HOST slots=N`, a machine a line. Pure."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
+import re
 import secrets
 import shlex
 import subprocess
@@ -20,8 +19,103 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import MachineError, Problem
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.place import Place
+
+_LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,6})")
+_LABELS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_EXAMPLE = "HOST slots=N, such as `node1 slots=8`"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A line of it."""
+
+    name: str
+    """As ssh takes it: a name, an address, or one of ssh's own aliases; USER@HOST as well."""
+    slots: int
+    """Devices, or processes on a CPU."""
+    line: int
+
+
+def is_host(name: str) -> bool:
+    """Whether it may be the name of a machine, or is an address: what can be looked up, and is no option of
+    ssh's."""
+    if len(name) <= 253 and _LABELS.fullmatch(name):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return name.isascii() and name.isprintable()  # an address of IPv6 may end with any name of an interface
+
+
+def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
+    """The machines in their order. RecipeError with every line that is none, and its place.
+
+    Blank lines and `#` comments are passed over, also behind an entry.
+    """
+    hosts: dict[str, Host] = {}
+    problems = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.partition("#")[0].strip()
+        if not line:
+            continue
+        if wrong := _wrong(line, hosts):
+            message, hint = wrong
+            problems.append(Problem("bad-hostfile", message, file=file, line=number, hint=hint))
+        elif found := _LINE.fullmatch(line):
+            hosts[_machine(found[1])] = Host(found[1], int(found[2]), number)
+    if not (hosts or problems):
+        problems.append(Problem("bad-hostfile", f"it names no machine; {_EXAMPLE} was expected", file=file))
+    if problems:
+        raise RecipeError(problems)
+    return tuple(hosts.values())
+
+
+def _machine(name: str) -> str:
+    """The same for all ways to write one machine's name or address: neither a user nor capitals matter."""
+    host = name.rpartition("@")[2]
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower().removesuffix(".")
+
+
+def _wrong(line: str, known: Mapping[str, Host]) -> tuple[str, str | None] | None:
+    """What is wrong with a line, and its mend; None where nothing is."""
+    name, *rest = line.split()
+    if (mend := _mend_of(name)) is not None:
+        return f"{name[:80]!r} is no host name: {_EXAMPLE} was expected", mend
+    if not rest:
+        return f"{name} has no slots: {_EXAMPLE} was expected", None
+    found = _LINE.fullmatch(line)
+    if found is None:
+        return f"{' '.join(rest)[:80]!r} is not `slots=N`: {_EXAMPLE} was expected", None
+    if int(found[2]) == 0:
+        return f"{name} has no slot: 1 or more was expected", None
+    if (other := known.get(_machine(name))) is not None:
+        written = "" if other.name == name else f" as {other.name}"
+        message = f"{name} stands in line {other.line} already{written}"
+        return f"{message}: one line a machine, with all its slots", None
+    return None
+
+
+def _mend_of(name: str) -> str | None:
+    """The mend of what is not HOST or USER@HOST; None where it is."""
+    user, at, host = name.rpartition("@")
+    if is_host(host) and user.isprintable() and bool(user) == bool(at) and not name.startswith("-"):
+        return None
+    if "," in host or "[" in host[1:]:  # as Slurm writes lists: node[2-3]
+        return "give each machine a line of its own"
+    if host.startswith("["):
+        return "an address of IPv6 stands without brackets, and a port belongs into ~/.ssh/config"
+    if host.count(":") == 1:
+        return "a port belongs into ~/.ssh/config"
+    if at and not (user and host):
+        return "write HOST or USER@HOST"
+    return "a name has letters, digits, - and _ between its dots, at most 63; or write an address"
+
 
 ANSWER_S = 15.0
 """A host that has not answered by then is named, together with all others that have not."""

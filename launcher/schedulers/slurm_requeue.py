@@ -1,6 +1,6 @@
-"""`python -m launcher.execute.requeue RUN_DIR`: at the end of a job that was asked to stop, does it go on?
+"""`python -m launcher.schedulers.slurm_requeue RUN_DIR`: at the end of a job that was asked to stop, does it go on?
 
-A job script calls it when a signal ended the run (ASKED_TO_STOP of launcher/render/slurm.py). Preempted:
+A job script calls it when a signal ended the run (ASKED_TO_STOP of launcher/schedulers/slurm_script.py). Preempted:
 yes; Slurm requeues only those that it has to kill, and not those that stopped by themselves in the grace
 time. Warned of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. Cancelled, or
 told to stop by somebody: no; `scontrol requeue` would bring a cancelled job back.
@@ -19,8 +19,8 @@ from typing import Any
 from launcher.errors import MachineError
 from launcher.execute.run_dir import read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.queue import Job, ask, read_jobs
 from launcher.facts.user_files import read_jsonl
+from launcher.schedulers.slurm_queue import Job, ask, read_jobs
 
 PATIENCE_S = 60.0
 """So long a controller that gives no answer is asked again: the job is over when this script is."""

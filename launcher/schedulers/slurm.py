@@ -10,16 +10,16 @@ from dataclasses import replace
 from launcher.commands.gather import find_hardware
 from launcher.errors import Problem, RecipeError
 from launcher.facts.place import Place
-from launcher.facts.queue import node_address
-from launcher.facts.slurm import (
+from launcher.recipe.loading import LoadedRecipe
+from launcher.report.text import shell_word
+from launcher.schedulers.slurm_allocation import (
     forgotten_srun,
     place_in,
     read_allocation,
     runs_alone,
     wrong_tasks,
 )
-from launcher.recipe.loading import LoadedRecipe
-from launcher.report.text import shell_word
+from launcher.schedulers.slurm_queue import node_address
 
 
 def refuse_hostfile() -> None:

@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.commands.allocation import allocated, refuse_hostfile
 from launcher.commands.gather import check_hosts, find_hardware, hostfile_warnings, read_hostfile
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.member import COME_S, serve
-from launcher.execute.ssh import Starting, forwarded
-from launcher.facts.hostfile import Host, is_host
 from launcher.facts.interfaces import is_this_machine, own_address_towards
 from launcher.facts.place import PORTS, Place
 from launcher.recipe.env import reference_names
 from launcher.recipe.loading import LoadedRecipe
 from launcher.report.outcome import Outcome, note
+from launcher.schedulers.slurm import allocated, refuse_hostfile
+from launcher.schedulers.ssh import Host, Starting, forwarded, is_host
 
 LINGER_S = 60.0
 """When a run ends before all have come: so long those are told that come by themselves."""

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.facts.slurm import time_seconds
 from launcher.plan.plan import Plan
 from launcher.recipe.schema import SlurmJob, SlurmSection
+from launcher.schedulers.slurm_allocation import time_seconds
 
 SUBMITTED = "submitted.yaml"
 """In the run directory: the recipe as it was when the job was submitted, with its parents and overrides."""
 JOB, PREPARE = "job.sbatch", "prepare.sbatch"
-REQUEUE = "launcher.execute.requeue"
+REQUEUE = "launcher.schedulers.slurm_requeue"
 START = "==== start "
 """Begins the line that a job writes first into its log, at every start."""
 LEAST_STOP_S = 60
@@ -31,7 +31,7 @@ ASKED_TO_STOP = (130, 138, 143)
 before the run could listen."""
 MARGIN_S = 120
 """Between a checkpoint and the end of the job: the ranks leave, and the job is requeued, for which a busy
-controller may have to be asked for a minute (PATIENCE_S of launcher/execute/requeue.py)."""
+controller may have to be asked for a minute (PATIENCE_S of launcher/schedulers/slurm_requeue.py)."""
 _ENDS = ("--kill-on-bad-exit=0", "--wait=60")
 """The members end each other, all with the same code. With the other setting srun kills those that still say
 why, and its code is then 137: it would not be seen that the run stopped with a checkpoint. A member that does
