@@ -149,7 +149,9 @@ def _add_submit(submit: argparse.ArgumentParser) -> None:
     submit.add_argument(
         "target", metavar="RECIPE|RUN_DIR", help="a recipe; with --follow or --cancel what was submitted"
     )
-    submit.add_argument("--to", choices=["slurm"], default="slurm", help="which scheduler")
+    from launcher.schedulers import QUEUES
+
+    submit.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="which scheduler")
     _add_overrides(submit)
     _add_on(submit)
     _add_quiet(submit)

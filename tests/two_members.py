@@ -94,7 +94,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
     from launcher.execute.supervise import Limits
     from launcher.render.bundle import render
     from launcher.report.outcome import echo
-    from launcher.schedulers.local import _goodbye
+    from launcher.schedulers.rendezvous import leaving_together
 
     given = {"launch__max_restarts": settings.get("restarts", 0), "launch__hang_factor": 2}
     bundle = replace(
@@ -103,7 +103,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
         command=(sys.executable, "-c", settings["script"], "{run_dir}", "{node_rank}"),
     )
     group = Group(place, "", rhythm)
-    with _goodbye(group):
+    with leaving_together(group):
         group.await_all(20.0, echo)
         write_run_dir(bundle, folder / "run", resume=False)
         run_tries(

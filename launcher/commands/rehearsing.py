@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.gather import gather
+from launcher.commands.gather import find_hardware, gather
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
@@ -33,7 +33,14 @@ from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.rehearsal_text import course_line, rehearsal_text
-from launcher.schedulers.local import await_members, digest_of_request, find_gathering, gathered, take_part
+from launcher.schedulers.rendezvous import (
+    Request,
+    await_members,
+    digest_of_request,
+    find_gathering,
+    gathered,
+    take_part,
+)
 
 REHEARSE = "launcher.train.rehearse"
 TOLD = ("ranks", "all_reduce", "links", "devices", "waiting", "save")
@@ -63,10 +70,11 @@ def rehearse_command(
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
-    gathering = find_gathering(loaded, on, node_rank, master_addr, command=command)
+    hardware = partial(find_hardware, loaded.recipe, on)
+    gathering = find_gathering(Request(loaded, hardware, note, node_rank, master_addr, command))
     asked = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     if gathering is not None and not gathering.place.is_head:
-        return take_part(gathering.place, asked, say)
+        return Outcome(take_part(gathering.place, asked, say), "the run has finished")
     with gathered(gathering, asked, say) as group:
         outcome = _rehearse(
             loaded, group, say, on=on, seconds=seconds, output_dir=output_dir, meet_s=meet_s,

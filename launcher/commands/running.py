@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import gather
+from launcher.commands.gather import find_hardware, gather
 from launcher.commands.planning import bundle_json
 from launcher.commands.resuming import (
     Beginning,
@@ -46,7 +46,14 @@ from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
 from launcher.report.text import adapted_lines, plan_text, result_text
-from launcher.schedulers.local import await_members, digest_of_request, find_gathering, gathered, take_part
+from launcher.schedulers.rendezvous import (
+    Request,
+    await_members,
+    digest_of_request,
+    find_gathering,
+    gathered,
+    take_part,
+)
 from launcher.tasks import task_named
 
 
@@ -71,11 +78,13 @@ def run_command(
     """
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
-    gathering = find_gathering(loaded, on, node_rank, master_addr, command=command, alone=alone)
+    hardware = partial(find_hardware, loaded.recipe, on)
+    request = Request(loaded, hardware, note, node_rank, master_addr, command, alone)
+    gathering = find_gathering(request)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     with showing(as_json=as_json) as shown:
         if gathering is not None and not gathering.place.is_head:
-            return take_part(gathering.place, asked, shown.say)
+            return Outcome(take_part(gathering.place, asked, shown.say), "the run has finished")
         with gathered(gathering, asked, shown.say) as group:
             if not (dry_run or tiny) and (absent := data_problems(loaded)):
                 raise RecipeError(absent)

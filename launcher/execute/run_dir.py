@@ -24,7 +24,6 @@ from launcher.facts.status import process_started
 from launcher.facts.user_files import exists, is_after, parse_json, read_lines
 from launcher.facts.user_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
-from launcher.schedulers.slurm_script import SUBMITTED
 
 MARKER = "COMPLETED"
 """Written last by rank 0: a run is done only when this file says so."""
@@ -32,6 +31,8 @@ ENDED = "ended.json"
 """In logs/: what the command said of a run that did not finish; gone when it is started again."""
 LOCK = ".lock"
 """Held while a run lives in this directory (flock); holds the pid of the run and its host."""
+SUBMITTED = "submitted.yaml"
+"""The recipe of a submitted job, with its parents and overrides, as it was when it was submitted."""
 STOPPED = "stopped.json"
 """Written by rank 0 when a signal ended the run with a checkpoint."""
 RESTARTS = "restarts.jsonl"

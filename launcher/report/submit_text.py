@@ -9,11 +9,11 @@ from launcher.lint.finding import printable
 from launcher.render.bundle import Bundle
 from launcher.report.tables import table
 from launcher.report.text import plan_text, shell_word
-from launcher.schedulers.jobs import Submitted
+from launcher.schedulers.submitted import Submitted
 
 
 def dry_run_text(bundle: Bundle, scripts: Mapping[str, str], heard: Sequence[str]) -> str:
-    """The plan, every script, and what Slurm said of them."""
+    """The plan, every script, and the answers of the scheduler."""
     parts = [plan_text(bundle)]
     parts += [
         f"{name}\n" + "".join(f"  {line}\n" for line in text.splitlines()) for name, text in scripts.items()
@@ -29,7 +29,7 @@ def submitted_text(submitted: Submitted) -> str:
         if submitted.is_sweep
         else f"job {submitted.job}"
     )
-    before = f", behind job {submitted.prepare} that prepares the data" if submitted.prepare else ""
+    before = f", after job {submitted.prepare} that prepares the data" if submitted.prepare else ""
     return (
         f"submitted {what}{before}\n"
         f"  directory  {printable(str(submitted.folder))}\n"
@@ -39,7 +39,7 @@ def submitted_text(submitted: Submitted) -> str:
 
 
 def cancelled_text(submitted: Submitted) -> str:
-    others = f"; the other runs of {printable(str(submitted.folder))} go on" if submitted.is_part else ""
+    others = f"; the other runs of {printable(str(submitted.folder))} continue" if submitted.is_part else ""
     return f"cancelled job(s) {', '.join(submitted.own_jobs)}; they are not requeued{others}\n"
 
 

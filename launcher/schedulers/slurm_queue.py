@@ -11,15 +11,14 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import MachineError, Problem
-from launcher.plan.draft import Draft
-from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import SlurmJob
+from launcher.schedulers.scheduler import Submission
 from launcher.schedulers.slurm_allocation import time_seconds
-from launcher.schedulers.slurm_script import Submission, count_of, cpus_of_task
+from launcher.schedulers.slurm_script import count_of, cpus_of_task
 
 _ANSWER_S = 60.0
 """A busy controller takes seconds; what takes longer is told as no answer."""
@@ -61,6 +60,63 @@ class Partition:
     """Devices of a node, as Slurm writes them: gpu:a100:8."""
 
 
+ENDED = (
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
+    "REVOKED", "PREEMPTED",
+)  # fmt: skip
+"""States after which nothing follows, but for those of PASSING."""
+PASSING = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED")
+"""Shown for a moment also of a job that is requeued."""
+
+
+_WAITS = {
+    "Resources": "waits for free nodes",
+    "Priority": "waits behind jobs of higher priority",
+    "Dependency": "waits for the job that prepares the data",
+    "BeginTime": "waits; Slurm starts a requeued job after two minutes",
+    "JobHeldUser": "is held: `scontrol release` lets it go",
+    "JobHeldAdmin": "is held by an administrator",
+    "JobArrayTaskLimit": "waits for other jobs of the sweep (launch.slurm.array_limit)",
+    "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "PartitionDown": "waits until its partition is up: it is down",
+    "PartitionInactive": "waits until its partition starts jobs again: it is inactive",
+    "NodeDown": "waits for a node that is down",
+    "Reservation": "waits for its reservation",
+    "Licenses": "waits for licenses",
+}
+"""Why a job waits, as Slurm says it -> in words."""
+_STUCK = {
+    "DependencyNeverSatisfied": "the job that it waits for failed",
+    "BadConstraints": "no node has what it asks for",
+    "PartitionConfig": "the partition does not take such a job (its limits of time, nodes or users)",
+    "PartitionTimeLimit": "it asks for more time than the partition gives",
+    "PartitionNodeLimit": "it asks for more nodes than the partition gives",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its quality of service is not valid",
+    "AccountNotAllowed": "its account may not use the partition",
+    "QOSNotAllowed": "its quality of service may not use the partition",
+}
+"""The same of a job that does not start unless it, its partition or its account is changed."""
+_OF_ONE_PARTITION = (
+    "PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit", "AccountNotAllowed", "QOSNotAllowed",
+)  # fmt: skip
+"""Slurm shows the reason of the partition that it tried last: the others may take the job."""
+_HINDERED = (
+    "PartitionDown", "PartitionInactive", "NodeDown", "ReqNodeNotAvail", "JobHeldUser", "JobHeldAdmin",
+)  # fmt: skip
+"""What passes once somebody mends it: told also of a sweep, whose other reasons are not."""
+_FAILED = {
+    "CANCELLED": "the job was cancelled",
+    "TIMEOUT": "the job reached its time limit before it could save",
+    "NODE_FAIL": "a node of the job failed",
+    "BOOT_FAIL": "a node of the job did not boot",
+    "OUT_OF_MEMORY": "Slurm killed the job for its memory (launch.slurm.mem)",
+    "DEADLINE": "the job reached its deadline",
+    "REVOKED": "the job was revoked",
+    "PREEMPTED": "the job had to make room for another one, and was not requeued",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What Slurm knows of a job just now."""
@@ -80,14 +136,61 @@ class Job:
     partition: str = ""
     """While it waits all that it may run in: low,big."""
 
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
 
-ENDED = (
-    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
-    "REVOKED", "PREEMPTED",
-)  # fmt: skip
-"""States after which nothing follows, but for those of PASSING."""
-PASSING = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED")
-"""Shown for a moment also of a job that is requeued."""
+    @property
+    def may_return(self) -> bool:
+        return self.state in PASSING
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.state == "COMPLETED"
+
+    @property
+    def was_cancelled(self) -> bool:
+        return self.state == "CANCELLED"
+
+    @property
+    def failure(self) -> str:
+        return _FAILED.get(self.state, "")
+
+    @property
+    def text(self) -> str:
+        match self.state:
+            case "PENDING":
+                words = _WAITS.get(self._why, f"waits ({self._why})" if self._why else "waits")
+                return words + (f"; it was requeued {self.restarts} time(s)" if self.restarts else "")
+            case "RUNNING":
+                again = f", after {self.restarts} requeue(s)" if self.restarts else ""
+                return f"runs on {self.nodes}{again}"
+            case "COMPLETED":
+                return "is done"
+            case "FAILED":
+                return f"failed with exit code {self.code}"
+            case _:
+                return f"is {self.state.lower().replace('_', ' ')}"
+
+    @property
+    def obstacle(self) -> str:
+        return self.text if self.state == "PENDING" and self._why in _HINDERED else ""
+
+    @property
+    def never_starts(self) -> str:
+        elsewhere = "," in self.partition and self._why in _OF_ONE_PARTITION
+        if self.state != "PENDING" or elsewhere or self._why not in _STUCK:
+            return ""
+        return f"{_STUCK[self._why]} ({self.reason})"
+
+    @property
+    def lost_its_dependency(self) -> bool:
+        return self._why == "DependencyNeverSatisfied"
+
+    @property
+    def _why(self) -> str:
+        """The first word of the reason: `ReqNodeNotAvail,_UnavailableNodes:n1` names the nodes, too."""
+        return self.reason.partition(",")[0]
 
 
 def has_slurm() -> bool:
@@ -273,9 +376,7 @@ _SAID = {
 }
 
 
-def check_queue(
-    loaded: LoadedRecipe, job: Submission, scripts: Sequence[tuple[str, str]]
-) -> tuple[list[Problem], list[str]]:
+def check_queue(job: Submission, scripts: Mapping[str, str]) -> tuple[list[Problem], list[str]]:
     """Problems of the jobs, each with its line of the recipe; and what Slurm says of their start.
 
     scripts: (name, text); the name of the prepare job begins with it. MachineError where Slurm is silent.
@@ -286,11 +387,11 @@ def check_queue(
         raise MachineError(Problem("slurm-no-answer", message, hint="try again; --dry-run shows the scripts"))
     problems: list[Problem] = []
     said: list[str] = []
-    for name, script in scripts:
+    for name, script in scripts.items():
         is_prepare = name.startswith("prepare")
-        asked: SlurmJob = job.slurm
-        if is_prepare and job.slurm.prepare is not False:
-            asked = job.slurm.prepare
+        asked: SlurmJob = job.launch.slurm
+        if is_prepare and job.launch.slurm.prepare is not False:
+            asked = job.launch.slurm.prepare
         found = [*_check_partition(asked, job, partitions, is_prepare=is_prepare)]
         if not found:
             answer = test_only(script)
@@ -298,7 +399,7 @@ def check_queue(
                 found = [_problem(answer.said, asked, job, partitions, is_prepare=is_prepare)]
             else:
                 said.append(f"{name}: {answer.said}")
-        problems += [placed(problem, loaded) for problem in found]
+        problems += found
     return list(dict.fromkeys(problems)), said
 
 
@@ -306,7 +407,7 @@ def _check_partition(
     asked: SlurmJob, job: Submission, partitions: Sequence[Partition], *, is_prepare: bool
 ) -> list[Problem]:
     """What Slurm would take into the queue, and never start: it lets a job wait for more time or nodes."""
-    name = asked.partition or job.slurm.partition
+    name = asked.partition or job.launch.slurm.partition
     prefix = "launch.slurm.prepare" if is_prepare and asked.partition else "launch.slurm"
     here = ", ".join(partition.name for partition in partitions)
     chosen = [p for p in partitions if p.name in name.split(",")] if name else []
@@ -315,7 +416,7 @@ def _check_partition(
         return [Problem("slurm-partition", message, path=f"{prefix}.partition", hint=f"there are: {here}")]
     chosen = chosen or [partition for partition in partitions if partition.is_default]
     problems = []
-    time = asked.time if asked.time is not None else job.slurm.time
+    time = asked.time if asked.time is not None else job.launch.slurm.time
     wanted = None if time is None else time_seconds(str(time))
     limits = [partition.limit_s for partition in chosen]
     if chosen and wanted and all(limit is not None and limit < wanted for limit in limits):
@@ -365,7 +466,7 @@ def _problem(
         for p in partitions
     )
     path = "launch.slurm.prepare" if is_prepare else "launch.slurm"
-    wanted = asked.cpus_per_task if is_prepare else cpus_of_task(job.slurm, job.hardware)
+    wanted = asked.cpus_per_task if is_prepare else cpus_of_task(job.launch.slurm, job.hardware)
     if "node configuration" in said and wanted is not None and wanted > cpus:
         message = f"{wanted} CPUs of a node are asked for, and no node has more than {cpus} (Slurm: {said})"
         return Problem("slurm-refused", message, path=f"{path}.cpus_per_task", hint=f"there is {sizes}")
@@ -394,7 +495,7 @@ def _too_few_devices(job: Submission, partitions: Sequence[Partition]) -> bool:
 
 def _no_such_device(said: str, job: Submission, partitions: Sequence[Partition]) -> Problem:
     there = sorted({f"{name} in {p.name}" for p in partitions for name in p.gres})
-    key = next((k for k in ("gres", "gpus_per_node") if getattr(job.slurm, k) is not None), None)
+    key = next((k for k in ("gres", "gpus_per_node") if getattr(job.launch.slurm, k) is not None), None)
     path = f"launch.slurm.{key}" if key else "hardware"
     count = job.hardware.devices_per_node
     message = f"no node of this Slurm has the {count} device(s) that the plan needs (Slurm: {said})"
@@ -406,7 +507,7 @@ def _value(key: str, asked: SlurmJob, job: Submission) -> str:
     if key.startswith("options."):
         return str(asked.options.get(key.removeprefix("options."), ""))
     value = getattr(asked, key)
-    return "" if value is None and (value := getattr(job.slurm, key, None)) is None else str(value)
+    return "" if value is None and (value := getattr(job.launch.slurm, key, None)) is None else str(value)
 
 
 def _there_is(key: str, partitions: Sequence[Partition]) -> str | None:
@@ -417,13 +518,3 @@ def _there_is(key: str, partitions: Sequence[Partition]) -> str | None:
         return f"there are: {', '.join(there)}" if there else "no node has any feature"
     commands = {"reservation": "scontrol show reservation", "nodelist": "sinfo -N", "exclude": "sinfo -N"}
     return f"`{commands[key]}` lists them" if key in commands else None
-
-
-def placed(problem: Problem, loaded: LoadedRecipe) -> Problem:
-    """The problem with the line of its key, or of the nearest thing around it."""
-    draft = Draft(loaded.origins)
-    path = problem.path or ""
-    while path and draft.origin(path) is None:
-        path = path.rpartition(".")[0]
-    file, line = draft.place(path) if path else (None, None)
-    return replace(problem, file=file or str(loaded.path), line=line)

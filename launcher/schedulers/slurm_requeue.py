@@ -1,9 +1,9 @@
-"""`python -m launcher.schedulers.slurm_requeue RUN_DIR`: at the end of a job that was asked to stop, does it go on?
+"""Decide at the end of a job that was asked to stop whether it is requeued.
 
-A job script calls it when a signal ended the run (ASKED_TO_STOP of launcher/schedulers/slurm_script.py). Preempted:
-yes; Slurm requeues only those that it has to kill, and not those that stopped by themselves in the grace
+`python -m launcher.schedulers.slurm_requeue RUN_DIR`, called by the job script when a signal ended the run.
+Preempted: yes, since Slurm requeues only jobs that it has to kill, not those that stopped within the grace
 time. Warned of the time limit (SIGUSR1): yes, if a checkpoint was saved since the last start. Cancelled, or
-told to stop by somebody: no; `scontrol requeue` would bring a cancelled job back.
+stopped by a person: no; `scontrol requeue` would bring a cancelled job back.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from launcher.facts.user_files import read_jsonl
 from launcher.schedulers.slurm_queue import Job, ask, read_jobs
 
 PATIENCE_S = 60.0
-"""So long a controller that gives no answer is asked again: the job is over when this script is."""
+"""Time during which a silent controller is asked again; the job ends with this script."""
 _PAUSE_S, _ANSWER_S = 5.0, 20.0
-"""Between two tries; for one answer."""
+"""Between two attempts; for one answer."""
 REQUEUES = "requeues.jsonl"
 """In the run directory: when its job was requeued, why, and at which checkpoint."""
 
@@ -33,27 +33,27 @@ REQUEUES = "requeues.jsonl"
 def decide(
     job: Job | None, stopped: Mapping[str, Any] | None, checkpoint: int, before: int
 ) -> tuple[bool, str]:
-    """Whether the job is requeued, and why; one sentence.
+    """Whether the job is requeued, and why.
 
-    job: as Slurm knows it just now. stopped: what rank 0 wrote. checkpoint: step of the newest whole one;
-    before: of the one that was there when the job was requeued last.
+    job: its present state. stopped: stopped.json of rank 0. checkpoint: step of the newest complete one;
+    before: of the one at the last requeue.
     """
     if job is None:
-        return False, "Slurm does not know this job; submit it again to go on"
+        return False, "Slurm does not know this job; submit it again to resume the run"
     if job.state != "RUNNING":
-        return False, f"the job is {job.state}: what follows is Slurm's decision"
+        return False, f"the job is {job.state}: Slurm decides what follows"
     if job.preempted and job.preempted >= job.start:
         return True, "the job was preempted"
     signal = None if stopped is None else stopped.get("signal")
     if signal != "SIGUSR1":
         asked = "before its first step" if stopped is None else f"by {signal}"
-        return False, f"the run was asked to stop {asked}, and not because its time is over"
+        return False, f"the run was asked to stop {asked}, and not because of its time limit"
     if checkpoint <= before:
         return False, (
-            f"the time limit is too short: since the last start nothing was saved behind step {before}; "
+            f"the time limit is too short: nothing was saved after step {before} since the last start; "
             f"ask for more time, or save more often (trainer.save_steps)"
         )
-    return True, f"the time limit comes near, and the checkpoint of step {checkpoint} is saved"
+    return True, f"the time limit is near, and the checkpoint of step {checkpoint} is saved"
 
 
 def last_requeue(run_dir: Path) -> int:
@@ -65,10 +65,10 @@ def last_requeue(run_dir: Path) -> int:
 
 
 def requeue(run_dir: Path, number: str) -> str:
-    """Requeue the job where it should go on; what happened, in words.
+    """Requeue the job if it should be; why it was not, else an empty text.
 
-    A controller that is silent is asked again for PATIENCE_S. Each time the job is looked up first: it may
-    have been cancelled meanwhile.
+    A silent controller is asked again for PATIENCE_S. The job is looked up before each attempt: it may have
+    been cancelled meanwhile.
     """
     newest = max(complete_checkpoints(run_dir / "checkpoints"), default=0)
     before, told = last_requeue(run_dir), False
@@ -102,7 +102,7 @@ def _write(run_dir: Path, row: Mapping[str, Any]) -> None:
 def own_number(environ: Mapping[str, str]) -> str:
     """The job's number; 12_3 for a task of an array.
 
-    One task of every array has the array's own number as SLURM_JOB_ID, which names all tasks to Slurm.
+    One task of each array has the number of the array as SLURM_JOB_ID, by which Slurm understands all tasks.
     """
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")

@@ -1,121 +1,37 @@
-"""DeepSpeed's hostfile: `HOST slots=N`, a machine a line. Pure."""
+"""Runs on the hosts of `launch.hostfile`, whose nodes are started over ssh from one of them.
+
+What a node must know goes through ssh's standard input: neither a command line nor a file shows it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
-import re
 import secrets
 import shlex
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.member import COME_S
+from launcher.facts.interfaces import is_this_machine, own_address_towards
 from launcher.facts.place import Place
-
-_LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,6})")
-_LABELS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
-_EXAMPLE = "HOST slots=N, such as `node1 slots=8`"
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A line of it."""
-
-    name: str
-    """As ssh takes it: a name, an address, or one of ssh's own aliases; USER@HOST as well."""
-    slots: int
-    """Devices, or processes on a CPU."""
-    line: int
-
-
-def is_host(name: str) -> bool:
-    """Whether it may be the name of a machine, or is an address: what can be looked up, and is no option of
-    ssh's."""
-    if len(name) <= 253 and _LABELS.fullmatch(name):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return name.isascii() and name.isprintable()  # an address of IPv6 may end with any name of an interface
-
-
-def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
-    """The machines in their order. RecipeError with every line that is none, and its place.
-
-    Blank lines and `#` comments are passed over, also behind an entry.
-    """
-    hosts: dict[str, Host] = {}
-    problems = []
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.partition("#")[0].strip()
-        if not line:
-            continue
-        if wrong := _wrong(line, hosts):
-            message, hint = wrong
-            problems.append(Problem("bad-hostfile", message, file=file, line=number, hint=hint))
-        elif found := _LINE.fullmatch(line):
-            hosts[_machine(found[1])] = Host(found[1], int(found[2]), number)
-    if not (hosts or problems):
-        problems.append(Problem("bad-hostfile", f"it names no machine; {_EXAMPLE} was expected", file=file))
-    if problems:
-        raise RecipeError(problems)
-    return tuple(hosts.values())
-
-
-def _machine(name: str) -> str:
-    """The same for all ways to write one machine's name or address: neither a user nor capitals matter."""
-    host = name.rpartition("@")[2]
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return host.lower().removesuffix(".")
-
-
-def _wrong(line: str, known: Mapping[str, Host]) -> tuple[str, str | None] | None:
-    """What is wrong with a line, and its mend; None where nothing is."""
-    name, *rest = line.split()
-    if (mend := _mend_of(name)) is not None:
-        return f"{name[:80]!r} is no host name: {_EXAMPLE} was expected", mend
-    if not rest:
-        return f"{name} has no slots: {_EXAMPLE} was expected", None
-    found = _LINE.fullmatch(line)
-    if found is None:
-        return f"{' '.join(rest)[:80]!r} is not `slots=N`: {_EXAMPLE} was expected", None
-    if int(found[2]) == 0:
-        return f"{name} has no slot: 1 or more was expected", None
-    if (other := known.get(_machine(name))) is not None:
-        written = "" if other.name == name else f" as {other.name}"
-        message = f"{name} stands in line {other.line} already{written}"
-        return f"{message}: one line a machine, with all its slots", None
-    return None
-
-
-def _mend_of(name: str) -> str | None:
-    """The mend of what is not HOST or USER@HOST; None where it is."""
-    user, at, host = name.rpartition("@")
-    if is_host(host) and user.isprintable() and bool(user) == bool(at) and not name.startswith("-"):
-        return None
-    if "," in host or "[" in host[1:]:  # as Slurm writes lists: node[2-3]
-        return "give each machine a line of its own"
-    if host.startswith("["):
-        return "an address of IPv6 stands without brackets, and a port belongs into ~/.ssh/config"
-    if host.count(":") == 1:
-        return "a port belongs into ~/.ssh/config"
-    if at and not (user and host):
-        return "write HOST or USER@HOST"
-    return "a name has letters, digits, - and _ between its dots, at most 63; or write an address"
-
+from launcher.recipe.env import reference_names
+from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
+from launcher.schedulers.local import DEFAULT_PORT, is_started_manually
+from launcher.schedulers.rendezvous import Gathering, Request, Say, leaving_together
+from launcher.schedulers.scheduler import Scheduler
+from launcher.schedulers.slurm_allocation import read_allocation
 
 ANSWER_S = 15.0
 """A host that has not answered by then is named, together with all others that have not."""
@@ -139,6 +55,101 @@ _BEGIN = (
 )
 _LINES = 20
 """Of what a host says, the last ones are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostGathering(Gathering):
+    """Node rank 0, which starts the other hosts."""
+
+    hosts: tuple[Host, ...] = ()
+    """The hosts to start, in the order of their node ranks from 1 on."""
+    env: tuple[str, ...] = ()
+    """Environment variables that the recipe refers to; the hosts get them."""
+
+    @contextlib.contextmanager
+    def head(self, asked: str, say: Say) -> Iterator[Group]:
+        starting = Starting()
+        group = Group(self.place, starting.token)
+        group.say = say
+        try:
+            with leaving_together(group):
+                self._start(group, starting)
+                group.await_all(COME_S, say, lambda: starting.problems(group.members.numbers))
+                yield group
+        finally:
+            starting.end()
+
+    def _start(self, group: Group, starting: Starting) -> None:
+        """Start the hosts, each told the address by which it reaches this machine."""
+        env = forwarded(os.environ, self.env)
+        for number, host in enumerate(self.hosts, 1):
+            try:
+                address = own_address_towards(host.name.rpartition("@")[2])
+            except OSError:  # perhaps an alias that ssh alone knows; if it is none, ssh tells so
+                address = os.uname().nodename
+            told = replace(self.place, member=number, node_rank=number, head=address, port=group.members.port)
+            starting.start(host.name, told, env)
+
+
+class Ssh(Scheduler):
+    """Starts the hosts of `launch.hostfile`."""
+
+    def starts(self, request: Request) -> bool:
+        manual = is_started_manually(request)
+        return request.loaded.recipe.launch.hostfile is not None and not manual and request.alone != "--tiny"
+
+    def gathering(self, request: Request) -> Gathering | None:
+        recipe = request.loaded.recipe
+        if request.alone:
+            for warning in hostfile_warnings(recipe, request.hardware()):
+                request.say(warning)
+            return None
+        _refuse_tasks()
+        file = recipe.launch.hostfile
+        assert file is not None, "asked for a recipe with a hostfile"
+        hosts, hardware = read_hostfile(file), request.hardware()
+        if hardware.num_nodes == 1:
+            return None
+        own = [host for host in hosts if is_this_machine(host.name.rpartition("@")[2])]
+        if len(own) != 1:
+            raise RecipeError(_not_here(own, file))
+        others = [host for host in hosts if host is not own[0]]
+        check_hosts([*own, *others], hardware, file)
+        nodes = hardware.num_nodes
+        place = Place(uuid.uuid4().hex, 0, nodes, nodes, 0, 1, 0, own[0].name, DEFAULT_PORT)
+        return HostGathering(place, tuple(others[: nodes - 1]), tuple(_references(recipe.model_dump())))
+
+
+SCHEDULER = Ssh()
+
+
+def _refuse_tasks() -> None:
+    """RecipeError (2) in one of several tasks of a Slurm step: each would start all hosts."""
+    allocation = read_allocation(os.environ)
+    if allocation is None or allocation.step is None or allocation.tasks == 1:
+        return
+    message = f"each of the {allocation.tasks} tasks of srun would start all hosts of the hostfile"
+    hint = "remove it under Slurm (--set launch.hostfile=null), or start the run once, without srun"
+    raise RecipeError(Problem("slurm-hostfile", message, path="launch.hostfile", hint=hint))
+
+
+def _not_here(own: Sequence[Host], file: str) -> Problem:
+    if own:
+        message = f"{' and '.join(host.name for host in own)} are one machine, this one"
+        hint = "write one line per host, with all its slots"
+        return Problem("bad-hostfile", message, file=file, line=own[1].line, hint=hint)
+    message = "this machine is not in the hostfile; a run is started on one of its hosts"
+    hint = f"start it there, or add this machine ({os.uname().nodename})"
+    return Problem("bad-hostfile", message, file=file, hint=hint)
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Names of the environment variables that a recipe refers to."""
+    if isinstance(value, str):
+        yield from reference_names(value)
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _references(item)
 
 
 def forwarded(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:

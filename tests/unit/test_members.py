@@ -25,10 +25,12 @@ from launcher.execute.nodes.hello import digest_of, look, own_hello
 from launcher.execute.nodes.member import serve
 from launcher.execute.nodes.wire import Channel, Closed, introduce
 from launcher.execute.supervise import Limits
+from launcher.facts.hardware import parse_hardware
 from launcher.facts.probe import Gpu
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
-from launcher.schedulers.local import digest_of_request, rendezvous
+from launcher.schedulers.local import rendezvous
+from launcher.schedulers.rendezvous import Request, digest_of_request
 
 RECIPE = (
     "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
@@ -311,7 +313,7 @@ def test_the_first_machine_may_be_written_in_another_way_on_each(place, tmp_path
     (tmp_path / "r.yaml").write_text(RECIPE)
     loaded = load_recipe(str(tmp_path / "r.yaml"), [])
     head, other = (
-        rendezvous(loaded, "2x1xcpu", rank, f"{name}:{place.port}")
+        rendezvous(Request(loaded, lambda: parse_hardware("2x1xcpu"), print, rank, f"{name}:{place.port}"))
         for rank, name in enumerate(("127.0.0.1", "localhost"))
     )
     with Closing(Group(head, "asked", FAST)) as group:
