@@ -18,7 +18,7 @@ TRAINING_STACK = (
     "tensorboard", "trackio",
 )  # fmt: skip
 MODULES = sorted((ROOT / "launcher").rglob("*.py"))
-MAX_LINES = 400
+MAX_LINES = 600
 
 RUN_AND_LIST = """
 import sys

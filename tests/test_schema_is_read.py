@@ -21,7 +21,8 @@ from launcher.facts.hardware import parse_hardware
 from launcher.plan.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
-from launcher.schedulers.slurm_script import Submission, render_array, render_job, render_prepare_job
+from launcher.schedulers.scheduler import Submission
+from launcher.schedulers.slurm_script import render_array, render_job, render_prepare_job
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = """\
@@ -346,7 +347,7 @@ def with_values(changes: dict[str, str]) -> str:
 def test_every_key_of_slurm_changes_a_script(leaf, tmp_path):
     def scripts(changes: dict[str, str]) -> list[str | None]:
         loaded = recipe(tmp_path, with_values(changes))
-        job = Submission("job", "python", "/", parse_hardware("8xA100-80GB"), loaded.recipe.launch.slurm)
+        job = Submission("job", "python", "/", parse_hardware("8xA100-80GB"), loaded.recipe.launch)
         plan = make_plan(loaded, facts("8xA100-80GB"))
         return [render_job(job, plan, "/r"), render_array(job, plan, "/s", ["/r"]),
                 render_prepare_job(job, "/r", ["/r"])]  # fmt: skip

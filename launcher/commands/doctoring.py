@@ -18,7 +18,7 @@ from launcher.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, exam
 from launcher.doctor.needs import hub_model, nvme_path, reports_to, setting
 from launcher.doctor.redact import Private, redact, redact_json
 from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
-from launcher.execute.binding import mend_environment
+from launcher.execute.binding import fixed_environment
 from launcher.execute.run_dir import default_run_dir
 from launcher.facts.machine import Machine, Subject, gather_machine
 from launcher.facts.model_config import NOT_HERE
@@ -141,7 +141,7 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
         # A value that is bound late is not known here.
         if name.startswith(_ENV) and "{" not in str(entry.value)
     }
-    env |= mend_environment({**os.environ, **env}, "none")[0]
+    env |= fixed_environment({**os.environ, **env}, "none")[0]
     return Subject(
         python=plan.python,
         run_dir=default_run_dir(str(recipe), Path.cwd()),

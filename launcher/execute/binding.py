@@ -79,7 +79,7 @@ def whole_environment(env: Mapping[str, str], report_to: Any) -> tuple[dict[str,
     full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
     # ninja and the launchers' children are looked up beside this interpreter.
     full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
-    added, notes = mend_environment(full, report_to)
+    added, notes = fixed_environment(full, report_to)
     return {**full, **added}, notes
 
 
@@ -133,7 +133,7 @@ OURS = ("wandb", "tensorboard", "trackio")
 _WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
 
 
-def mend_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
+def fixed_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
     """(variables to set on top, what to tell the user).
 
     environ: what the workers would get. report_to: trainer.report_to, a name or a list of names. Nothing that

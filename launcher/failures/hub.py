@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.failures.failure import Failure, Place
 
-_ENVIRONMENT = Place("worker", "launcher.execute.binding:mend_environment")
+_ENVIRONMENT = Place("worker", "launcher.execute.binding:fixed_environment")
 _MODEL = Place("refusal", "model-missing")
 _FULL = r"(?:No space left on device|Disk quota exceeded)"
 

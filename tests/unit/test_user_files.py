@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.commands.gather import load_profile, read_hostfile
+from launcher.commands.gather import load_profile
 from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.nodes.hello import prepared_data
 from launcher.execute.output import LogFile, Output, errors_in
@@ -33,6 +33,7 @@ from launcher.recipe.hooks import read_hooks
 from launcher.recipe.layers import load_layers
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_marks import parse_yaml
+from launcher.schedulers.hostfile import read_hostfile
 from launcher.schedulers.slurm_requeue import last_requeue
 
 pytestmark = pytest.mark.timeout(60)  # what waits for a FIFO would wait for ever
