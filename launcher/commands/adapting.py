@@ -191,7 +191,7 @@ def _next_try(
     """
     run_dir = begun.run_dir
     reached = last_step(run_dir)
-    goes_on, begins, words = begun.goes_on()
+    goes_on, begins, words = begun.resumes()
     had_any = goes_on is not None
     if not step.keeps_checkpoints:
         goes_on, begins, words = None, 0, []

@@ -1,4 +1,4 @@
-"""`init`: four questions, a look at the data, and a recipe that plans."""
+"""`init`: write a recipe from four questions and a look at the data, and plan it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _use_goal(
 
     def use(goal: str) -> tuple[str, Rows]:
         if goal not in GOALS:
-            raise RecipeError(Problem("usage", f"{goal!r} is none of {', '.join(GOALS)}"))
+            raise RecipeError(Problem("usage", f"{goal!r} is not one of {', '.join(GOALS)}"))
         try:
             return goal, rows_for(sight, goal, columns)
         except RecipeError as error:

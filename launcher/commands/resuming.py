@@ -30,7 +30,7 @@ from launcher.execute.run_dir import (
     claimed,
     default_run_dir,
     newest_run_dir,
-    put_aside_behind,
+    set_aside_after,
     unwritable,
     write_run_dir,
 )
@@ -284,7 +284,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
 def set_newer_aside(begins: Beginning, say: Callable[[str], None]) -> None:
     """Before the start: nobody shall take up what lies behind the checkpoint that this run goes on from."""
     if begins.chosen is not None:
-        put_aside_behind(begins.run_dir, begins.chosen.step, say)
+        set_aside_after(begins.run_dir, begins.chosen.step, say)
 
 
 def keep_beginning(begins: Beginning, bundle: Bundle) -> None:

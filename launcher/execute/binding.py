@@ -1,4 +1,5 @@
-"""A bundle's command and environment with the late values in place, on the machine that starts them."""
+"""The command and the environment of an attempt on one node: late values filled in, outdated variables
+fixed."""
 
 from __future__ import annotations
 
@@ -17,20 +18,20 @@ from launcher.facts.wandb_server import wandb_obstacle
 from launcher.recipe.env import resolve_env
 
 RESUME = "EFFILAUNCH_RESUME"
-"""Tells the workers which checkpoint they go on from."""
+"""Environment variable: the checkpoint that the workers resume from."""
 INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """Variable -> how it takes a name. NCCL takes one without `=` for the beginning of a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One try of a run as every member starts its part of it. Values are as the bundle has them."""
+    """One attempt of a run as every node starts its part of it. Values are those of the bundle."""
 
     run_dir: str
     command: tuple[str, ...]
     worker: tuple[str, ...]
     env: Mapping[str, str]
-    """With `${ENV:…}` as it is written: each machine resolves it, and no secret travels."""
+    """With `${ENV:…}` as it is written: each node resolves it, so no secret is sent."""
     master_addr: str
     """Of the head, as the member reaches it."""
     master_port: int
@@ -42,7 +43,7 @@ class Order:
     save_s: float
     resume: str | None
     nvme: str | None = None
-    """Folder on each machine's own disk that an offload writes to."""
+    """Folder on each node's own disk that an offload writes to."""
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -57,15 +58,15 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a member starts."""
+    """What a node starts."""
 
     argv: list[str]
     env: dict[str, str]
     """The whole environment."""
     interface: str
-    """Over which the machines meet; empty where the user chose."""
+    """Network interface between the nodes; empty where the user chose it."""
     notes: list[str]
-    """What was changed in the environment, for the user."""
+    """Notes on changes of the environment, for the user."""
 
 
 def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -134,10 +135,10 @@ _WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def fixed_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
-    """(variables to set on top, what to tell the user).
+    """Variables to set in addition, and notes for the user.
 
-    environ: what the workers would get. report_to: trainer.report_to, a name or a list of names. Nothing that
-    is set already is replaced. Where wandb is asked for, its server is, too, for a few seconds.
+    environ: the environment of the workers. report_to: trainer.report_to, a name or a list of names. Nothing
+    that is set already is replaced. Where wandb is asked for, its server is, too, for a few seconds.
     """
     added: dict[str, str] = {}
     notes: list[str] = []

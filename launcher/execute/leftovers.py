@@ -1,4 +1,13 @@
-"""Removes the locks that killed extension builds left (launcher/facts/build_locks.py says why)."""
+"""Remove what killed runs leave on a machine: build locks, shared-memory buffers, swap files of an offload.
+
+Build locks: see launcher/facts/build_locks.py. Shared memory: DeepSpeed creates a buffer of 66 MiB per rank
+of a CPU run in /dev/shm and never removes it (`shm_initialize` in csrc/cpu/comm/shm.cpp; nobody calls
+`shared_close`, 0.19.8); a rank that starts early would read the flags of a killed run with the same port.
+Swap files: DeepSpeed writes `optimizer/rankN/*.tensor.swp` and `<dtype>params/rankN/*.tensor.swp` into
+`zero_stage_3` of nvme_path, the same names in every run, and does not remove those of the optimizer: two
+runs in one folder would read each other's weights, and each run leaves up to 18 bytes per parameter. A lock
+file shows which run uses the folder, and that its files may be removed.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +60,10 @@ def swap_files(folder: Path) -> dict[Path, int]:
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[int]:
-    """While this is entered, the folder is this run's; made where it is not there.
+    """Reserve the folder for this run while this is entered; create it where it is missing.
 
-    Gives the bytes of a killed run that were removed at the start; what this run leaves goes at its end.
-    MachineError (4) where another run has the folder, or where files lie that no run of ours has written.
+    Yields the bytes of a killed run that were removed; the files of this run are removed at the end.
+    MachineError (4) where another run has the folder, or for files that effilaunch did not write.
     """
     descriptor = _locked(folder)
     try:

@@ -1,4 +1,7 @@
-"""What the processes of a run write to their pipe: kept whole in a log, shown until a process failed."""
+"""The output of the processes of a run: complete in a log, on the screen until a process failed.
+
+A log survives a full disk: what cannot be written is skipped, with a note, and the run continues.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _PYTHON_WARNING = re.compile(r"^\S.*?:\d+: \w*Warning: ")
 _LOGGED_WARNING = re.compile(r"\[WARNING\]|\[INFO\].*(?i:\boverflow\b|skipping step)|^\[?W\d{4} |:\[W\d{4} ")
 _NUMBER = re.compile(r"\d+")
 _KNOWN_WARNINGS = 1000
-"""So many are remembered: of more, some are shown twice."""
+"""Warnings that are remembered; beyond that some are shown twice."""
 
 
 class _Filter:
@@ -60,7 +63,7 @@ class _Filter:
 
 
 def errors_in(logs: Path) -> set[str]:
-    """The lines of the errors that the ranks wrote down, which the command tells in the end."""
+    """The lines of the errors in the ranks' error files, which the command prints at the end."""
     lines: set[str] = set()
     for path in logs.glob("error-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -175,9 +178,9 @@ class Output:
 
 
 class LogFile:
-    """Appends lines to a file. One that cannot be written is lost, the next one is tried again.
+    """Append lines to a file. A line that cannot be written is lost; the next one is tried again.
 
-    say: told once when lines begin to be lost. How many they were is in the log, where it goes on.
+    say: called once, when the first line is lost. The log tells how many are missing where it continues.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
@@ -221,7 +224,7 @@ class LogFile:
         except OSError as error:
             if not self._told:
                 self._told = True
-                self._say(f"{self.path} cannot be written ({error.strerror}): the run goes on without it")
+                self._say(f"{self.path} cannot be written ({error.strerror}): the run continues without it")
             return False
         return True
 
@@ -240,4 +243,4 @@ def unwritable_by(folder: Path) -> str | None:
 
 
 _PROBE_BYTES = 4096
-"""As much as the smallest file takes."""
+"""Size of the smallest file on most file systems."""

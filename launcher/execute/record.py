@@ -1,6 +1,6 @@
-"""What a run directory holds, read for people: a finished, failed, stopped, running or never started run.
+"""Read a run directory: of a finished, failed, stopped, running or never started run.
 
-Only plan.json has to be there. Whatever else is missing, half written or of another shape is left out.
+Only plan.json is required. Other files that are missing, half written or of another form are skipped.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _LARGEST = 2**26
 """Bytes of a file that is read: what is longer was not written by a run."""
 _OF_OTHERS = {
     "ladder.json": "a ladder's: its ladder.html shows it",
-    "drill.json": "a drill's: its drill.json says how it went",
+    "drill.json": "a drill's: its drill.json has the results",
     "sweep.json": "a sweep's: name the runs in it",
 }
-"""What lies in a folder of several runs -> what the folder is."""
+"""File in a folder of several runs -> what the folder is."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as its directory tells it; everything but the plan may be empty."""
+    """A run as recorded in its directory; everything but the plan may be empty."""
 
     name: str
     """The stem of the recipe."""
@@ -51,15 +51,15 @@ class RunRecord:
     restarts: Sequence[Mapping[str, Any]] = ()
     stopped: Mapping[str, Any] = field(default_factory=dict)
     step: int = 0
-    """Of the rank that is ahead, where one said so."""
+    """The highest step of a rank."""
     phase: str = ""
     """Of rank 0."""
     checkpoints: Sequence[str] = ()
-    """Names of the whole ones, the newest last."""
+    """Names of the complete ones, the newest last."""
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
-    """What `diagnose` says of a run that failed; its caller adds it."""
+    """Result of `diagnose` for a failed run; added by the caller."""
     problems: Sequence[str] = ()
-    """What the command itself said at the end; or why a plan does not fit."""
+    """Errors that the command printed at the end; or why a plan does not fit."""
 
 
 def read_run(run_dir: Path) -> RunRecord:
@@ -101,7 +101,7 @@ def total_seconds(result: Mapping[str, Any]) -> float | None:
 
 
 def keep_end(run_dir: Path, problems: Sequence[str], *, interrupted: bool) -> None:
-    """Write what the command that supervised the run said of its end: the logs do not hold all of it."""
+    """Write the errors of the command that supervised the run, which are not all in the logs."""
     said = {"interrupted": interrupted, "problems": list(problems)}
     write_text(run_dir / "logs" / ENDED, dump_json(said))
 
@@ -132,7 +132,7 @@ def _no_run(folder: Path) -> Problem:
     runs = sorted(path.parent for path in folder.glob("*/plan.json"))
     if runs:
         hint = f"name one of them, or several to compare; the latest is {runs[-1]}"
-        return Problem(code, f"is no run directory; it holds {len(runs)} of them", file, hint=hint)
+        return Problem(code, f"is no run directory; it contains {len(runs)} of them", file, hint=hint)
     why = "no such folder" if not folder.exists() else "it has no plan.json that can be read"
     return Problem(code, f"is no run directory: {why}", file, hint="name what `run` called run directory")
 
@@ -160,7 +160,7 @@ def without_secrets(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
 
 
 class NewRows:
-    """Reads on where it stopped; a file that was written anew, as every start does, from its beginning."""
+    """Reads the rows added to metrics.jsonl while it grows; a file that was replaced from its beginning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Start a bundle's command on this machine, follow it, and tell how it truly ended."""
+"""Prepare the data and start the ranks of a bundle, follow them, and return their result or error."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
 from launcher.tasks import task_named
 
 ALONE = Place("", 0, 1, 1, 0, 1, 0, "", 0)
-"""Where there is one machine."""
+"""The place of a run on one machine."""
 PREPARE_STOP_S = 10.0
-"""The process that prepares data has nothing to save: what it wrote before stays."""
+"""The process that prepares data has nothing to save: its cache stays."""
 LEAST_STOP_S = 60.0
-"""A step and a save, where the plan expects less."""
+"""Least time for a step and a save."""
 _TRY = "==== try "
-"""Begins the line between two tries of a run in all its logs."""
+"""Beginning of the line between two attempts of a run in all its logs."""
 
 
 def bind(bundle: Bundle, values: Mapping[str, str]) -> tuple[list[str], list[str], dict[str, str]]:
@@ -72,8 +72,8 @@ def prepare_data(
 ) -> None:
     """Prepare the data of a written run directory, in a process that ends before any rank starts.
 
-    samples: how many of them data.json shall hold; None: as many as a run keeps. group: the other members of
-    the job, which wait meanwhile. look: is shown how far it is. Raises as `execute`.
+    samples: how many of them data.json contains; None: as many as a run keeps. group: the other nodes of the
+    job, which wait meanwhile. look: receives the progress. Raises as `execute`.
     """
     late = {"run_dir": str(run_dir), "devices": "", "master_port": "0", "master_addr": "", "node_rank": "0"}
     prepare, _, env = bind(bundle, late)
@@ -160,20 +160,20 @@ def _prepared_in_ranks(
     if group is None and not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
         return True
     prepare_data(bundle, run_dir, echo=echo, group=group, look=look)
-    with contextlib.suppress(OSError):  # a try that finds it not prepared prepares it again
+    with contextlib.suppress(OSError):  # the next attempt prepares it again
         (run_dir / "logs" / PREPARED).touch()
     return False
 
 
 def is_prepared(run_dir: Path) -> bool:
-    """Whether the last try has prepared the data."""
+    """Whether the last attempt has prepared the data."""
     return (run_dir / "logs" / PREPARED).is_file()
 
 
 def _write_try(
     bundle: Bundle, run_dir: Path, bound: Mapping[str, Any], resume: str | None, group: Group | None
 ) -> None:
-    """What the run directory says of this try; all machines must see it."""
+    """Write the files of this attempt; all nodes must see them."""
     try:
         _begin_try(run_dir, bound, resume)
         show_start(bundle, run_dir, resume)
@@ -189,7 +189,7 @@ def _write_try(
 def _order(
     bundle: Bundle, run_dir: Path, master_port: int, resume: str | None, limits: Limits, group: Group | None
 ) -> Order:
-    """This try, as every machine starts its part of it."""
+    """This attempt, as every node starts its part of it."""
     plan = bundle.plan
     save_s = _stop_seconds(plan)
     return Order(
@@ -248,7 +248,7 @@ def _stop_seconds(plan: Plan) -> float:
 
 
 def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Watch:
-    """What to expect of the ranks."""
+    """The limits by which the ranks are judged."""
     step = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
     factor = float(plan.value("launch.hang_factor"))
     watch = Watch(run_dir, factor, _stop_seconds(plan), step, limits)
@@ -258,7 +258,7 @@ def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Wa
 
 
 def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group | None) -> dict[str, Any]:
-    """What was bound late, for environment.json."""
+    """The values bound at the start, for environment.json."""
     values: dict[str, Any] = {
         "master_port": str(order.master_port), "run_dir": order.run_dir, "devices": devices,
         "command": bound.argv,
@@ -284,7 +284,7 @@ def _with_another_port(order: Order, place: Place, ids: Sequence[str], run_dir: 
 
 
 def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
-    """DeepSpeed's hostfile, in which every machine finds the ids of its own devices."""
+    """DeepSpeed's hostfile, in which every node finds the ids of its own devices."""
     ids = [int(device) for hello in group.members.hellos() for device in hello.devices]
     text = render_hostfile(plan, max(ids, default=0) + 1)
     if text is not None:
@@ -292,7 +292,7 @@ def write_hostfile(plan: Plan, run_dir: Path, group: Group) -> None:
 
 
 def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> None:
-    """Clear away what an earlier try said of itself, and tell in every log which try comes now."""
+    """Remove the status files of earlier attempts, and mark the beginning of this one in every log."""
     logs = run_dir / "logs"
     number = _tries_in(logs / "launcher.log") + 1
     begins = f"from {Path(resume).name}" if resume else "from the start"
@@ -300,10 +300,10 @@ def _begin_try(run_dir: Path, bound: Mapping[str, Any], resume: str | None) -> N
     for log in logs.glob("*.log"):
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as stream:
             stream.write(f"{_TRY}{number}, {moment}, {begins} ====\n")
-    # Without these sizes an earlier try's errors would be taken for the ones of this.
+    # Without these sizes the errors of an earlier attempt would be taken for those of this one.
     written = {log.name: log.stat().st_size for log in logs.glob("*.log")}
     record_bound(run_dir, {**bound, "log_bytes": written})
-    if (run_dir / MARKER).is_file():  # its result stays of use until this try has a newer one
+    if (run_dir / MARKER).is_file():  # its result is of use until this attempt has a newer one
         (run_dir / MARKER).replace(run_dir / FINISHED_BEFORE)
     stale = [
         run_dir / STOPPED,

@@ -1,4 +1,4 @@
-"""What the ranks of a run are doing, judged from their status files: lost, failed, hanging, or well.
+"""Judge the ranks of a run from their status files: lost, failed, hanging, or well; and read their stacks.
 
 Pure but for `look`, which reads the files and asks whether the processes live. Time is counted by the
 supervisor's own steps and not by the clock: neither a machine that was suspended nor one whose clock was set
@@ -25,7 +25,7 @@ DAY = 24 * HOUR
 _STEPPING = ("train", "evaluate", "save")
 _SHOWS_BARS = ("prepare", "load", "save")
 LONGEST_LOOK_S = 5.0
-"""So much time at most counts between two looks: more means that this process itself was stopped."""
+"""Longest time counted between two looks: more means that this process itself was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +95,16 @@ class Watch:
     """Ranks elsewhere that vanished, as their machine tells."""
     statuses: dict[int, RankStatus] = field(default_factory=dict)
     lost: dict[int, RankStatus] = field(default_factory=dict)
-    """Ranks that vanished without a word: those of the first look that showed any."""
+    """Ranks that vanished without an error: those of the first look that showed any."""
     lost_alone: bool = False
-    """Whether no rank had said by then that it failed."""
+    """Whether no rank had failed by then."""
     failed: list[int] = field(default_factory=list)
     """Ranks that ended with a code other than 0."""
     _waited: dict[int, float] = field(default_factory=dict)
     _staying: frozenset[int] = frozenset()
-    """Ranks that have said their last word and live on."""
+    """Ranks that reported their end and whose process still lives."""
     _empty_s: float = 0.0
-    """So long no rank has said anything."""
+    """Seconds without a status of any rank."""
 
     def look(self, elapsed: float) -> None:
         """Read the statuses anew. elapsed: seconds since the last look."""
@@ -142,12 +142,12 @@ class Watch:
         self._empty_s = 0.0 if statuses else self._empty_s + min(elapsed, LONGEST_LOOK_S)
 
     def forgive(self) -> None:
-        """Count anew: that nothing was heard of the ranks was no fault of theirs."""
+        """Restart the counts: the ranks could not write their statuses."""
         self._waited, self._empty_s = {}, 0.0
 
     @property
     def in_trouble(self) -> bool:
-        """Whether a rank is lost or failed, so that the others wait for it in vain."""
+        """Whether a rank is lost or failed, so the others wait in vain."""
         return bool(self.lost or self.failed)
 
     @property
@@ -158,8 +158,8 @@ class Watch:
     def hang(self) -> Hang | None:
         """A run none of whose ranks made progress within what its phase allows.
 
-        One rank within its limit is enough: the others may be waiting for it. Where all have said their last
-        word, those count that stay; where none has said its first, the launcher.
+        One rank within its limit is enough: the others may be waiting for it. Where all have reported
+        their end, those that stay count; where none has reported yet, the launcher.
         """
         if self.factor <= 0 or self.in_trouble:
             return None

@@ -1,4 +1,4 @@
-"""Which network interface of this machine leads to another one, for gloo and NCCL, which ask for its name."""
+"""Network interfaces of this machine: which one leads to another machine, and which gloo and NCCL choose."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _IPV6 = Path("/proc/net/if_inet6")
 def own_address_towards(host: str) -> str:
     """The address under which this machine speaks to `host` (a name or an address).
 
-    OSError where the name leads nowhere, or no route there. Nothing is sent: to connect a datagram socket
-    only chooses the route.
+    OSError where the name is unknown or no route exists. Nothing is sent: connecting a datagram socket only
+    chooses the route.
     """
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -39,7 +39,7 @@ def interface_of(address: str) -> str | None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or an address is this machine's own; one that leads nowhere is not."""
+    """Whether a name or an address is this machine's own; an unknown one is not."""
     if host in (socket.gethostname(), "localhost"):
         return True
     try:
@@ -80,19 +80,19 @@ def _ipv6() -> dict[str, str]:
 
 LOOPBACK, UNKNOWN = "lo", "unknown"
 _VIRTUAL = ("lo", "docker")
-"""What NCCL takes last, when nothing else is there (its bootstrap, `findInterfaces`)."""
+"""Interfaces that NCCL takes only when there is no other (its bootstrap, `findInterfaces`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """What a process group meets on."""
+    """The interface on which a process group connects."""
 
     interface: str
     """`eth0`; UNKNOWN where no interface has the address."""
     address: str
     """Empty where it has none."""
     by: str
-    """Who says so: a variable's name, or a few words."""
+    """Why: the name of a variable, or a few words."""
 
 
 def choose_interface(
@@ -115,10 +115,10 @@ def choose_interface(
         name = ordered[0] if ordered else UNKNOWN
         return Meeting(name, names.get(name, ""), "NCCL's own order")
     if own is None:
-        return Meeting(UNKNOWN, "", "the machine's name leads to no address")
+        return Meeting(UNKNOWN, "", "the host name has no address")
     # 127.0.1.1, which Debian gives to a machine's own name, is an address of no interface but of loopback.
     elsewhere = LOOPBACK if own.startswith("127.") else UNKNOWN
-    return Meeting(known.get(own, elsewhere), own, "the address of the machine's name")
+    return Meeting(known.get(own, elsewhere), own, "the address of the host name")
 
 
 def _matching(asked: str, names: list[str]) -> str:
@@ -133,7 +133,7 @@ def _matching(asked: str, names: list[str]) -> str:
 
 
 def own_address() -> str | None:
-    """The address to which this machine's own name leads, as gloo asks; None where it leads to none."""
+    """The address of this machine's own name, as gloo looks it up; None without one."""
     try:
         return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:

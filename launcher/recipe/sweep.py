@@ -15,11 +15,12 @@ from launcher.recipe.yaml_marks import parse_yaml
 Values = Mapping[str, Any]
 """Dotted key of the recipe -> the value that one configuration has."""
 MOST = 1000
-"""What is larger is a slip of the keyboard: Slurm takes arrays of 1001 jobs where nobody changed that."""
+"""Most runs of a sweep; Slurm accepts arrays of 1001 jobs by default."""
 
 
 def combine(sweeps: Sequence[str]) -> list[Values]:
-    """The product of all `key=a,b,c`; one without values where nothing is swept. RecipeError for a slip."""
+    """The product of all `key=a,b,c`; one without values where nothing is swept. RecipeError for invalid
+    text."""
     if not sweeps:
         return [{}]
     axes = [_axis(text) for text in sweeps]
@@ -38,9 +39,9 @@ def _refuse_overlap(one: str, other: str) -> None:
     (outer, section), (inner, key) = sorted(keys, key=lambda pair: len(pair[0]))
     if inner[: len(outer)] != outer:
         return
-    message, hint = "is swept twice", "write all its values behind one ="
+    message, hint = "is swept twice", "write all its values after one ="
     if len(outer) < len(inner):
-        message, hint = f"lies in {section}, which is swept too", f"write {key} in the values of {section}"
+        message, hint = f"is part of {section}, which is swept too", f"write {key} in the values of {section}"
     raise RecipeError(Problem("sweep", message, "--sweep", path=key, hint=hint))
 
 
@@ -55,7 +56,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     document = parse_yaml(f"[{listed}]", "--sweep", name)
     values = document.data
     if document.problems or not isinstance(values, list):
-        why = document.problems[0].message if document.problems else "it is no list of values"
+        why = document.problems[0].message if document.problems else "it is not a list of values"
         raise RecipeError(Problem("sweep", f"cannot read {listed!r}: {why}", "--sweep", path=name, hint=hint))
     if None in values or len(set(map(frozen, values))) < len(values):
         message = f"has an empty value or one value twice: {listed}"
@@ -73,12 +74,12 @@ def frozen(value: Any) -> Hashable:
 
 
 def refuse_same(runs: Iterable[tuple[Values, Mapping[str, Any]]]) -> None:
-    """RecipeError where two runs (values, recipe) are one and the same recipe, however it was written."""
+    """RecipeError where two runs (values, recipe) are the same recipe, however it is written."""
     seen: dict[Hashable, Values] = {}
     for values, recipe in runs:
         before = seen.setdefault(frozen(recipe), values)
         if before is not values:
-            message = f"{said(before)} and {said(values)} are one and the same run"
+            message = f"{said(before)} and {said(values)} are the same run"
             raise RecipeError(Problem("sweep", message, "--sweep", hint="leave one of them out"))
 
 
@@ -92,7 +93,7 @@ def said(values: Values) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as a person writes it."""
+    """A value as a user writes it."""
     return value if isinstance(value, str) else json.dumps(value)
 
 

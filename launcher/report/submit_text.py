@@ -1,4 +1,4 @@
-"""Job scripts, submissions and sweeps as plain text. Pure."""
+"""Render job scripts, submissions and sweeps as plain text. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dry_run_text(bundle: Bundle, scripts: Mapping[str, str], heard: Sequence[str
 
 
 def submitted_text(submitted: Submitted) -> str:
-    """Which jobs wait now, and how to come back to them."""
+    """The submitted jobs, and how to follow or cancel them."""
     folder = shell_word(str(submitted.folder))
     what = (
         f"array {submitted.job} of {len(submitted.runs)} jobs"
@@ -44,7 +44,7 @@ def cancelled_text(submitted: Submitted) -> str:
 
 
 def sweep_text(submitted: Submitted, rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line a run: what was set, the last losses, how it ended."""
+    """One line per run: its values, its last losses, how it ended."""
     names = list(rows[0]["values"])
     evaluated = any(row["eval_loss"] is not None for row in rows)
     head = ["run", *names, "loss", *(["eval loss"] if evaluated else []), "seconds", "state"]

@@ -19,18 +19,18 @@ _EXAMPLE = "HOST slots=N, such as `node1 slots=8`"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A line of it."""
+    """A line of a hostfile."""
 
     name: str
-    """As ssh takes it: a name, an address, or one of ssh's own aliases; USER@HOST as well."""
+    """What ssh accepts: a name, an address or an alias of ssh's configuration; also USER@HOST."""
     slots: int
     """Devices, or processes on a CPU."""
     line: int
 
 
 def is_host(name: str) -> bool:
-    """Whether it may be the name of a machine, or is an address: what can be looked up, and is no option of
-    ssh's."""
+    """Whether this may be a host name or is an address, so that it can be looked up and is no option of
+    ssh."""
     if len(name) <= 253 and _LABELS.fullmatch(name):
         return True
     try:
@@ -41,9 +41,9 @@ def is_host(name: str) -> bool:
 
 
 def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
-    """The machines in their order. RecipeError with every line that is none, and its place.
+    """The hosts in their order. RecipeError with every wrong line.
 
-    Blank lines and `#` comments are passed over, also behind an entry.
+    Blank lines and `#` comments are skipped, also after an entry.
     """
     hosts: dict[str, Host] = {}
     problems = []
@@ -57,14 +57,14 @@ def parse_hostfile(text: str, file: str) -> tuple[Host, ...]:
         elif found := _LINE.fullmatch(line):
             hosts[_machine(found[1])] = Host(found[1], int(found[2]), number)
     if not (hosts or problems):
-        problems.append(Problem("bad-hostfile", f"it names no machine; {_EXAMPLE} was expected", file=file))
+        problems.append(Problem("bad-hostfile", f"the file names no host; expected {_EXAMPLE}", file=file))
     if problems:
         raise RecipeError(problems)
     return tuple(hosts.values())
 
 
 def _machine(name: str) -> str:
-    """The same for all ways to write one machine's name or address: neither a user nor capitals matter."""
+    """One form for all ways to write a host: without user, in lower case."""
     host = name.rpartition("@")[2]
     try:
         return str(ipaddress.ip_address(host))
@@ -73,64 +73,63 @@ def _machine(name: str) -> str:
 
 
 def _wrong(line: str, known: Mapping[str, Host]) -> tuple[str, str | None] | None:
-    """What is wrong with a line, and its mend; None where nothing is."""
+    """What is wrong with a line, and the hint; None where nothing is."""
     name, *rest = line.split()
-    if (mend := _mend_of(name)) is not None:
-        return f"{name[:80]!r} is no host name: {_EXAMPLE} was expected", mend
+    if (hint := _host_hint(name)) is not None:
+        return f"{name[:80]!r} is not a host name: expected {_EXAMPLE}", hint
     if not rest:
-        return f"{name} has no slots: {_EXAMPLE} was expected", None
+        return f"{name} has no slots: expected {_EXAMPLE}", None
     found = _LINE.fullmatch(line)
     if found is None:
-        return f"{' '.join(rest)[:80]!r} is not `slots=N`: {_EXAMPLE} was expected", None
+        return f"{' '.join(rest)[:80]!r} is not `slots=N`: expected {_EXAMPLE}", None
     if int(found[2]) == 0:
-        return f"{name} has no slot: 1 or more was expected", None
+        return f"{name} has 0 slots: expected 1 or more", None
     if (other := known.get(_machine(name))) is not None:
         written = "" if other.name == name else f" as {other.name}"
-        message = f"{name} stands in line {other.line} already{written}"
-        return f"{message}: one line a machine, with all its slots", None
+        message = f"{name} is in line {other.line} already{written}"
+        return f"{message}: write one line per host, with all its slots", None
     return None
 
 
-def _mend_of(name: str) -> str | None:
-    """The mend of what is not HOST or USER@HOST; None where it is."""
+def _host_hint(name: str) -> str | None:
+    """How to correct what is not HOST or USER@HOST; None where it is."""
     user, at, host = name.rpartition("@")
     if is_host(host) and user.isprintable() and bool(user) == bool(at) and not name.startswith("-"):
         return None
     if "," in host or "[" in host[1:]:  # as Slurm writes lists: node[2-3]
-        return "give each machine a line of its own"
+        return "write one host per line"
     if host.startswith("["):
-        return "an address of IPv6 stands without brackets, and a port belongs into ~/.ssh/config"
+        return "write IPv6 addresses without brackets, and a port in ~/.ssh/config"
     if host.count(":") == 1:
-        return "a port belongs into ~/.ssh/config"
+        return "write the port in ~/.ssh/config"
     if at and not (user and host):
         return "write HOST or USER@HOST"
-    return "a name has letters, digits, - and _ between its dots, at most 63; or write an address"
+    return "a name has letters, digits, - and _ between its dots, at most 63 each; or write an address"
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """The machines of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
+    """The hosts of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
     try:
         text = read_text(path, LARGEST_TEXT)
     except (OSError, ValueError) as error:
         absent = isinstance(error, FileNotFoundError | NotADirectoryError)
         message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        hint = "a file with a line `HOST slots=N` for each machine; relative paths are relative to the recipe"
+        hint = "a file with a line `HOST slots=N` for each host; relative paths are relative to the recipe"
         code = "hostfile-missing" if absent else "hostfile-unreadable"
         raise RecipeError(Problem(code, message, path="launch.hostfile", hint=hint)) from None
     return parse_hostfile(text, path)
 
 
 def equal_hosts(path: str) -> tuple[Host, ...]:
-    """The same, where the file alone says how many devices each machine has."""
+    """The hosts of a file that alone decides the devices per host. RecipeError where they differ."""
     first, *others = hosts = read_hostfile(path)
     problems = [
         Problem(
             "bad-hostfile",
-            f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: "
-            "machines must be equal",
+            f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: hosts must be equal",
             file=path,
             line=other.line,
-            hint="give all the same number, or say with `hardware` or --on how many devices of each are used",
+            hint="give all the same number, or set with `hardware` or --on how many devices of each are used",
         )
         for other in others
         if other.slots != first.slots
@@ -144,13 +143,13 @@ def check_hosts(hosts: Sequence[Host], hardware: Hardware, file: str) -> None:
     """RecipeError where a plan for several machines asks for more of them than there are, or for more devices
     than one of the first ones has."""
     if hardware.num_nodes > len(hosts):
-        message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
-        hint = "add the others, or plan for fewer: `hardware` or --on"
+        message = f"{hardware.label} asks for {hardware.num_nodes} nodes, the hostfile names {len(hosts)}"
+        hint = "add hosts, or plan for fewer: `hardware` or --on"
         raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
     problems = [
         Problem(
             "bad-hostfile",
-            f"{hardware.label} takes {hardware.devices_per_node} devices of each machine, "
+            f"{hardware.label} needs {hardware.devices_per_node} devices per node, "
             f"{host.name} has {host.slots} slots",
             file=file,
             line=host.line,

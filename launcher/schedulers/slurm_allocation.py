@@ -1,4 +1,4 @@
-"""What Slurm tells a process of itself by SLURM_*: its job, its step, and its place among the tasks. Pure.
+"""Read the place of a process in a Slurm job from SLURM_* variables and compressed host lists. Pure.
 
 Seen on Slurm 22.05: a batch script has the job's variables and those of a first task (SLURM_PROCID=0), but no
 SLURM_STEP_ID; the shell of `salloc` runs where it was typed, and has the job's variables alone; a task of
@@ -24,18 +24,18 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One process inside a job of Slurm's."""
+    """One process in a Slurm job."""
 
     job: str
-    """Number of the job; of a task of an array its own."""
+    """Number of the job; each task of an array has its own."""
     step: int | None
     """Number of the step; None in a batch script, in the shell of `salloc`, in an interactive step."""
     hosts: tuple[str, ...]
-    """Of the step; outside one of the whole job."""
+    """Hosts of the step; outside a step, of the job."""
     job_nodes: int
     """Nodes of the whole job."""
     tasks_per_node: tuple[int, ...]
-    """Tasks of the step on each host; outside a step those that the job asks for."""
+    """Tasks of the step on each host; outside a step, those that the job asks for."""
     node_rank: int
     task: int
     """0 .. tasks-1, in the order of --distribution: node by node (block), or from node to node (cyclic)."""
@@ -55,9 +55,9 @@ class Allocation:
 
 
 def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | None:
-    """What SLURM_* says; None outside a job. host: name of this machine, to know the shell of `salloc` there.
+    """The allocation in SLURM_*; None outside a job. RecipeError for variables that Slurm does not write.
 
-    RecipeError where the variables are no such thing as Slurm writes.
+    host: name of this machine, to recognise the shell of `salloc`.
     """
     job = environ.get("SLURM_JOB_ID", "")
     step = _step(environ.get("SLURM_STEP_ID", ""))
@@ -74,7 +74,7 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
     except ValueError as error:
         raise RecipeError(_unread(str(error))) from None
     if len(counts) != len(hosts):
-        raise RecipeError(_unread(f"{counted}={environ[counted]} is not about the hosts {listed}"))
+        raise RecipeError(_unread(f"{counted}={environ[counted]} does not fit the hosts {listed}"))
     if step is not None:
         _check_place(environ, (rank, task, local), counts)
     short = host.partition(".")[0]
@@ -83,11 +83,11 @@ def read_allocation(environ: Mapping[str, str], host: str = "") -> Allocation | 
 
 
 def _check_place(environ: Mapping[str, str], place: tuple[int, int, int], counts: tuple[int, ...]) -> None:
-    """RecipeError where a task of a step has no place of its own. place: NODEID, PROCID and LOCALID."""
+    """RecipeError for a task of a step without a valid place. place: NODEID, PROCID and LOCALID."""
     rank, task, local = place
     names = ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID")
     if missing := [name for name in names if not environ.get(name)]:
-        raise RecipeError(_unread(f"a task of a step has {', '.join(names)}, and here is no {missing[0]}"))
+        raise RecipeError(_unread(f"a task of a step has {', '.join(names)}, but {missing[0]} is missing"))
     on_node = counts[rank] if rank < len(counts) else 0
     for name, number, most, of in (
         (names[0], rank, len(counts), "node(s) of the step"),
@@ -99,14 +99,14 @@ def _check_place(environ: Mapping[str, str], place: tuple[int, int, int], counts
 
 
 def _number(text: str) -> int:
-    """A number as Slurm writes one, of 32 bits. ValueError for anything else."""
+    """An unsigned 32-bit number. ValueError for anything else."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        raise ValueError(f"{text[:40]!r} is no number of Slurm's")
+        raise ValueError(f"{text[:40]!r} is not a number")
     return int(text)
 
 
 def _step(text: str) -> int | None:
-    """The number of a step; None without one, and for Slurm's own. RecipeError for what is no number."""
+    """The number of a step; None outside one, and for Slurm's own steps. RecipeError for other text."""
     try:
         number = _number(text) if text else _LAST_STEP
     except ValueError as error:
@@ -115,27 +115,27 @@ def _step(text: str) -> int | None:
 
 
 def _unread(why: str) -> Problem:
-    hint = "run it where Slurm set the variables SLURM_*, or unset SLURM_JOB_ID to run it outside the job"
-    return Problem("slurm-environment", f"the variables of Slurm cannot be read: {why}", hint=hint)
+    hint = "run it where Slurm set these variables, or unset SLURM_JOB_ID to run it outside the job"
+    return Problem("slurm-environment", f"the SLURM_* variables cannot be read: {why}", hint=hint)
 
 
 def srun_line(nodes: int, tasks: int, command: str) -> str:
-    """The line that starts the members of a job: `tasks` on each of the nodes."""
+    """The `srun` line with `tasks` on each node."""
     return f"srun --nodes={nodes} --ntasks={nodes * tasks} --ntasks-per-node={tasks} {command}"
 
 
 def forgotten_srun(allocation: Allocation, command: str) -> Problem | None:
-    """The problem of a process that no `srun` started although others belong to it; None where it may run."""
+    """The problem of a process that needs `srun` and was started without it; None where it may run."""
     nodes = len(allocation.hosts)
     line = srun_line(nodes, 1, command)
     if not allocation.on_node:
         message = (
-            f"this is the shell of `salloc`, and not one of the {nodes} node(s) of job {allocation.job} "
+            f"this is the shell of `salloc`, not one of the {nodes} node(s) of job {allocation.job} "
             f"({_some(allocation.hosts)})"
         )
         return Problem("slurm-login-node", message, hint=f"write `{line}`")
     if allocation.step is None and nodes > 1:
-        message = f"job {allocation.job} has {nodes} nodes, and without srun this runs on the first alone"
+        message = f"job {allocation.job} has {nodes} nodes, and without srun this runs only on the first"
         return Problem("slurm-no-srun", message, hint=f"write `{line}`")
     return None
 
@@ -145,15 +145,15 @@ def runs_alone(allocation: Allocation) -> str:
     if allocation.step is not None:
         return ""
     return (
-        f"job {allocation.job} has one node: this runs there without srun. With `srun` before the command a "
-        f"signal from Slurm before the end (--signal) reaches it, too"
+        f"job {allocation.job} has one node: this runs there without srun; with `srun` before the "
+        f"command, the signal that Slurm sends before the end (--signal) reaches it, too"
     )
 
 
 def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str, fewer: str) -> Problem | None:
     """The problem of a step whose tasks are neither one a node nor one a device of the hardware planned for.
 
-    The same words in every task. fewer: the command for the nodes of the job, where the plan wants more.
+    The same in every task. fewer: the command for the nodes of the job, where the plan wants more.
     """
     counts = set(allocation.tasks_per_node)
     hosts = len(allocation.hosts)
@@ -190,7 +190,7 @@ def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> Pla
 
 
 def time_seconds(text: str) -> float | None:
-    """Seconds of a time as Slurm writes it; None for `infinite` and for what is no time.
+    """Seconds of a time in Slurm's format; None for `infinite` and other text.
 
     minutes, minutes:seconds, hours:minutes:seconds, days-hours, and that with minutes, and seconds
     """
@@ -212,11 +212,11 @@ def _some(hosts: tuple[str, ...]) -> str:
 _RANGE = r"(\d+)(?:-(\d+))?"
 _COUNT = r"(\d+)(?:\(x(\d+)\))?"
 MOST_HOSTS = 100_000
-"""What is larger is no list of hosts, but a slip of the keyboard."""
+"""A longer list is taken for a mistake."""
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """The hosts of a compressed list, in its order. ValueError for what is no such list."""
+    """The hosts of a compressed list, in its order. ValueError for other text."""
     hosts: list[str] = []
     for part in _parts(text):
         for host in _expand(part):
@@ -227,18 +227,18 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_counts(text: str) -> tuple[int, ...]:
-    """`2(x3),1` -> (2, 2, 2, 1), a number for each node. ValueError for what is no such list."""
+    """`2(x3),1` -> (2, 2, 2, 1), a number for each node. ValueError for other text."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(_COUNT, part)
         if found is None or int(found[2] or 1) > MOST_HOSTS:
-            raise ValueError(f"{text!r} is no list of counts")
+            raise ValueError(f"{text!r} is not a list of counts")
         counts += [int(found[1])] * int(found[2] or 1)
     return tuple(counts)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The list at its commas, less those inside brackets."""
+    """Split the list at the commas outside brackets."""
     start = depth = 0
     for at, char in enumerate(text):
         if char == "[":
@@ -246,21 +246,21 @@ def _parts(text: str) -> Iterator[str]:
         elif char == "]":
             depth -= 1
         if depth not in (0, 1):
-            raise ValueError(f"{text!r} is no list of hosts: its brackets do not match")
+            raise ValueError(f"{text!r} is not a list of hosts: its brackets do not match")
         if char == "," and depth == 0:
             yield text[start:at]
             start = at + 1
     if depth:
-        raise ValueError(f"{text!r} is no list of hosts: its brackets do not match")
+        raise ValueError(f"{text!r} is not a list of hosts: its brackets do not match")
     yield text[start:]
 
 
 def _expand(part: str) -> Iterator[str]:
-    """One entry; it may have several pairs of brackets, of which the last counts fastest."""
+    """One entry; it may have several pairs of brackets, of which the last varies fastest."""
     before, bracket, rest = part.partition("[")
     if not bracket:
         if not part or any(char.isspace() for char in part):
-            raise ValueError(f"{part!r} is no name of a host")
+            raise ValueError(f"{part!r} is not a host name")
         yield part
         return
     inside, _, behind = rest.partition("]")
@@ -268,10 +268,10 @@ def _expand(part: str) -> Iterator[str]:
     for entry in inside.split(","):
         found = re.fullmatch(_RANGE, entry)
         if found is None:
-            raise ValueError(f"{entry!r} is no range of numbers")
+            raise ValueError(f"{entry!r} is not a range of numbers")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first or last - first >= MOST_HOSTS:
-            raise ValueError(f"{entry!r} is no range of numbers")
+            raise ValueError(f"{entry!r} is not a range of numbers")
         for number in range(first, last + 1):
             for tail in tails:
                 yield f"{before}{number:0{len(found[1])}d}{tail}"

@@ -1,6 +1,6 @@
-"""What a Slurm answers: its partitions and nodes, the state of jobs, whether it would take a script.
+"""Ask Slurm about partitions, nodes and jobs, submit scripts, and explain what it answers.
 
-Every question is one short process. Nothing here changes anything in Slurm.
+Every question is one short process.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from launcher.schedulers.slurm_allocation import time_seconds
 from launcher.schedulers.slurm_script import count_of, cpus_of_task
 
 _ANSWER_S = 60.0
-"""A busy controller takes seconds; what takes longer is told as no answer."""
+"""A busy controller takes seconds; more counts as no answer."""
 _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_TIME_FORMAT")
-"""Variables of the user's shell that say which Slurm this is, and not in which job."""
+"""SLURM_* variables that belong to the cluster and not to a job."""
 _UNKNOWN = "invalid job id"
-"""What the controller says of a job that it does not know; every other failure is none about the job."""
+"""The controller's error for a job that it does not know; other errors tell nothing about the job."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a command of Slurm's ended."""
+    """The result of a Slurm command."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """Its complaint, on one line."""
+        """Its error message, on one line."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         return "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in lines)
 
@@ -64,9 +64,9 @@ ENDED = (
     "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL",
     "REVOKED", "PREEMPTED",
 )  # fmt: skip
-"""States after which nothing follows, but for those of PASSING."""
+"""States of a job that has ended; those of PASSING may change once more."""
 PASSING = ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED")
-"""Shown for a moment also of a job that is requeued."""
+"""Also shown for a moment for a job that is being requeued."""
 
 
 _WAITS = {
@@ -84,7 +84,7 @@ _WAITS = {
     "Reservation": "waits for its reservation",
     "Licenses": "waits for licenses",
 }
-"""Why a job waits, as Slurm says it -> in words."""
+"""Slurm's reason why a job waits -> what the job does."""
 _STUCK = {
     "DependencyNeverSatisfied": "the job that it waits for failed",
     "BadConstraints": "no node has what it asks for",
@@ -96,7 +96,7 @@ _STUCK = {
     "AccountNotAllowed": "its account may not use the partition",
     "QOSNotAllowed": "its quality of service may not use the partition",
 }
-"""The same of a job that does not start unless it, its partition or its account is changed."""
+"""The same for a job that never starts unless it, its partition or its account is changed."""
 _OF_ONE_PARTITION = (
     "PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit", "AccountNotAllowed", "QOSNotAllowed",
 )  # fmt: skip
@@ -104,7 +104,7 @@ _OF_ONE_PARTITION = (
 _HINDERED = (
     "PartitionDown", "PartitionInactive", "NodeDown", "ReqNodeNotAvail", "JobHeldUser", "JobHeldAdmin",
 )  # fmt: skip
-"""What passes once somebody mends it: told also of a sweep, whose other reasons are not."""
+"""Reasons that somebody has to remove; shown for a sweep, too."""
 _FAILED = {
     "CANCELLED": "the job was cancelled",
     "TIMEOUT": "the job reached its time limit before it could save",
@@ -119,7 +119,7 @@ _FAILED = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What Slurm knows of a job just now."""
+    """The present state of a job."""
 
     id: str
     state: str
@@ -134,7 +134,7 @@ class Job:
     preempted: str = ""
     """When it was preempted last; empty where it never was."""
     partition: str = ""
-    """While it waits all that it may run in: low,big."""
+    """While it waits, all partitions that it may run in: low,big."""
 
     @property
     def has_ended(self) -> bool:
@@ -201,7 +201,7 @@ def has_slurm() -> bool:
 def ask(
     *words: str, stdin: str = "", environ: Mapping[str, str] | None = None, limit_s: float = _ANSWER_S
 ) -> Answer:
-    """Run one command of Slurm's; its end, also where it is absent or gives no answer in time."""
+    """Run one Slurm command; its result, also where it is not installed or does not answer in time."""
     env = slurm_environ(os.environ) if environ is None else dict(environ)
     try:
         done = subprocess.run(words, input=stdin, env=env, capture_output=True, text=True, timeout=limit_s)
@@ -213,7 +213,7 @@ def ask(
 
 
 def slurm_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what a job that this runs in says of itself: a new job is another one."""
+    """The environment without the variables of the job that this process runs in."""
     return {k: v for k, v in environ.items() if not k.startswith(("SLURM_", "SLURMD_")) or k in _KEPT}
 
 
@@ -334,7 +334,7 @@ def _accounted(ids: Sequence[str]) -> dict[str, Job]:
 
 
 def test_only(script: str) -> Answer:
-    """Whether Slurm would take a script: its own checks, nothing is submitted."""
+    """Let Slurm check a script without submitting it."""
     environ = without_defaults(os.environ, script)
     return ask("sbatch", "--test-only", stdin=script, environ=environ)
 
@@ -352,27 +352,27 @@ _VARIABLES = {
     "time": "TIMELIMIT", "mem": "MEM_PER_NODE", "gpus-per-node": "GPUS_PER_NODE", "nodes": "NODES",
     "cpus-per-task": "CPUS_PER_TASK", "array": "ARRAY_INX", "job-name": "JOB_NAME",
 }  # fmt: skip
-"""Options whose variable is not called like them."""
+"""Options whose environment variable has another name."""
 
 
 def without_defaults(environ: Mapping[str, str], script: str) -> dict[str, str]:
-    """The environment for sbatch, less those SBATCH_* that would win over what the script says."""
+    """The environment for sbatch, without the SBATCH_* variables that would override the script."""
     named = re.findall(r"^#SBATCH --([a-z-]+)", script, re.MULTILINE)
     said = {f"SBATCH_{_VARIABLES.get(name, name.replace('-', '_').upper())}" for name in named}
     return {k: v for k, v in slurm_environ(environ).items() if k not in said}
 
 
-# What Slurm says -> (key of the recipe, what is wrong)
+# Part of Slurm's error -> (key of the recipe, what is wrong)
 _SAID = {
-    "invalid partition": ("partition", "names no partition of this Slurm"),
+    "invalid partition": ("partition", "names no partition of this cluster"),
     "Invalid account": ("account", "is not valid here"),
     "Invalid qos": ("qos", "is not valid here"),
     "Invalid feature": ("constraint", "names a feature that no node has"),
-    "reservation is invalid": ("reservation", "names no reservation of this Slurm"),
-    "Invalid node name": ("nodelist", "names a node that this Slurm has not"),
-    "generic resource": ("gpus_per_node", "asks for devices that no node of this Slurm has"),
-    "--mail-type": ("options.mail-type", "is not a kind of mail"),
-    "time limit": ("time", "is not what the partition takes"),
+    "reservation is invalid": ("reservation", "names no reservation of this cluster"),
+    "Invalid node name": ("nodelist", "names a node that this cluster does not have"),
+    "generic resource": ("gpus_per_node", "asks for devices that no node of this cluster has"),
+    "--mail-type": ("options.mail-type", "is not a mail type"),
+    "time limit": ("time", "is not allowed in the partition"),
 }
 
 
@@ -383,7 +383,7 @@ def check_queue(job: Submission, scripts: Mapping[str, str]) -> tuple[list[Probl
     """
     partitions = read_partitions()
     if not partitions:
-        message = "the Slurm of this machine gives no answer: `sinfo` shows no partition"
+        message = "Slurm gives no answer: `sinfo` shows no partition"
         raise MachineError(Problem("slurm-no-answer", message, hint="try again; --dry-run shows the scripts"))
     problems: list[Problem] = []
     said: list[str] = []
@@ -406,13 +406,13 @@ def check_queue(job: Submission, scripts: Mapping[str, str]) -> tuple[list[Probl
 def _check_partition(
     asked: SlurmJob, job: Submission, partitions: Sequence[Partition], *, is_prepare: bool
 ) -> list[Problem]:
-    """What Slurm would take into the queue, and never start: it lets a job wait for more time or nodes."""
+    """Problems of jobs that Slurm would accept and never start: more time or nodes than the partition has."""
     name = asked.partition or job.launch.slurm.partition
     prefix = "launch.slurm.prepare" if is_prepare and asked.partition else "launch.slurm"
     here = ", ".join(partition.name for partition in partitions)
     chosen = [p for p in partitions if p.name in name.split(",")] if name else []
     if name and not chosen:
-        message = f"is {name}, and this Slurm has no such partition"
+        message = f"is {name}, and this cluster has no such partition"
         return [Problem("slurm-partition", message, path=f"{prefix}.partition", hint=f"there are: {here}")]
     chosen = chosen or [partition for partition in partitions if partition.is_default]
     problems = []
@@ -439,13 +439,13 @@ def _key(key: str, asked: SlurmJob, is_prepare: bool) -> str:
 
 
 def _minutes(seconds: float | None) -> str:
-    return "as long as it likes" if seconds is None else f"{seconds / 60:g} minutes"
+    return "no limit" if seconds is None else f"{seconds / 60:g} minutes"
 
 
 def _problem(
     said: str, asked: SlurmJob, job: Submission, partitions: Sequence[Partition], *, is_prepare: bool
 ) -> Problem:
-    """Slurm's refusal in words, with the key that it is about and what there is instead."""
+    """Slurm's rejection as a problem of a recipe key, with the values that the cluster has."""
     for words, (key, what) in _SAID.items():
         if words.lower() not in said.lower():
             continue
@@ -468,10 +468,12 @@ def _problem(
     path = "launch.slurm.prepare" if is_prepare else "launch.slurm"
     wanted = asked.cpus_per_task if is_prepare else cpus_of_task(job.launch.slurm, job.hardware)
     if "node configuration" in said and wanted is not None and wanted > cpus:
-        message = f"{wanted} CPUs of a node are asked for, and no node has more than {cpus} (Slurm: {said})"
+        message = f"{wanted} CPUs per node are requested, and no node has more than {cpus} (Slurm: {said})"
         return Problem("slurm-refused", message, path=f"{path}.cpus_per_task", hint=f"there is {sizes}")
     if "node configuration" in said and asked.mem and _mib(str(asked.mem)) > memory:
-        message = f"{asked.mem} of a node are asked for, and none has more than {memory} MiB (Slurm: {said})"
+        message = (
+            f"{asked.mem} per node are requested, and no node has more than {memory} MiB (Slurm: {said})"
+        )
         return Problem("slurm-refused", message, path=f"{path}.mem", hint=f"there is {sizes}")
     if "node configuration" in said and not is_prepare and _too_few_devices(job, partitions):
         return _no_such_device(said, job, partitions)
@@ -479,7 +481,7 @@ def _problem(
         hint = "`man sbatch` lists the options of this Slurm"
         return Problem("slurm-refused", said, path=f"{path}.options", hint=hint)
     what = "the prepare job" if is_prepare else f"a job for {job.hardware.label}"
-    message = f"Slurm would not take {what}: {said}"
+    message = f"Slurm rejects {what}: {said}"
     return Problem("slurm-refused", message, path=path, hint=f"there is {sizes}")
 
 
@@ -498,8 +500,10 @@ def _no_such_device(said: str, job: Submission, partitions: Sequence[Partition])
     key = next((k for k in ("gres", "gpus_per_node") if getattr(job.launch.slurm, k) is not None), None)
     path = f"launch.slurm.{key}" if key else "hardware"
     count = job.hardware.devices_per_node
-    message = f"no node of this Slurm has the {count} device(s) that the plan needs (Slurm: {said})"
-    hint = f"there is {', '.join(there)}" if there else "this Slurm knows no devices at all"
+    message = (
+        f"no node of this cluster has the {count} device(s) per node that the plan needs (Slurm: {said})"
+    )
+    hint = f"there is {', '.join(there)}" if there else "this cluster has no devices"
     return Problem("slurm-devices", message, path=path, hint=hint)
 
 

@@ -34,27 +34,27 @@ from launcher.schedulers.scheduler import Scheduler
 from launcher.schedulers.slurm_allocation import read_allocation
 
 ANSWER_S = 15.0
-"""A host that has not answered by then is named, together with all others that have not."""
+"""Hosts that have not answered by then are named together."""
 START_S = 60.0
-"""So long a member may take that was started: Python's files may lie on a slow network disk."""
+"""Time for a started node to join: Python's files may be on a slow network disk."""
 COMMAND = "EFFILAUNCH_SSH"
-"""Environment variable: what to start in place of `ssh`, with its options."""
+"""Environment variable: command to use in place of `ssh`, with its options."""
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "LogLevel=ERROR",
            "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")  # fmt: skip
 FORWARDED = ("ACCELERATE_", "CUDA_", "DEEPSPEED_", "DS_", "EFFILAUNCH_CACHE", "FI_", "GLOO_", "HF_", "KMP_",
              "LD_LIBRARY_PATH", "MKL_", "MV2_", "NCCL_", "OMP_", "PYTHON", "PYTORCH_", "TOKENIZERS_",
              "TORCH", "TRANSFORMERS_", "TRITON_", "UCX_", "WANDB_", "http_proxy", "https_proxy",
              "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")  # fmt: skip
-"""Names, or beginnings of names, of the variables that the other machines get from this one."""
+"""Names, or prefixes, of the variables that the other hosts get from this one."""
 OWN = ("CUDA_VISIBLE_DEVICES",)
-"""Each machine has its own."""
+"""Not forwarded: each host has its own."""
 _ROOT = Path(__file__).resolve().parents[2]
 _BEGIN = (
     "import sys, json, os; said = json.loads(sys.stdin.readline()); os.environ.update(said['env']); "
     "sys.path.insert(0, said['root']); from launcher.execute.nodes.member import main; sys.exit(main(said))"
 )
 _LINES = 20
-"""Of what a host says, the last ones are kept."""
+"""Lines kept of the output of a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def forwarded(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The variables that other machines get. names: those that the plan refers to."""
+    """The variables for the other hosts. names: those that the recipe refers to."""
     wanted = set(names)
     return {
         name: value
@@ -164,7 +164,7 @@ def forwarded(environ: Mapping[str, str], names: Iterable[str]) -> dict[str, str
 
 @dataclass(slots=True)
 class Started:
-    """A member that was started on a host."""
+    """A node that was started on a host."""
 
     host: str
     member: int
@@ -180,16 +180,16 @@ class Starting:
         self._command = shlex.split((environ or os.environ).get(COMMAND, "")) or ["ssh"]
         self._started: list[Started] = []
         self.token = secrets.token_hex(32)
-        """By which these members and the head know each other."""
+        """Secret shared by the nodes of this job."""
 
     def start(self, host: str, place: Place, env: Mapping[str, str]) -> None:
-        """Start a member on a host; returns at once."""
+        """Start a node on a host; returns at once."""
         remote = f"exec {shlex.quote(sys.executable)} -u -c {shlex.quote(_BEGIN)}"
         argv = [*self._command, *OPTIONS, host, remote]
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which tells the members
+                start_new_session=True,  # Ctrl-C is for this process, which tells the nodes
             )  # fmt: skip
         except OSError as error:
             raise _no_ssh(self._command[0], error) from None
@@ -200,9 +200,9 @@ class Starting:
         self._started.append(one)
 
     def problems(self, joined: Callable[[], Iterable[int]]) -> list[Problem]:
-        """What is wrong with hosts, once all that can be said is said: all at once, else none yet.
+        """Problems of the hosts, all at once when they are known; none before.
 
-        joined: the members that have come.
+        joined: the nodes that have come.
         """
         there = set(joined())
         waiting = [one for one in self._started if one.member not in there]
@@ -216,7 +216,7 @@ class Starting:
         return [_problem(one) for one in over] + [_silent(one) for one in late]
 
     def end(self, wait_s: float = 10.0) -> None:
-        """Let the members leave, and end what is left of ssh."""
+        """Wait for the ssh processes, then kill the rest."""
         deadline = time.monotonic() + wait_s
         for one in self._started:
             try:
@@ -227,7 +227,7 @@ class Starting:
 
 
 def _talk(one: Started, told: Mapping[str, Any]) -> None:
-    """Tell a member what it must know, then keep what its host says."""
+    """Send a node its instructions, then keep the output of its host."""
     process = one.process
     assert process.stdin is not None, "a pipe"
     assert process.stdout is not None, "a pipe"
@@ -247,18 +247,18 @@ _KINDS: Sequence[tuple[str, str, str, str]] = (
     ("Could not resolve hostname", "host-unreachable", "does not answer",
      "is the name in the hostfile right?"),
     ("Host key verification failed", "host-key", "has a key that ssh does not know",
-     "connect once by hand (`ssh {host}`) and accept it, or correct ~/.ssh/known_hosts"),
+     "connect once manually (`ssh {host}`) and accept it, or correct ~/.ssh/known_hosts"),
     ("Permission denied", "ssh-denied", "does not let ssh in without a password",
      "`ssh-copy-id {host}`, or load the key into an ssh-agent; `ssh -o BatchMode=yes {host} true` must work"),
     ("No module named", "effilaunch-missing", "does not see effilaunch",
      "install it there under the same path, best in one environment on a shared disk"),
     ("head-missing", "head-unreachable", "cannot reach this machine",
-     "a firewall must let the machines reach each other on ports above 1024"),
+     "a firewall must let the hosts reach each other on ports above 1024"),
 )  # fmt: skip
 
 
 def _problem(one: Started) -> Problem:
-    """Why a host's member ended before it came, from the words of ssh or of the host."""
+    """Why a node ended before it joined, from the output of ssh or of the host."""
     text = "\n".join(one.said)
     last = next((line for line in reversed(one.said) if line.strip()), f"exit code {one.process.returncode}")
     for words, code, what, hint in _KINDS:
@@ -268,15 +268,15 @@ def _problem(one: Started) -> Problem:
     if one.process.returncode in (126, 127) or "No such file" in text:
         message = f"{one.host} has no {sys.executable}: {last}"
         return Problem(
-            "python-missing", message, hint="all machines need the same environment under the same path"
+            "python-missing", message, hint="all hosts need the same environment under the same path"
         )
     if one.process.returncode == 255:  # ssh's own
         hint = f"is it up, and does `ssh {one.host}` work?"
         return Problem("host-unreachable", f"{one.host} does not answer: {last}", hint=hint)
     message = f"{one.host} could not take part: {last}"
-    return Problem("host-failed", message, hint="what it said last is in this message")
+    return Problem("host-failed", message, hint="this is the last line of its output")
 
 
 def _silent(one: Started) -> Problem:
-    message = f"{one.host}: ssh has connected, and no member has come within {START_S:.0f} s"
+    message = f"{one.host}: ssh has connected, and no node has joined within {START_S:.0f} s"
     return Problem("host-silent", message, hint="does its shared disk hang, or a shell start-up file?")

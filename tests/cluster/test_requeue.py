@@ -54,7 +54,7 @@ def test_preempted_on_two_nodes_it_goes_on_with_the_same_losses(cluster, recipe,
     assert cluster.job(number)["Restarts"] == "1"
     log = (run_dir / "logs" / f"slurm-{number}.out").read_text()
     assert "requeued: the job was preempted" in log
-    assert f"goes on from {run_dir}/checkpoints/checkpoint-{stopped['step']}" in log
+    assert f"resumes from {run_dir}/checkpoints/checkpoint-{stopped['step']}" in log
     assert losses(run_dir) == losses(undisturbed)
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
 
@@ -134,7 +134,7 @@ def test_a_lost_node_ends_the_run_on_all_with_its_name(cluster, recipe, tmp_path
     again = cluster.run("sbatch", str(run_dir / "job.sbatch")).stdout.split()[-1]
     wait_for_step(run_dir, done + 1, timeout=240)
     assert (
-        f"goes on from {run_dir}/checkpoints/checkpoint-"
+        f"resumes from {run_dir}/checkpoints/checkpoint-"
         in (run_dir / "logs" / f"slurm-{again}.out").read_text()
     )
     cluster.run("scancel", again)
@@ -157,7 +157,7 @@ def test_a_node_that_slurm_takes_down_costs_a_requeue(cluster, recipe, tmp_path,
     wait_for_step(run_dir, done + 1, timeout=240)
     assert cluster.job(number)["Restarts"] == "1"
     assert (
-        f"goes on from {run_dir}/checkpoints/checkpoint-"
+        f"resumes from {run_dir}/checkpoints/checkpoint-"
         in (run_dir / "logs" / f"slurm-{number}.out").read_text()
     )
     cluster.run("scancel", number)

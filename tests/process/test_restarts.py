@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over(tried):
     )
     tried.run(ranks(each, saves=2), 1)
     assert tried.tries == ["start", "checkpoint-2"]
-    assert any("checkpoint-4 is passed over: weights is not what was written" in line for line in tried.said)
+    assert any("checkpoint-4 is skipped: weights is not what was written" in line for line in tried.said)
 
 
 def test_without_being_asked_nothing_is_restarted(tried):
@@ -103,7 +103,7 @@ def test_without_being_asked_nothing_is_restarted(tried):
 
 
 def test_the_same_twice_at_the_same_step_is_not_tried_a_third_time(tried):
-    with pytest.raises(RunFailed, match="the same came twice at step 4, so it is not tried again") as caught:
+    with pytest.raises(RunFailed, match="twice in the same way at step 4") as caught:
         tried.run(ranks(KILLED.replace("TIMES", "9")), 5)
     assert tried.tries == ["start", "checkpoint-3"]
     assert "1 restart before, after: rank 1 (pid" in str(caught.value)
@@ -176,8 +176,8 @@ def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
     result = tried.run(ranks(each), 1, limits=patient)
     (row,) = result["restarts"]
     assert row["cause"].startswith("no progress for ")
-    assert "rank 1 is behind, after step 3 in <module> (<string>" in row["cause"]
-    assert "rank 0 stands in meet (<string>" in row["cause"]
+    assert "rank 1 is behind, after step 3, in <module> (<string>" in row["cause"]
+    assert "rank 0 is in meet (<string>" in row["cause"]
     assert tried.tries == ["start", "checkpoint-3"]
     assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
 
@@ -191,7 +191,7 @@ def test_a_rank_that_a_signal_has_stopped_is_named_with_its_state(tried):
     (problem,) = caught.value.problems
     assert (problem.code, Path(problem.file).name) == ("hang", "rank-1.log")
     assert re.search(r"rank 1 \(pid \d+\) is stopped by a signal \(state T ", problem.message)
-    assert "rank 0 stands in meet (<string>" in problem.message
+    assert "rank 0 is in meet (<string>" in problem.message
 
 
 def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, monkeypatch):

@@ -50,7 +50,7 @@ def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
     at = stopped(pair)["checkpoint"]
     assert f"with {at}" in said[0]
     assert f"with {at}" in said[1], "the member tells what the head tells"
-    assert "SIGTERM on another machine: stopping" in said[1 - member]
+    assert "SIGTERM on another node: stopping" in said[1 - member]
 
 
 @pytest.mark.parametrize("member", [0, 1])

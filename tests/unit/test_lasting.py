@@ -39,7 +39,7 @@ def test_a_log_without_room_goes_on_where_there_is_room_again(tmp_path, monkeypa
         log.line("fourth")
         log.line("fifth")
     assert said == [
-        f"{tmp_path / 'log'} cannot be written (No space left on device): the run goes on without it"
+        f"{tmp_path / 'log'} cannot be written (No space left on device): the run continues without it"
     ]
     missing = "==== 2 lines are missing: the disk took none ===="
     assert (tmp_path / "log").read_text() == f"first\nsec\n{missing}\nfourth\nfifth\n"

@@ -109,7 +109,7 @@ def test_metrics_whose_reading_fails_midway_stay(tmp_path, monkeypatch):
 def test_an_older_checkpoint_puts_rows_aside_whatever_their_steps_are(tmp_path, step):
     (tmp_path / "checkpoints" / "checkpoint-8").mkdir(parents=True)
     write(tmp_path / "metrics.jsonl", 1, step, 9)
-    run_dir.put_aside_behind(tmp_path, 4, lambda _: None)
+    run_dir.set_aside_after(tmp_path, 4, lambda _: None)
     later = [] if step != float("inf") else [step]
     assert steps(tmp_path / "metrics.jsonl") == [1, *([step] if not later else [])]
     assert steps(tmp_path / "metrics-superseded-8.jsonl") == [*later, 9]

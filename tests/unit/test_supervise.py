@@ -81,7 +81,7 @@ def test_a_launcher_that_starts_no_rank_hangs():
     hang = watched(seconds=21).hang()
     assert (hang.limit, hang.statuses, hang.behind) == (20.0, {}, [])
     ended = Ended(hang=hang)
-    assert hang_problem(Path("/run"), ended).message == "no rank had begun after 22 s (limit 20 s)"
+    assert hang_problem(Path("/run"), ended).message == "no rank had started after 22 s (limit 20 s)"
 
 
 def test_a_rank_that_stays_behind_its_last_word_hangs_in_the_end():
@@ -271,7 +271,7 @@ def test_a_rank_that_vanished_before_the_first_step_is_no_stop(tmp_path):
 
 def test_a_restart_tells_the_step_of_the_checkpoint_and_not_of_its_name(tmp_path):
     given_up = checkpoint(tmp_path, 100).rename(tmp_path / "superseded-100-2")
-    assert Begun(tmp_path / "new", str(given_up)).goes_on()[:2] == (str(given_up), 100)
+    assert Begun(tmp_path / "new", str(given_up)).resumes()[:2] == (str(given_up), 100)
 
 
 def known(name):
