@@ -204,7 +204,7 @@ def submit_scripts(
             Run(run_dir, number, folder / "logs" / f"slurm-{number}.out", values[index] if values else {})
             for index, (run_dir, number) in enumerate(zip(run_dirs, ids, strict=True))
         ]
-        done = Submitted(folder, recipe, prepare, job, tuple(runs))
+        done = Submitted(folder, recipe, prepare, job, tuple(runs), Slurm.name)
         done.write()
     except EffilaunchError:
         if queued:

@@ -42,7 +42,7 @@ class Submitted:
     job: str
     """Id of the job, or of the array."""
     runs: tuple[Run, ...]
-    to: str = "slurm"
+    to: str
     """Name of the scheduler."""
 
     @property

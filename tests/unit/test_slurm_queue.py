@@ -93,7 +93,7 @@ def test_partitions(slurm):
 def submission(folder: Path, *, prepare: str | None = None, number: str = "4") -> Submitted:
     (folder / "logs").mkdir()
     run = Run(folder, number, folder / "logs" / f"slurm-{number}.out", {})
-    return Submitted(folder, "r.yaml", prepare, number, (run,))
+    return Submitted(folder, "r.yaml", prepare, number, (run,), "slurm")
 
 
 def test_following_tells_each_change_once(tmp_path, monkeypatch):
@@ -200,7 +200,7 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
     monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     runs = tuple(Run(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
     said: list[str] = []
-    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs), said.append)) == 2
+    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), said.append)) == 2
     assert said == [
         "array 4: 2 pending",
         "array 4: 1 running, 1 pending, waits until its partition is up: it is down",
@@ -218,7 +218,7 @@ def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
             (tmp_path / str(number) / "COMPLETED").touch()
             (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
     runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
-    outcome = submitting.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs), print)
+    outcome = submitting.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), print)
     assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
 
 
