@@ -75,7 +75,7 @@ def test_the_warning_before_the_limit_saves_and_requeues_once_more_and_cancel_en
     cluster.wait_state(number, "PENDING", timeout=60)
     row = json.loads((run_dir / "requeues.jsonl").read_text())
     assert row["checkpoint"] >= 2
-    assert "the time limit comes near" in row["why"]
+    assert "the time limit is near" in row["why"]
     cluster.wait_state(number, "RUNNING", timeout=60)
     wait_for_step(run_dir, row["checkpoint"] + 1)
     assert main(["submit", str(run_dir), "--cancel"]) == 0
@@ -175,7 +175,7 @@ def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, 
         process.send_signal(2)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "it goes on" in said
+    assert "it continues" in said
     assert f"effilaunch submit {run_dir} --follow" in said
     number = submitted(run_dir)
     assert cluster.job(number)["JobState"] == "RUNNING"
