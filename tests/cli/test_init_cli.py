@@ -306,7 +306,7 @@ def test_a_wrong_answer_is_told_why_and_asked_again(capsys, typed):
     assert typed(*answers) == 0
     said = capsys.readouterr().err
     for words in (
-        "an answer is needed", "did you mean", "broken.jsonl:2", "'sing' is none of instructions, chat",
+        "an answer is needed", "did you mean", "broken.jsonl:2", "'sing' is not one of instructions, chat",
         "its rows are for goal chat", "no device 'Z9'", "no configuration found", "nothing fits",
     ):  # fmt: skip
         assert words in said
