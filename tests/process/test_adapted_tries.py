@@ -17,6 +17,7 @@ from launcher.commands import adapting
 from launcher.commands.adapting import run_tries
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.run_dir import write_next_try, write_run_dir
+from launcher.facts.atomic_writes import write_text
 from launcher.plan.planner import make_plan
 from launcher.render.bundle import render
 
@@ -250,8 +251,10 @@ def test_a_checkpoint_that_the_user_named_is_continued_again(tries, tmp_path):
 
 
 def test_a_next_try_that_a_full_disk_does_not_take_is_told_with_what_ran_out(tries, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(path, text):
+        if path.name.endswith("-1.json"):  # a file of the attempt before
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_text(path, text)
 
     monkeypatch.setattr("launcher.execute.run_dir.write_text", full)
     with pytest.raises(
