@@ -255,8 +255,8 @@ def _unlike_data(configurations: Sequence[Configuration]) -> list[str]:
     """Run directories whose data differs, as far as the recipe says: one of each kind is prepared."""
     found: dict[str, str] = {}
     for c in configurations:
-        settings = c.bundle.plan.settings
-        decides = {k: s.value for k, s in settings.items() if not k.startswith(_NOT_DATA)}
+        plan = c.bundle.plan
+        decides = {name: plan.at(name) for name in plan.names if not name.startswith(_NOT_DATA)}
         found.setdefault(repr(sorted(decides.items(), key=lambda item: item[0])), str(c.run_dir))
     return list(found.values())
 

@@ -5,7 +5,6 @@ A script is whole: `sbatch RUN_DIR/job.sbatch` starts it again by hand, and it g
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -107,9 +106,7 @@ def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) ->
 
 def warning_seconds(plan: Plan) -> int:
     """So long before the end of the job the run is asked to stop: a step and a save, and to leave."""
-    known = "runtime.stop_seconds" in plan.settings
-    stop = float(plan.value("runtime.stop_seconds")) if known else 0.0
-    return max(LEAST_STOP_S, math.ceil(stop)) + MARGIN_S
+    return max(LEAST_STOP_S, plan.runtime.stop_seconds or 0) + MARGIN_S
 
 
 def check_warning(job: Submission, plan: Plan) -> Problem | None:
