@@ -96,7 +96,7 @@ def run_tries(
     record, prepare = read_record(run_dir), True
     with locked(run_dir) as lock:
         begun, plan = Begun(run_dir, resume), bundle.plan
-        restarts = Restarts(begun, int(plan.value("launch.max_restarts")), say, first_pause_s)
+        restarts = Restarts(begun, int(plan.launch.max_restarts), say, first_pause_s)
         if group is not None:
             restarts.check = group.raise_if_over
         failed: RunFailed | None = None
@@ -145,7 +145,7 @@ def _beginning_again(failure: RunFailed | None) -> Iterator[None]:
 
 def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:
     """Whether adapting may mend it, and is asked for."""
-    asked = plan.value("on_oom") == "adapt"
+    asked = plan.on_oom == "adapt"
     return asked and is_out_of_memory(failure.finding.failure.id, plan.hardware)
 
 
@@ -160,7 +160,7 @@ def _next(
     if step is None:
         raise _nothing_left(failure, record, "nothing is left to try") from failure
     try:
-        if step.plan.value("sharding.engine") == "deepspeed":
+        if step.plan.sharding.engine == "deepspeed":
             require_modules(["deepspeed"])
     except MachineError as error:
         left = f"what is left to try cannot be done here: {error.problems[0].message}"

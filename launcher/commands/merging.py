@@ -84,7 +84,7 @@ def _own_repository(folder: Path) -> str:
     """The recipe's trainer.hub_model_id. RecipeError without one."""
     from launcher.train.job import read_job
 
-    found = read_job(folder).section("trainer").get("hub_model_id")
+    found = read_job(folder).trainer.hub_model_id
     if not isinstance(found, str) or not found:
         message = "--push names no repository, and neither does the recipe of the run"
         hint = "write `--push OWNER/NAME`; of a run to come, trainer.hub_model_id says it"

@@ -118,7 +118,7 @@ def _rehearse(
         )  # fmt: skip
         failed = _outcome_of(start, run_dir)
     each_alone = group is not None and group.place.is_one_rank
-    launcher = "srun" if each_alone else str(plan.value("launch.launcher"))
+    launcher = "srun" if each_alone else str(plan.launch.launcher)
     return conclude(plan, course, run_dir, failed, named, launcher)
 
 
@@ -177,13 +177,12 @@ def conclude(
     started the ranks."""
     problems = [] if failed is None else [_of_a_rehearsal(p, run_dir) for p in failed.problems]
     measured = _read(run_dir)
-    known = plan.settings.get("runtime.stop_seconds")
     planned = Planned(
         launcher=launcher,
         ranks=plan.hardware.num_devices,
         on_cpu=plan.hardware.is_cpu,
         gradient_bytes=course.gradient_bytes,
-        stop_seconds=None if known is None else float(known.value),
+        stop_seconds=plan.runtime.stop_seconds,
     )
     findings = judge(measured, planned, problems)
     rows = [finding.to_json() for finding in findings]

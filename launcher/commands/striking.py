@@ -108,8 +108,7 @@ def _struck(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> st
 
 
 def _stop_seconds(plan: Plan) -> float:
-    found = plan.settings.get("runtime.stop_seconds")
-    return 0.0 if found is None or found.value is None else float(found.value)
+    return float(plan.runtime.stop_seconds or 0)
 
 
 def _resumed(drill: Drill, record: dict[str, Any], name: str) -> str | None:

@@ -50,7 +50,7 @@ def check_nvme(plan: Plan) -> None:
         return
     verdicts = {"nvme": nvme_folder(read_folder(folder), plan, _left(folder))}
     if verdicts["nvme"].status != "fail":
-        machine = _Builder(read_build(os.environ), ask_stack(plan.python, os.environ))
+        machine = _Builder(read_build(os.environ), ask_stack(plan.interpreter, os.environ))
         verdicts |= {name: check(machine, plan) for name, check in _BUILD.items()}
     failed = [_problem(name, said) for name, said in verdicts.items() if said.status == "fail"]
     if failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from launcher.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
-from launcher.doctor.needs import built_ops, cuda_ops, on_gpu, setting
+from launcher.doctor.needs import built_ops, cuda_ops, on_gpu
 from launcher.facts.machine import Machine
 from launcher.facts.machine_build import BuildFacts
 from launcher.facts.stack import Stack
@@ -164,7 +164,7 @@ def build_locks(machine: Machine, plan: Plan | None) -> Verdict:
 def bitsandbytes(machine: Machine, plan: Plan | None) -> Verdict:
     """The native library behind int8, nf4 and 8-bit optimizers."""
     facts = machine.stack["bitsandbytes"]
-    optim = str(setting(plan, "trainer.optim", "")) if plan is not None else ""
+    optim = plan.trainer.optim if plan is not None else ""
     asked = plan is not None and (
         plan.job.quantization != "none" or "bnb" in optim or optim.startswith("paged_") or "8bit" in optim
     )

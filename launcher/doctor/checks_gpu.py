@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.doctor.check import Check, Verdict, fail, needed, numbers, ok, size, skip, warn
-from launcher.doctor.needs import has_env, on_gpu, setting
+from launcher.doctor.needs import has_env, on_gpu
 from launcher.facts.machine import Machine
 from launcher.facts.machine_gpu import Gpu
 from launcher.plan.plan import Plan
@@ -99,7 +99,7 @@ def bf16(machine: Machine, plan: Plan | None) -> Verdict:
     if not machine.gpu.usable:
         return skip(_NO_GPU)
     old = _below(machine, AMPERE)
-    asked = plan is not None and on_gpu(plan) and str(setting(plan, "precision")).startswith("bf16")
+    asked = plan is not None and on_gpu(plan) and plan.precision.startswith("bf16")
     if old:
         message = "only emulated there: many times slower, and torch.cuda.is_bf16_supported() says yes"
         return needed(asked, f"not on {', '.join(old)}", message, "precision: fp16")
@@ -111,7 +111,7 @@ def tf32(machine: Machine, plan: Plan | None) -> Verdict:
     if not machine.gpu.usable:
         return skip(_NO_GPU)
     old = _below(machine, AMPERE)
-    asked = plan is not None and bool(setting(plan, "trainer.tf32"))
+    asked = plan is not None and bool(plan.trainer.tf32)
     if old and asked:
         return fail(f"not on {', '.join(old)}", "transformers refuses tf32 there", "drop trainer.tf32")
     return skip(f"not on {', '.join(old)}") if old else ok("in hardware")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
-from launcher.doctor.needs import needed_modules, reports_to, setting
+from launcher.doctor.needs import needed_modules, reports_to
 from launcher.facts.machine import Machine
 from launcher.facts.machine_software import RANGES, TESTED, outside_range
 from launcher.facts.software import install_hint
@@ -80,7 +80,7 @@ def hub(machine: Machine, plan: Plan | None) -> Verdict:
 
 def _data_from_hub(plan: Plan, found: str, hub: str) -> Verdict:
     """For a run whose model lies in a folder."""
-    rows = [*setting(plan, "data.train", ()), *(setting(plan, "data.eval") or ())]
+    rows = [*plan.data.train, *(plan.data.eval or ())]
     names = [row["path"] for row in rows if isinstance(row, Mapping) and is_loaded_hub_id(row["path"])]
     if not names:
         return skip(found, "the run fetches nothing from it")
@@ -111,7 +111,7 @@ def wandb(machine: Machine, plan: Plan | None) -> Verdict:
         return skip(found, "no recipe that reports to it") if plan is None else skip(found, "not reported to")
     assert plan is not None, "a plan reports"
     env = machine.host.environment
-    mode = str(setting(plan, "launch.env.WANDB_MODE") or env.get("WANDB_MODE", "online"))
+    mode = plan.launch.env.get("WANDB_MODE") or env.get("WANDB_MODE", "online")
     if mode in ("offline", "disabled", "dryrun"):
         return ok(f"{found}, WANDB_MODE={mode}")
     offline = "the run will be logged offline; `wandb sync` uploads it later"

@@ -11,18 +11,11 @@ from launcher.execute.binding import trackers
 from launcher.memory import saved
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
-from launcher.tasks import task_named
 
 NEEDED = ("torch", "transformers", "accelerate", "datasets")
 """What every worker imports."""
 _OF_TRACKER = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "clearml", "swanlab")
 """Those whose module has their name."""
-
-
-def setting(plan: Plan, dotted: str, default: Any = None) -> Any:
-    """A setting's value, `default` where the plan leaves it to upstream."""
-    found = plan.settings.get(dotted)
-    return default if found is None else found.value
 
 
 def on_gpu(plan: Plan | None) -> bool:
@@ -31,33 +24,32 @@ def on_gpu(plan: Plan | None) -> bool:
 
 def profile(plan: Plan) -> Mapping[str, Any]:
     """Dotted keys that the base DeepSpeed profile brings."""
-    found = setting(plan, "deepspeed.profile")
-    return found if isinstance(found, Mapping) else {}
+    return plan.deepspeed.profile
 
 
 def needed_modules(plan: Plan) -> list[str]:
     """What the workers import."""
     needed = [*NEEDED]
-    if plan.value("sharding.engine") == "deepspeed":
+    if plan.sharding.engine == "deepspeed":
         needed.append("deepspeed")
-    if plan.value("adapter.type"):
+    if plan.adapter.type:
         needed.append("peft")
-    if plan.value("model.quantization") != "none":
+    if plan.model.quantization != "none":
         needed.append("bitsandbytes")
-    needed += task_named(plan.value("task")).packages
+    needed += plan.task.packages
     if (
-        plan.value("model.attn_implementation") == "flash_attention_2"
+        plan.model.attn_implementation == "flash_attention_2"
         and importlib.util.find_spec("kernels") is None  # transformers takes the hub's kernel then
     ):
         needed.append("flash_attn")
-    if setting(plan, "trainer.use_liger_kernel"):  # else the Trainer stops when the weights are loaded
+    if plan.trainer.use_liger_kernel:  # else the Trainer stops when the weights are loaded
         needed.append("liger_kernel")
     return needed + _tracker_modules(plan)
 
 
 def _tracker_modules(plan: Plan) -> list[str]:
     """What the trackers need, for which the Trainer stops when the weights are loaded; `all` needs none."""
-    asked = setting(plan, "trainer.report_to", "none")
+    asked = plan.trainer.report_to
     if asked in ("all", ["all"]):
         return []
     instead = importlib.util.find_spec("tensorboardX") is not None
@@ -94,42 +86,42 @@ def uses_nvme(plan: Plan | None) -> bool:
 
 def nvme_path(plan: Plan) -> str | None:
     """The folder for them; None where nothing is offloaded to a disk."""
-    found = setting(plan, "sharding.nvme_path")
+    found = plan.sharding.nvme_path
     return str(found) if found and uses_nvme(plan) else None
 
 
 def reports_to(plan: Plan | None, tracker: str) -> bool:
-    return plan is not None and tracker in trackers(setting(plan, "trainer.report_to", "none"))
+    return plan is not None and tracker in trackers(plan.trainer.report_to)
 
 
 def has_env(plan: Plan | None, name: str) -> bool:
     """Whether the workers get this variable from the plan."""
-    return plan is not None and setting(plan, f"launch.env.{name}") is not None
+    return plan is not None and name in plan.launch.env
 
 
 def hub_model(plan: Plan) -> str | None:
     """The hub id of the weights; None where they lie in a folder or are made at random."""
-    name = setting(plan, "model.name_or_path")
-    if not name or setting(plan, "model.config") is not None or setting(plan, "tiny", False):
+    name = plan.model.name_or_path
+    if not name or plan.model.config is not None or plan.tiny:
         return None
     local = str(name).startswith(("/", "./", "../", "~", "package:"))
-    return None if local or plan.model.origin == "folder" else str(name)
+    return None if local or plan.spec.origin == "folder" else str(name)
 
 
 def weights_bytes(plan: Plan) -> int:
     """The model's files as downloaded, at the width of its loaded weights or 2 bytes."""
-    return base_weight_bytes(plan.model, plan.job.dtype if plan.job.quantization == "none" else "float16")
+    return base_weight_bytes(plan.spec, plan.job.dtype if plan.job.quantization == "none" else "float16")
 
 
 def result_bytes(plan: Plan) -> int:
     """The trained weights as one save writes them: the adapter's, or the model's."""
-    return saved.result_bytes(plan.model, plan.job)
+    return saved.result_bytes(plan.spec, plan.job)
 
 
 def checkpoint_bytes(plan: Plan) -> int:
     """One checkpoint: weights and, unless save_only_model, what continues the run."""
-    alone = bool(setting(plan, "trainer.save_only_model", False))
-    return saved.checkpoint_bytes(plan.model, plan.job, weights_alone=alone)
+    alone = bool(plan.trainer.save_only_model)
+    return saved.checkpoint_bytes(plan.spec, plan.job, weights_alone=alone)
 
 
 def checkpoints_kept(plan: Plan) -> int | None:
@@ -137,11 +129,11 @@ def checkpoints_kept(plan: Plan) -> int | None:
 
     A new one is written before the oldest goes; and the best one stays beside the newest, whatever the limit.
     """
-    strategy = setting(plan, "trainer.save_strategy", "steps")
+    strategy = plan.trainer.save_strategy
     if strategy == "no":
         return 0
-    limit: int | None = setting(plan, "trainer.save_total_limit")
-    every, steps = setting(plan, "trainer.save_steps", 500), plan.schedule.steps
+    limit: int | None = plan.trainer.save_total_limit
+    every, steps = plan.trainer.save_steps or 500, plan.schedule.steps
     written: int | None = None
     if strategy == "steps" and steps and every:
         written = -(-steps // max(1, int(every if every >= 1 else every * steps)))
@@ -153,7 +145,7 @@ def checkpoints_kept(plan: Plan) -> int | None:
 
 def _keeps_best(plan: Plan) -> bool:
     """Whether checkpoints are compared, so that the best of them is kept."""
-    return any(setting(plan, f"trainer.{key}") for key in ("load_best_model_at_end", "metric_for_best_model"))
+    return bool(plan.trainer.load_best_model_at_end or plan.trainer.metric_for_best_model)
 
 
 def written_bytes(plan: Plan) -> int:

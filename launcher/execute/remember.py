@@ -22,7 +22,7 @@ def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | N
 
     result: its result.json; facts: those of its plan. A rehearsal (`--tiny`) is not kept.
     """
-    if plan.value("tiny"):
+    if plan.tiny:
         return None
     path = probe.calibration_file()
     try:
@@ -44,9 +44,9 @@ def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
         method=memory["method"],
         torch=plan.versions.get("torch", ""),
         transformers=plan.versions.get("transformers", ""),
-        kind=job_kind(plan.model, plan.job),
+        kind=job_kind(plan.spec, plan.job),
         processes=result["processes"],
-        params=plan.model.params,
+        params=plan.spec.params,
         steps=memory["steps"],
         predicted_by=predicted.method,
         predicted=predicted.total,

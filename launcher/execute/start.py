@@ -43,7 +43,6 @@ from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle
 from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
-from launcher.tasks import task_named
 
 ALONE = Place("", 0, 1, 1, 0, 1, 0, "", 0)
 """The place of a run on one machine."""
@@ -80,7 +79,7 @@ def prepare_data(
     if samples is not None:
         prepare.append(str(samples))
     log = run_dir / "logs" / PREPARE_LOG
-    full_env, _ = whole_environment(env, bundle.plan.value("trainer.report_to"))
+    full_env, _ = whole_environment(env, bundle.plan.trainer.report_to)
     start = Start(
         prepare, full_env, log, echo, stop_s=PREPARE_STOP_S, orphaned_s=PREPARE_STOP_S, peers=group,
         stage=PREPARE_STAGE, look=look,
@@ -156,7 +155,7 @@ def _prepared_in_ranks(
 
     The preparation of some tasks waits for all ranks, of which one alone would come.
     """
-    meets = not task_named(bundle.plan.value("task")).prepared_by_ranks
+    meets = not bundle.plan.task.prepared_by_ranks
     if group is None and not meets and PREPARE in bundle.prepare and WORKER in bundle.command:
         return True
     prepare_data(bundle, run_dir, echo=echo, group=group, look=look)
@@ -182,7 +181,7 @@ def _write_try(
     except OSError as error:
         raise unwritable(run_dir, error) from error
     if group is not None:
-        plan, python = run_dir / "plan.json", bundle.plan.python
+        plan, python = run_dir / "plan.json", bundle.plan.interpreter
         group.look({str(plan): digest_of(plan), **({python: None} if Path(python).is_absolute() else {})})
 
 
@@ -196,17 +195,19 @@ def _order(
         str(run_dir), bundle.command, bundle.worker, bundle.env,
         master_addr="127.0.0.1" if group is None else group.members.address_for(), master_port=master_port,
         num_devices=plan.hardware.num_devices, devices_per_node=plan.hardware.devices_per_node,
-        on_gpus=not plan.hardware.is_cpu, report_to=plan.value("trainer.report_to"),
+        on_gpus=not plan.hardware.is_cpu, report_to=plan.trainer.report_to,
         stop_s=max(LEAST_STOP_S, 2 * save_s) + 5.0, save_s=save_s, resume=resume, limits=limits,
         nvme=_nvme_folder(plan),
     )  # fmt: skip
 
 
 def _nvme_folder(plan: Plan) -> str | None:
-    if "sharding.nvme_path" not in plan.settings or plan.value("sharding.engine") != "deepspeed":
-        return None
-    offloads = (plan.value("sharding.offload_optimizer"), plan.value("sharding.offload_param"))
-    return str(plan.value("sharding.nvme_path")) if "nvme" in offloads else None
+    sharding = plan.sharding
+    offloads = sharding.engine == "deepspeed" and "nvme" in (
+        sharding.offload_optimizer,
+        sharding.offload_param,
+    )
+    return sharding.nvme_path if offloads else None
 
 
 def _outcome(
@@ -243,14 +244,13 @@ def _outcome(
 
 
 def _stop_seconds(plan: Plan) -> float:
-    known = "runtime.stop_seconds" in plan.settings
-    return float(plan.value("runtime.stop_seconds")) if known else 0.0
+    return float(plan.runtime.stop_seconds or 0)
 
 
 def _watch(plan: Plan, run_dir: Path, limits: Limits, group: Group | None) -> Watch:
     """The limits by which the ranks are judged."""
     step = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
-    factor = float(plan.value("launch.hang_factor"))
+    factor = plan.launch.hang_factor
     watch = Watch(run_dir, factor, _stop_seconds(plan), step, limits)
     if group is not None:
         watch.own, watch.others = frozenset(group.place.ranks(plan.hardware.devices_per_node)), True
@@ -264,8 +264,8 @@ def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group
         "command": bound.argv,
     }  # fmt: skip
     if group is not None:
-        if "launch.hostfile" in plan.settings:
-            values["hostfile"] = plan.value("launch.hostfile")
+        if plan.launch.hostfile is not None:
+            values["hostfile"] = plan.launch.hostfile
         values |= {"master_addr": order.master_addr, "node_rank": "0", "interface": bound.interface,
                    "nodes": group.recorded()}  # fmt: skip
     return values

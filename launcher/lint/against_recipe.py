@@ -57,8 +57,7 @@ class AgainstRecipe:
 
     def setting(self, name: str) -> Any:
         """The plan's value, the Trainer's default where the plan says nothing."""
-        held = self.plan.settings.get(name)
-        return TRAINER_DEFAULTS.get(name) if held is None else held.value
+        return self.plan.at(name) if name in self.plan.names else TRAINER_DEFAULTS.get(name)
 
     def fights(
         self, document: Document, key: str, said: str, ours: Any, code: str = "ds-hf-mismatch"
@@ -96,7 +95,7 @@ class AgainstRecipe:
             )
 
     def _precision(self, document: Document) -> Iterator[Finding]:
-        planned = self.plan.value("precision")
+        planned = self.plan.precision
         for kind in ("bf16", "fp16"):
             given = value(document, f"{kind}.enabled")
             if isinstance(given, bool) and given != (planned == kind):
@@ -108,10 +107,10 @@ class AgainstRecipe:
             if given not in (None, "auto") and ours is not None and given != ours:
                 yield self.fights(document, key, name, ours)
         for key, name in SAME_AS_RECIPE.items():
-            given, held = value(document, key), self.plan.settings.get(name)
-            explicit = held is not None and held.source in EXPLICIT
-            if held is not None and explicit and given not in (None, "auto") and given != held.value:
-                yield self.fights(document, key, name, held.value, "ds-recipe-conflict")
+            given, known = value(document, key), self.plan.provenance.get(name)
+            explicit = known is not None and known.source in EXPLICIT
+            if explicit and given not in (None, "auto") and given != (held := self.plan.at(name)):
+                yield self.fights(document, key, name, held, "ds-recipe-conflict")
 
     def _clipping(self, document: Document) -> Iterator[Finding]:
         ours = self.setting("trainer.max_grad_norm")

@@ -176,7 +176,7 @@ def _unlike_data(runs: Sequence[PlannedRun]) -> list[str]:
     """Run directories whose data differs, as far as the recipe tells: one of each kind is prepared."""
     found: dict[str, str] = {}
     for run in runs:
-        decides = {k: s.value for k, s in run.plan.settings.items() if not k.startswith(_NOT_DATA)}
+        decides = {name: run.plan.at(name) for name in run.plan.names if not name.startswith(_NOT_DATA)}
         found.setdefault(repr(sorted(decides.items(), key=lambda item: item[0])), str(run.run_dir))
     return list(found.values())
 

@@ -5,7 +5,6 @@ A script is complete: `sbatch RUN_DIR/job.sbatch` starts it again, and it resume
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -86,9 +85,7 @@ def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) ->
 
 def warning_seconds(plan: Plan) -> int:
     """Seconds before the end of the job at which the run is asked to stop: a step, a save, and the exit."""
-    known = "runtime.stop_seconds" in plan.settings
-    stop = float(plan.value("runtime.stop_seconds")) if known else 0.0
-    return max(LEAST_STOP_S, math.ceil(stop)) + MARGIN_S
+    return max(LEAST_STOP_S, plan.runtime.stop_seconds or 0) + MARGIN_S
 
 
 def check_warning(job: Submission, plan: Plan) -> Problem | None:

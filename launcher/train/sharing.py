@@ -15,7 +15,7 @@ from launcher.train.job import Job, world_size
 
 def ranks_of_copy(job: Job) -> int:
     """Ranks that compute one copy's micro-batch together."""
-    sizes = job.value("sharding.tp_size"), job.value("sharding.sp_size"), job.value("sharding.cp_size")
+    sizes = job.sharding.tp_size, job.sharding.sp_size, job.sharding.cp_size
     return int(sizes[0] * sizes[1] * sizes[2])
 
 
@@ -26,7 +26,7 @@ def copies(job: Job) -> int:
 
 def parallelism_config(job: Job) -> Any | None:
     """accelerate's ParallelismConfig for TrainingArguments; None where it needs none."""
-    tokens, context = job.value("sharding.sp_size"), job.value("sharding.cp_size")
+    tokens, context = job.sharding.sp_size, job.sharding.cp_size
     if tokens == context == 1:
         return None  # the Trainer reads tensor parallelism off the model
     from accelerate import ParallelismConfig
@@ -35,7 +35,7 @@ def parallelism_config(job: Job) -> Any | None:
     if context > 1:
         return ParallelismConfig(cp_size=context, dp_shard_size=copies(job))
     handler = DeepSpeedSequenceParallelConfig(
-        sp_seq_length_is_variable=True, sp_attn_implementation=job.value("model.attn_implementation")
+        sp_seq_length_is_variable=True, sp_attn_implementation=job.model.attn_implementation
     )
     return ParallelismConfig(
         dp_replicate_size=copies(job), sp_size=tokens, sp_backend="deepspeed", sp_handler=handler
@@ -44,7 +44,7 @@ def parallelism_config(job: Job) -> Any | None:
 
 def distributed_config(job: Job) -> Any | None:
     """transformers' DistributedConfig for from_pretrained, which then cuts the layers; None elsewhere."""
-    size = job.value("sharding.tp_size")
+    size = job.sharding.tp_size
     if size == 1 or job.ds_config is not None:
         return None
     from transformers.distributed import DistributedConfig
@@ -54,7 +54,7 @@ def distributed_config(job: Job) -> Any | None:
 
 def check_shared(job: Job, model: Any) -> None:
     """RecipeError where a loaded model attends otherwise than the plan took it to."""
-    if job.value("sharding.sp_size") * job.value("sharding.cp_size") == 1:
+    if job.sharding.sp_size * job.sharding.cp_size == 1:
         return
     config = model.config.get_text_config()
     windowed = getattr(config, "sliding_window", None) is not None

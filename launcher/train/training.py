@@ -112,7 +112,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     trainer.streams = data.streaming
     trainer.collate_eval = data.collate_eval
     trainer.shared_by = ranks_of_copy(job)
-    trainer.evaluated_by = job.value("sharding.tp_size")
+    trainer.evaluated_by = job.sharding.tp_size
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
     return trainer
@@ -120,18 +120,18 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
 
 def _make_faster(job: Job, model: Any) -> None:
     """Loss and layers as the plan has them."""
-    if job.value("model.loss") == "chunked":
+    if job.model.loss == "chunked":
         chunk_loss(model)
-    if job.value("model.compile_blocks"):
+    if job.model.compile_blocks:
         compile_blocks(job, model)
 
 
 def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
     metrics = Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)
     callbacks: list[TrainerCallback] = [metrics, Progress()]
-    patience = job.value("early_stopping.patience")
+    patience = job.early_stopping.patience
     if patience is not None:
-        callbacks.append(EarlyStopping(patience, job.value("early_stopping.threshold")))
+        callbacks.append(EarlyStopping(patience, job.early_stopping.threshold))
     return callbacks + (hooks.callbacks() if hooks.callbacks is not None else [])
 
 
@@ -140,7 +140,7 @@ def check_positions(job: Job, model: Any) -> None:
 
     What keeps them apart are position_ids, which the Trainer takes away from a model that does not name them.
     """
-    asked = next((key for key in ("data.packing", "data.padding_free") if job.value(key)), None)
+    asked = "data.packing" if job.data.packing else "data.padding_free" if job.data.padding_free else None
     if asked is None:
         return
     base = model.get_base_model() if job.has_adapter else model
@@ -267,7 +267,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
 
 def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     """The mixed precision that the plan lays around training itself, where upstream leaves a gap."""
-    dtype = job.value("runtime.autocast")
+    dtype = job.runtime.autocast
     if not dtype:
         return contextlib.nullcontext()
     autocast: contextlib.AbstractContextManager[Any] = torch.autocast(

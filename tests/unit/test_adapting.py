@@ -114,7 +114,7 @@ def test_the_reason_names_the_line_that_is_replaced(tmp_path):
     assert "recipe.yaml:4" in found[0].reason
     assert found[0].changed["trainer.per_device_train_batch_size"] == (4, 2)
     assert found[0].changed["trainer.gradient_accumulation_steps"] == (2, 4)
-    setting = found[0].plan.settings["trainer.per_device_train_batch_size"]
+    setting = found[0].plan.provenance["trainer.per_device_train_batch_size"]
     assert (setting.source, setting.by) == ("override", "on_oom: adapt")
     _, silent = tries(tmp_path, global_batch_size=64)
     assert "in place of" not in silent[0].reason

@@ -59,7 +59,7 @@ def test_the_stage_becomes_3_and_every_value_is_rendered_with_its_reason(tmp_pat
         "overlap_events": True,
     }  # fmt: skip
     decided = [
-        s for key, s in plan.settings.items() if key.startswith(("deepspeed.offload", "deepspeed.aio"))
+        s for key, s in plan.provenance.items() if key.startswith(("deepspeed.offload", "deepspeed.aio"))
     ]
     assert len(decided) >= 13
     assert all(setting.reason for setting in decided)
@@ -194,7 +194,7 @@ def test_larger_buffers_of_a_profile_are_kept_and_counted(tmp_path, root):
     config = render(after).ds_config
     assert config["zero_optimization"]["offload_optimizer"]["buffer_count"] == 6
     assert config["aio"]["queue_depth"] == 32
-    more = sharded_states(after.model, after.job).staging - sharded_states(before.model, before.job).staging
+    more = sharded_states(after.spec, after.job).staging - sharded_states(before.spec, before.job).staging
     assert more == 2 * 4 * -(-PARAMS // 8)
 
 

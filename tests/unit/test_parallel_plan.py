@@ -53,19 +53,19 @@ def refused(folder, on="8xH100-80GB", text=FULL, **overrides):
 )
 def test_copies_alone_divide_the_batch(size, engine, copies, tmp_path):
     made = shared(tmp_path, **{f"sharding__{size}": 2})
-    assert made.value("sharding.engine") == engine
+    assert made.sharding.engine == engine
     assert made.batch.data_parallel == copies
     assert made.batch.global_size == 16
     assert made.schedule.tokens_per_step == 16 * 4096
-    assert made.value(f"sharding.{size}") == 2
-    assert made.settings[f"sharding.{size}"].source == "override"
+    assert made.at(f"sharding.{size}") == 2
+    assert made.provenance[f"sharding.{size}"].source == "override"
     kind = {"tp_size": "tensor", "sp_size": "sequence", "cp_size": "context"}[size]
     assert f"layout    8 devices: 4 data-parallel x 2 {kind}-parallel" in plan_text(render(made))
 
 
 def test_without_sizes_nothing_is_said_of_a_layout(tmp_path):
     made = shared(tmp_path)
-    assert [made.value(f"sharding.{name}") for name in SIZES] == [1, 1, 1]
+    assert [made.at(f"sharding.{name}") for name in SIZES] == [1, 1, 1]
     assert "layout" not in plan_text(render(made))
 
 
@@ -80,7 +80,7 @@ def test_ranks_that_share_tokens_train_one_sample_at_a_time(size, tmp_path):
     made = shared(tmp_path, **{f"sharding__{size}": 4})
     assert (made.batch.micro, made.batch.accumulation, made.batch.data_parallel) == (1, 8, 2)
     parts = 4 if size == "sp_size" else 8
-    assert made.value("data.pad_to_multiple_of") % parts == 0
+    assert made.data.pad_to_multiple_of % parts == 0
 
 
 def test_what_the_libraries_are_told(tmp_path):
@@ -429,7 +429,7 @@ def test_a_tiny_run_keeps_the_sizes_that_its_devices_allow(found, said, devices,
     spec = read_model_spec("tiny", loaded.recipe.model.config, "--tiny", "causal-lm")
     made = make_plan(loaded, replace(known, hardware=hardware, model=spec, tiny=True))
     assert hardware.num_devices == devices
-    assert max(made.value(f"sharding.{name}") for name in SIZES) == size
+    assert max(made.at(f"sharding.{name}") for name in SIZES) == size
 
 
 def test_every_family_that_is_taken_has_a_plan_in_transformers():

@@ -188,7 +188,7 @@ def test_devices_by_their_number_or_as_a_resource_and_no_prepare_job(tmp_path):
 def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
     text = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "    time: 30\n"
     plan = make_plan(recipe(tmp_path, text), facts("2x8xA100-80GB"))
-    stop = plan.value("runtime.stop_seconds")
+    stop = plan.runtime.stop_seconds
     assert stop > 60  # a whole 7B model with its states
     assert warning_seconds(plan) == stop + 120
     small, plan = job(tmp_path, "    time: 3\n")
