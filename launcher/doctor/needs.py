@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.doctor.check import size
 from launcher.execute.environment import trackers
-from launcher.memory import saved
+from launcher.memory.engines import engine_of
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
 from launcher.tasks import task_named
@@ -123,13 +123,13 @@ def weights_bytes(plan: Plan) -> int:
 
 def result_bytes(plan: Plan) -> int:
     """The trained weights as one save writes them: the adapter's, or the model's."""
-    return saved.result_bytes(plan.model, plan.job)
+    return engine_of(plan.job).result(plan.model, plan.job)
 
 
 def checkpoint_bytes(plan: Plan) -> int:
     """One checkpoint: weights and, unless save_only_model, what continues the run."""
     alone = bool(setting(plan, "trainer.save_only_model", False))
-    return saved.checkpoint_bytes(plan.model, plan.job, weights_alone=alone)
+    return engine_of(plan.job).checkpoint(plan.model, plan.job, weights_alone=alone)
 
 
 def checkpoints_kept(plan: Plan) -> int | None:
