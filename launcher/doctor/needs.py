@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.doctor.check import size
 from launcher.execute.binding import trackers
-from launcher.memory import saved
+from launcher.memory.engines import engine_of
 from launcher.memory.states import base_weight_bytes
 from launcher.plan.plan import Plan
 
@@ -115,13 +115,13 @@ def weights_bytes(plan: Plan) -> int:
 
 def result_bytes(plan: Plan) -> int:
     """The trained weights as one save writes them: the adapter's, or the model's."""
-    return saved.result_bytes(plan.spec, plan.job)
+    return engine_of(plan.job).result(plan.spec, plan.job)
 
 
 def checkpoint_bytes(plan: Plan) -> int:
     """One checkpoint: weights and, unless save_only_model, what continues the run."""
     alone = bool(plan.trainer.save_only_model)
-    return saved.checkpoint_bytes(plan.spec, plan.job, weights_alone=alone)
+    return engine_of(plan.job).checkpoint(plan.spec, plan.job, weights_alone=alone)
 
 
 def checkpoints_kept(plan: Plan) -> int | None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.memory.divisors import divisors
+from launcher.memory.tensor_parallel import divisors
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import largest_tensor
+from launcher.memory.engines.deepspeed import engine_width
+from launcher.memory.engines.engine import largest_tensor
 from launcher.memory.job import MemoryJob
-from launcher.memory.states import engine_width
 from launcher.plan.decide import refuse
 from launcher.plan.draft import Draft
 from launcher.plan.profile import FROM_PROFILE, profile_value

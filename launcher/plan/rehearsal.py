@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.rehearsal import Course
-from launcher.memory.saved import result_bytes
-from launcher.memory.states import state_widths
+from launcher.memory.engines import engine_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 
@@ -80,7 +79,7 @@ def _gradient_bytes(plan: Plan) -> int:
 
 def _gradient_width(plan: Plan) -> int:
     job = plan.job
-    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
+    widths = engine_of(job).widths(job)
     return max(1, int(widths.gradient))
 
 
@@ -90,10 +89,10 @@ def _shares(plan: Plan) -> tuple[int, int]:
     Sharded states are written by all ranks, the model of the run by the first one.
     """
     job, ranks = plan.job, plan.hardware.num_devices
-    weights = result_bytes(plan.spec, job)
+    weights = engine_of(job).result(plan.spec, job)
     if plan.trainer.save_only_model:
         return weights, 0
-    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
+    widths = engine_of(job).widths(job)
     _, part = on_rank(plan.spec, job)  # tensor-parallel ranks have states of their own matrices alone
     states = int(part.trainable_params * widths.optimizer)
     if job.engine == "fsdp":  # SHARDED_STATE_DICT: model and states alike

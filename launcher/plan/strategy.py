@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from launcher.facts.attention import is_varlen
-from launcher.memory.divisors import divisors
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.memory.tensor_parallel import divisors
 from launcher.plan.decide import refuse
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts

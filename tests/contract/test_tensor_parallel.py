@@ -27,6 +27,7 @@ from engine_runs import (
 from grounds import write_rows
 
 from launcher.facts.model import read_model_spec
+from launcher.memory.engines import ENGINES
 from launcher.memory.tensor_parallel import rank_spec
 
 if not find_spec("deepspeed"):  # not imported here: that takes long
@@ -37,6 +38,8 @@ OWN = {"engine": "ddp", "tp_size": 2}
 """transformers' own, which accelerate takes over CPU processes by cut_on_cpu.py alone."""
 WEIGHTS = {"save_only_model": True}
 AGAIN = {"activation_checkpointing": True}
+
+ENGINE = {engine.name: engine for engine in ENGINES}
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +131,7 @@ def test_ranks_hold_the_words_that_the_plan_counts(name, ground, tmp_path, forks
         if all(peak["measured"] - views < 1.2 * peak["predicted"] for peak in (memory, memory["eval"])):
             break
     config = said.get("model", {}).get("config", LLAMA)
-    part = rank_spec(read_model_spec(name, config, "test"), 2, sharding["engine"])
+    part = rank_spec(read_model_spec(name, config, "test"), 2, ENGINE[sharding["engine"]])
     head, words = part.head.out_features, part.head.gathered or part.head.out_features
     # Counted whole where its gradient is.
     table = part.vocab_size // 2 if name == "transformers" else part.vocab_size

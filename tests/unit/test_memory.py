@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from memory_cases import A100, FULL, GIB, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, MT0, STARCODER, spec
+from memory_cases import (
+    A100,
+    FULL,
+    GIB,
+    JOB_1B,
+    LLAMA_1B,
+    LLAMA_7B,
+    LORA_1B,
+    MT0,
+    STARCODER,
+    layer_bytes,
+    spec,
+)
 
 from launcher.facts.head_loss import chunk_rows
 from launcher.facts.model import ModelSpec, read_model_spec
-from launcher.memory.activations import layer_bytes
 from launcher.memory.estimate import estimate_memory
-from launcher.memory.flow import Dtypes
 from launcher.memory.job import Components, MemoryJob
+from launcher.memory.layers import Dtypes
 from launcher.plan.draft import Draft
 from launcher.plan.job import base_job
 

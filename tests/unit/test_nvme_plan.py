@@ -12,13 +12,13 @@ import factories
 import pytest
 from factories import facts, recipe
 from machines import GIB, HEALTHY, folder, verdict
+from memory_cases import states_of
 
 from launcher.commands import swapping
 from launcher.doctor.needs import built_ops, nvme_path
 from launcher.errors import MachineError, RecipeError
 from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.lint.check import lint_text
-from launcher.memory.engine import sharded_states
 from launcher.plan.adapting import ways_out
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge
@@ -194,7 +194,7 @@ def test_larger_buffers_of_a_profile_are_kept_and_counted(tmp_path, root):
     config = render(after).ds_config
     assert config["zero_optimization"]["offload_optimizer"]["buffer_count"] == 6
     assert config["aio"]["queue_depth"] == 32
-    more = sharded_states(after.spec, after.job).staging - sharded_states(before.spec, before.job).staging
+    more = states_of(after.spec, after.job).staging - states_of(before.spec, before.job).staging
     assert more == 2 * 4 * -(-PARAMS // 8)
 
 
