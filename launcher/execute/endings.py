@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnose.run_dir import earlier_bytes, launcher_logs
 from launcher.errors import Interrupted, Problem
 from launcher.execute.adapted import last_step
 from launcher.execute.following import Ended
@@ -18,6 +17,7 @@ from launcher.execute.supervise import Watch, describe_lost
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.status import LEFT_EARLY, RankStatus
 from launcher.facts.user_files import parse_json
+from launcher.knowledge.diagnose.run_dir import earlier_bytes, launcher_logs
 
 LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
 """Codes of the problems."""

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.facts.wandb_server import wandb_obstacle
+from launcher.knowledge.doctor.needs import trackers
 
 _TRUE = {"1", "true", "yes", "on"}
 _OLD_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE")
 _NEW_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
-OURS = ("wandb", "tensorboard", "trackio")
-"""Trackers that get the plan (launcher/train/tracking.py)."""
 _WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -40,9 +39,3 @@ def mend_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[s
             f"{obstacle}: the run is logged offline (WANDB_MODE=offline); `wandb sync` uploads it later"
         )
     return added, notes
-
-
-def trackers(report_to: Any) -> list[str]:
-    """The trackers that trainer.report_to names, a name or a list of names; of `all`, the ones known here."""
-    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    return list(OURS) if names == ["all"] else [name for name in names if name != "none"]

@@ -9,10 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnose.examine import diagnose
-from launcher.diagnose.findings import Error, Finding
-from launcher.diagnose.matching import recognise, weight
-from launcher.diagnose.run_dir import LOST
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import LOST as LOST_RANK
 from launcher.execute.endings import (
@@ -28,7 +24,11 @@ from launcher.execute.supervise import Watch
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.user_files import parse_json
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.diagnose.findings import Error, Finding
+from launcher.knowledge.diagnose.matching import recognise, weight
+from launcher.knowledge.diagnose.run_dir import LOST
+from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.render.bundle import dump_json
 
 DRILLED = ".drilled"
@@ -292,4 +292,4 @@ def _known(problem: Problem, finding: Finding) -> Problem:
     if rank is not None and problem.code == "run-failed" and log is not None:
         log = str(Path(log).with_name(f"rank-{rank}.log"))
     message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({said})"
-    return replace(problem, code=failure.id, message=message, file=log, hint=failure.mend)
+    return replace(problem, code=failure.id, message=message, file=log, hint=failure.fix)

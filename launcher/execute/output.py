@@ -14,7 +14,7 @@ from typing import IO, Any
 from launcher.execute.log_file import LogFile
 from launcher.facts.status import REPORT
 from launcher.facts.user_files import parse_json
-from launcher.failures.noise import is_noise
+from launcher.knowledge.failures.noise import is_noise
 
 _CHUNK = 1 << 16
 _ERROR = "error: "

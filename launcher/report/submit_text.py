@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.execute.submit import Submitted
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.render.bundle import Bundle
 from launcher.report.tables import table
 from launcher.report.text import plan_text, shell_word

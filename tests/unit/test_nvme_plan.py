@@ -14,10 +14,10 @@ from factories import facts, recipe
 from machines import GIB, HEALTHY, folder, verdict
 
 from launcher.commands import swapping
-from launcher.doctor.needs import built_ops, nvme_path
 from launcher.errors import MachineError, RecipeError
 from launcher.execute.swap_files import LOCK, claimed, swap_files
-from launcher.lint.check import lint_text
+from launcher.knowledge.doctor.needs import built_ops, nvme_path
+from launcher.knowledge.lint.check import lint_text
 from launcher.memory.engine import sharded_states
 from launcher.plan.adapting import ways_out
 from launcher.plan.planner import make_plan
