@@ -29,7 +29,7 @@ from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
-    from launcher.lint.finding import Finding
+    from launcher.knowledge.lint.document import Finding
 
 
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
@@ -135,7 +135,7 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
         raise RecipeError(
             Problem("profile-unreadable", f"cannot read {path}: {error.strerror}", path="sharding.config")
         ) from None
-    from launcher.lint.check import read_profile
+    from launcher.knowledge.lint.check import read_profile
 
     profile, wrong = read_profile(raw, str(path))
     if wrong:

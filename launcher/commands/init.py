@@ -14,7 +14,7 @@ from launcher.commands.looking import Sight, goals_of, look, rows_for, rows_word
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import GOALS, Rows, draft
 from launcher.recipe.loading import load_recipe

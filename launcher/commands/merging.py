@@ -16,7 +16,7 @@ from launcher.execute.record import read_run, without_secrets
 from launcher.execute.run_dir import locked
 from launcher.facts.secrets import hider, secret_values
 from launcher.facts.software import require_modules
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.report.model_card import CardFacts, model_card
 from launcher.report.outcome import Outcome, note
 from launcher.report.results_text import merged_text, pushed_lines

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.commands.first_rows import judged_data
 from launcher.commands.gather import check_model, gather, recipe_hardware
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan, plan_first

@@ -25,7 +25,7 @@ from launcher.facts.atomic_writes import write_text
 from launcher.facts.rehearsal import COURSE, PREFIX, RESULT, SHARES, Course
 from launcher.facts.status import read_statuses
 from launcher.facts.user_files import parse_json
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.rehearsal import SECONDS, make_course

@@ -27,8 +27,6 @@ from launcher.commands.resuming import (
 from launcher.commands.room import check_room
 from launcher.commands.showing import Showing, showing
 from launcher.commands.swapping import check_nvme, holding_nvme
-from launcher.diagnose.patch import edits
-from launcher.doctor.needs import needed_modules
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.endings import KnownFailure
 from launcher.execute.nodes.group import Group
@@ -37,7 +35,9 @@ from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import Record, read_record, with_record, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
-from launcher.lint.finding import printable
+from launcher.knowledge.diagnose.patch import edits
+from launcher.knowledge.doctor.needs import needed_modules
+from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import Resumption

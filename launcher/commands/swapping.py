@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.doctor.check import Verdict, size
-from launcher.doctor.checks_build import compiler, deepspeed_ops, libaio, ninja, python_headers
-from launcher.doctor.checks_storage import nvme_folder
-from launcher.doctor.needs import nvme_path
 from launcher.errors import MachineError, Problem
 from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.facts.machine_build import BuildFacts, read_build
 from launcher.facts.machine_disk import read_folder
 from launcher.facts.stack import Stack, ask_stack
+from launcher.knowledge.doctor.build_checks import compiler, deepspeed_ops, libaio, ninja, python_headers
+from launcher.knowledge.doctor.check import Verdict, size
+from launcher.knowledge.doctor.needs import nvme_path
+from launcher.knowledge.doctor.storage_checks import nvme_folder
 from launcher.plan.plan import Plan
 
 _BUILD = {

@@ -15,6 +15,7 @@ from launcher.execute.supervise import Limits
 from launcher.facts.interfaces import interface_of, own_address_towards
 from launcher.facts.place import Place
 from launcher.facts.wandb_server import wandb_obstacle
+from launcher.knowledge.doctor.needs import trackers
 from launcher.recipe.env import resolve_env
 
 RESUME = "EFFILAUNCH_RESUME"
@@ -129,8 +130,6 @@ def _of_one_rank(order: Order, place: Place, devices: Sequence[str]) -> dict[str
 _TRUE = {"1", "true", "yes", "on"}
 _OLD_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE")
 _NEW_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
-OURS = ("wandb", "tensorboard", "trackio")
-"""Trackers that get the plan (launcher/train/tracking.py)."""
 _WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
 
 
@@ -159,9 +158,3 @@ def fixed_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[
             f"{obstacle}: the run is logged offline (WANDB_MODE=offline); `wandb sync` uploads it later"
         )
     return added, notes
-
-
-def trackers(report_to: Any) -> list[str]:
-    """The trackers that trainer.report_to names, a name or a list of names; of `all`, the ones known here."""
-    names = [report_to] if isinstance(report_to, str) else list(report_to or ())
-    return list(OURS) if names == ["all"] else [name for name in names if name != "none"]

@@ -10,10 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnose.examine import diagnose
-from launcher.diagnose.findings import Error, Finding
-from launcher.diagnose.matching import recognise, weight
-from launcher.diagnose.run_dir import LOST, earlier_bytes, launcher_logs
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.following import Ended
 from launcher.execute.nodes.peers import Part
@@ -25,7 +21,11 @@ from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.status import LEFT_EARLY, RankStatus
 from launcher.facts.user_files import parse_json
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.diagnose.findings import Error, Finding
+from launcher.knowledge.diagnose.matching import recognise, weight
+from launcher.knowledge.diagnose.run_dir import LOST, earlier_bytes, launcher_logs
+from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.render.bundle import dump_json
 
 RANK_LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
@@ -487,4 +487,4 @@ def _known(problem: Problem, finding: Finding) -> Problem:
     if rank is not None and problem.code == "run-failed" and log is not None:
         log = str(Path(log).with_name(f"rank-{rank}.log"))
     message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({said})"
-    return replace(problem, code=failure.id, message=message, file=log, hint=failure.mend)
+    return replace(problem, code=failure.id, message=message, file=log, hint=failure.fix)

@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 
 from launcher.facts.status import REPORT
 from launcher.facts.user_files import parse_json
-from launcher.failures.noise import is_noise
+from launcher.knowledge.failures.noise import is_noise
 
 _CHUNK = 1 << 16
 _ERROR = "error: "

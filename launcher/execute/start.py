@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnose.findings import Finding
-from launcher.diagnose.run_dir import LOST
 from launcher.errors import RunFailed
 from launcher.execute.binding import Bound, Order, bind_order, fill, whole_environment
 from launcher.execute.endings import (
@@ -39,6 +37,8 @@ from launcher.facts.oom_kills import has_killed, read_oom_kills
 from launcher.facts.place import Place
 from launcher.facts.status import PREPARE_STAGE, PREPARED, PREPARES
 from launcher.facts.user_files import parse_json
+from launcher.knowledge.diagnose.findings import Finding
+from launcher.knowledge.diagnose.run_dir import LOST
 from launcher.plan.plan import Plan
 from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle

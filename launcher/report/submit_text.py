@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.render.bundle import Bundle
 from launcher.report.tables import table
 from launcher.report.text import plan_text, shell_word

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.adapting import ways_out
 from launcher.plan.parallel import NAMES
 from launcher.plan.plan import Plan, Provenance

@@ -98,7 +98,7 @@ def test_text_says_cause_mend_and_recipe_before_the_traceback(run_dir, capsys):
 
 def test_apply_writes_beside_the_original_recipe(run_dir, capsys):
     code, found = answer(capsys, run_dir, "--apply")
-    mended = run_dir.parent / "mine.mended.yaml"
+    mended = run_dir.parent / "mine.fixed.yaml"
     assert (code, found["mended"]) == (0, str(mended))
     assert mended.read_text() == RECIPE.replace("dtype: float16  #", "dtype: float32  #")
     code, found = answer(capsys, run_dir, "--apply")
@@ -115,8 +115,8 @@ def test_a_shipped_recipe_is_mended_in_the_current_folder(run_dir, capsys, monke
     here.mkdir()
     monkeypatch.chdir(here)
     code, found = answer(capsys, run_dir, "--apply")
-    assert (code, found["mended"]) == (0, str(here / "mine.mended.yaml"))
-    assert "dtype: float32" in (here / "mine.mended.yaml").read_text()
+    assert (code, found["mended"]) == (0, str(here / "mine.fixed.yaml"))
+    assert "dtype: float32" in (here / "mine.fixed.yaml").read_text()
     assert [path.name for path in shipped.iterdir()] == ["mine.yaml"]
 
 

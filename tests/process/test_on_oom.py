@@ -11,7 +11,7 @@ import pytest
 from checkpoints import checkpoint
 from grounds import make_base
 
-from launcher.lint.check import lint_text
+from launcher.knowledge.lint.check import lint_text
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

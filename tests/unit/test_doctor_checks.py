@@ -23,9 +23,9 @@ from machines import (
 )  # fmt: skip
 
 from launcher.commands.doctoring import subject_of
-from launcher.doctor import CHECKS, examine
 from launcher.facts.machine_model import ModelFacts
 from launcher.facts.software import install_hint
+from launcher.knowledge.doctor import CHECKS, examine
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 OFFLOAD = "sharding: {engine: deepspeed, zero_stage: 3, offload_optimizer: cpu}\nprecision: bf16\n"

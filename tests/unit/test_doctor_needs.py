@@ -7,7 +7,7 @@ from dataclasses import replace
 import factories
 import pytest
 
-from launcher.doctor.needs import (
+from launcher.knowledge.doctor.needs import (  # fmt: skip
     built_ops,
     checkpoint_bytes,
     checkpoints_kept,
@@ -15,7 +15,7 @@ from launcher.doctor.needs import (
     reports_to,
     result_bytes,
     weights_bytes,
-)  # fmt: skip
+)
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 PARAMS = 6_738_415_616

@@ -12,7 +12,7 @@ from fix_cases import CASES, CONTRARY, NOT_ON_CPU, SHOWN, plan_of
 
 from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.failures.versions import holds, requirements
+from launcher.facts.requirements import holds, requirements
 from launcher.plan import decide, fixes
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.fixes import FIXES, apply_fixes

@@ -9,8 +9,8 @@ from factories import BASE, facts, plan, recipe
 
 from launcher.commands.gather import load_profile
 from launcher.errors import RecipeError
-from launcher.lint.against_recipe import AgainstRecipe
-from launcher.lint.check import lint_text
+from launcher.knowledge.lint.against_recipe import AgainstRecipe
+from launcher.knowledge.lint.check import lint_text
 from launcher.plan.planner import make_plan
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")

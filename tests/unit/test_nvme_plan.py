@@ -15,10 +15,10 @@ from machines import GIB, HEALTHY, folder, verdict
 from memory_cases import states_of
 
 from launcher.commands import swapping
-from launcher.doctor.needs import built_ops, nvme_path
 from launcher.errors import MachineError, RecipeError
 from launcher.execute.leftovers import LOCK, claimed, swap_files
-from launcher.lint.check import lint_text
+from launcher.knowledge.doctor.needs import built_ops, nvme_path
+from launcher.knowledge.lint.check import lint_text
 from launcher.plan.adapting import ways_out
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge

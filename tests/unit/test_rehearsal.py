@@ -386,7 +386,7 @@ class TestCourse:
         assert course.limit_s(8) > course.limit_s(1) > 20
 
     def test_what_ranks_save_adds_up_to_the_checkpoint(self, tmp_path):
-        from launcher.doctor.needs import checkpoint_bytes
+        from launcher.knowledge.doctor.needs import checkpoint_bytes
 
         for engine in ("ddp", "deepspeed"):
             found = plan(tmp_path, "8xA100-80GB", sharding={"engine": engine})

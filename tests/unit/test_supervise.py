@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from checkpoints import checkpoint
 
-from launcher.diagnose.findings import Error, Finding
 from launcher.errors import Problem, RunFailed
 from launcher.execute.endings import KnownFailure, hang_problem, was_stopped
 from launcher.execute.following import Ended
@@ -18,7 +17,8 @@ from launcher.execute.restarts import Begun, may_pass, pause_before
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.status import LEFT_EARLY, RankStatus
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.findings import Error, Finding
+from launcher.knowledge.failures.catalogue import FAILURES
 
 LIMITS = Limits(
     step=10.0, first_steps=40.0, start=20.0, load=30.0, evaluate=50.0, save=15.0, finish=60.0, skip=90.0

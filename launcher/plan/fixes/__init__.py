@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from launcher.errors import Problem, RecipeError
-from launcher.failures.versions import holds
+from launcher.facts.requirements import holds
 from launcher.plan.draft import Draft
 from launcher.plan.fixes.adapters import ADAPTER_FIXES
 from launcher.plan.fixes.devices import DEVICE_FIXES
