@@ -190,7 +190,7 @@ def with_restarts(
     unwritten: restarts that are not in restarts.jsonl. Where result.json cannot be written, it stays as the
     worker wrote it.
     """
-    planned = {name: plan.at(name) for name in LENGTH if name in plan.names}
+    planned = {name: plan.at(f"trainer.{name}") for name in LENGTH if f"trainer.{name}" in plan.names}
     told = {**result, "planned": planned, "restarts": [*read_jsonl(run_dir / RESTARTS), *unwritten]}
     try:
         write_text(run_dir / "result.json", dump_json(told))

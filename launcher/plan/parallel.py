@@ -73,11 +73,6 @@ def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Har
             "context parallelism was planned from the source of accelerate and torch, and never run: "
             "compare its first losses with those of a run without it"
         )
-    if hardware.is_cpu and draft.sharding.engine == "ddp":
-        draft.warn(
-            "accelerate does not set up tensor parallelism over CPU processes: the run stops with "
-            "engine-mismatch; use sharding.engine: deepspeed there"
-        )
 
 
 def trains_in_parts(job: MemoryJob) -> bool:
@@ -87,10 +82,8 @@ def trains_in_parts(job: MemoryJob) -> bool:
     moved = {job.offload_optimizer, job.offload_param} != {"none"}
     if moved or job.adapter or job.quantization != "none" or job.optim not in IN_SHARDS:
         return False
-    if job.engine == "fsdp" or job.precision == "fp16":
+    if job.engine != "deepspeed" or job.precision == "fp16":
         return False
-    if job.engine == "ddp":
-        return job.data_parallel == 1
     return job.zero_stage in ((1, 2) if job.precision == "bf16" else (0, 1, 2))
 
 
@@ -138,7 +131,7 @@ def _shape(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeE
 def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeError]:
     """Which engine can do what, and at which stage."""
     sharding, engine = recipe.sharding, draft.sharding.engine
-    copies, stage = copies_of(recipe, hardware), draft.sharding.zero_stage
+    stage = draft.sharding.zero_stage
 
     def no(message: str, hint: str) -> RecipeError:
         return refuse(draft, "parallel-engine", f"sharding.{_first(recipe)}", message, hint)
@@ -158,17 +151,12 @@ def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Recipe
             "them, which leaves accelerate's FSDP2 none to shard over"
         )
         yield no(message, "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)")
-    if sharding.tp_size > 1 and engine == "ddp" and copies > 1:
-        message = f"engine ddp cannot have {copies} copies of {sharding.tp_size} ranks: accelerate refuses it"
-        hint = f"use sharding.engine: deepspeed, or tp_size: {copies * sharding.tp_size}"
-        yield no(message, hint)
-    if sharding.tp_size > 1 and engine == "ddp" and not draft.trainer.save_only_model:
+    if sharding.tp_size > 1 and engine == "ddp":
         message = (
-            "transformers cannot save the optimizer of a model that it has cut, so a run could not go on: "
-            "its Trainer refuses checkpoints with states"
+            "engine ddp has no tensor parallelism: transformers can shard a model while loading it, but "
+            "cannot save its optimizer, so such a run could not be resumed"
         )
-        hint = "use sharding.engine: deepspeed, whose runs go on, or trainer.save_only_model: true"
-        yield no(message, hint)
+        yield no(message, "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)")
     if sharding.tp_size > 1 and stage == 3:
         message = "tensor parallelism with ZeRO-3 was not tried: both cut the weights"
         yield no(message, "use zero_stage: 2 or below, or ZeRO-3 alone")

@@ -188,8 +188,7 @@ def tiny_hardware(asked: Hardware | None, found: Hardware, recipe: Recipe) -> Ha
         wanted = asked.devices_per_node if asked else found.devices_per_node
         devices = min(wanted, found.devices_per_node)
         if shares(recipe) and devices > 1:
-            # Engine ddp cuts one copy among all devices.
-            devices = 2 if sharding.tp_size > 1 and sharding.engine == "ddp" else devices - devices % 2
+            devices -= devices % 2
         return replace(found, devices_per_node=devices)
     processes = 1 if asked is None else min(2, asked.num_devices)
     if max(sharding.tp_size, sharding.sp_size) > 1:

@@ -19,7 +19,6 @@ from launcher.train.heads import (
 from launcher.train.job import Job, local_rank, rank
 from launcher.train.processing import first_line, hub_options, model_reference, own_code
 from launcher.train.sharing import check_shared as check_parts
-from launcher.train.sharing import distributed_config
 from launcher.train.tokens import fit_vocabulary
 
 __all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
@@ -82,9 +81,6 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     quantization = quantization_config(job)
     if quantization is not None:
         options["quantization_config"] = quantization
-    shared = distributed_config(job) if distributed else None
-    if shared is not None:
-        options["distributed_config"] = shared
     return options
 
 
@@ -186,7 +182,7 @@ def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict
     built = _random_config(job, processing, head)
     set_seed(job.seed)
     # Weights are quantised and placed while they are read, so such random ones take the way over a folder.
-    if not {"quantization_config", "device_map", "distributed_config"} & options.keys():
+    if not {"quantization_config", "device_map"} & options.keys():
         given = {name: options[name] for name in ("dtype", "attn_implementation") if name in options}
         if given["dtype"] == "auto":
             given.pop("dtype")

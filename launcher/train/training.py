@@ -47,7 +47,7 @@ from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
 from launcher.train.saving import best_step
 from launcher.train.sealing import SEEN_S
-from launcher.train.sharing import no_cpu, ranks_of_copy
+from launcher.train.sharing import ranks_of_copy
 from launcher.train.tasks import train_task
 from launcher.train.together import of_all, of_rank_0
 
@@ -103,10 +103,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         "callbacks": _callbacks(job, hooks),
         "compute_metrics": make_scores(job, scores_of, hooks.compute_metrics),
     }
-    try:
-        trainer = task.trainer(job, model, processing, common)
-    except ValueError as error:
-        raise (no_cpu(error) or error) from error
+    trainer = task.trainer(job, model, processing, common)
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
     trainer.streams = data.streaming

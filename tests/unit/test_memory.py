@@ -138,6 +138,9 @@ def draft_of(**settings: object) -> Draft:
         "data.max_length": 512, "precision": "bf16", "model.dtype": "float32",
         "sharding.engine": "ddp", "sharding.offload_optimizer": "none", "sharding.offload_param": "none",
         "trainer.optim": "adamw_torch", "model.attn_implementation": "sdpa",
+        "model.quantization": "none", "model.device_map": None, "model.loss": "full", "model.add_tokens": [],
+        "adapter.type": None, "data.packing": False, "data.padding_free": False,
+        "data.pad_to_multiple_of": None, "sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1,
     }  # fmt: skip
     for name, value in (values | {k.replace("__", "."): v for k, v in settings.items()}).items():
         draft.put(name, value, "test")

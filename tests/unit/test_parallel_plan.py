@@ -32,7 +32,6 @@ trainer: {max_steps: 10}
 PINNED = {
     "sharding__engine": "deepspeed", "sharding__zero_stage": 1, "trainer__per_device_train_batch_size": 1,
 }  # fmt: skip
-DDP = {"sharding__engine": "ddp", "trainer__save_only_model": "true"}
 
 
 def shared(folder, on="8xH100-80GB", text=FULL, **overrides):
@@ -160,8 +159,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**SP, **CP}, "parallel-combination", "sp_size and cp_size"),
     ({"sharding__tp_size": 3}, "parallel-devices", "groups of 3"),
     ({**TP, "sharding__engine": "fsdp"}, "parallel-engine", "accelerate's FSDP2"),
-    ({**TP, **DDP}, "parallel-engine", "4 copies of 2 ranks"),
-    ({"sharding__tp_size": 8, "sharding__engine": "ddp"}, "parallel-engine", "Trainer refuses checkpoints"),
+    ({**TP, "sharding__engine": "ddp"}, "parallel-engine", "no tensor parallelism"),
     ({**TP, "sharding__zero_stage": 3}, "parallel-engine", "ZeRO-3"),
     ({**TP, "sharding__zero_stage": 0, "precision": "bf16"}, "parallel-engine", "gradient norm"),
     ({**SP, "sharding__engine": "fsdp"}, "parallel-engine", "no sequence parallelism"),
@@ -396,7 +394,7 @@ def test_files_of_ranks_that_share_a_copy_are_not_converted(tmp_path):
 def test_a_rehearsal_on_a_cpu_has_two_ranks(tmp_path):
     asked = recipe(tmp_path, FULL, sharding__sp_size=4, sharding__zero_stage=3)
     assert tiny_on_cpu(asked).recipe.sharding.sp_size == 2
-    own = tiny_on_cpu(recipe(tmp_path, FULL, sharding__tp_size=8, **DDP)).recipe.sharding
+    own = tiny_on_cpu(recipe(tmp_path, FULL, sharding__tp_size=8, sharding__engine="ddp")).recipe.sharding
     assert (own.tp_size, own.engine) == (2, "deepspeed")
     context = tiny_on_cpu(
         recipe(tmp_path, FULL, sharding__cp_size=4, sharding__engine="fsdp")
@@ -407,7 +405,6 @@ def test_a_rehearsal_on_a_cpu_has_two_ranks(tmp_path):
 TINY_SIZES = [
     ("8xH100-80GB", {"sharding__tp_size": 8}, 8, 2),
     ("3xH100-80GB", {"sharding__tp_size": 4}, 2, 2),
-    ("8xH100-80GB", {"sharding__tp_size": 8, **DDP}, 2, 2),
     ("8xH100-80GB", {"sharding__sp_size": 4}, 8, 2),
     ("8xH100-80GB", {"sharding__cp_size": 8, "sharding__engine": "fsdp"}, 8, 2),
     ("H100-80GB", {"sharding__cp_size": 8, "sharding__engine": "fsdp"}, 1, 1),
