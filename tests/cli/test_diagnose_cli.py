@@ -91,7 +91,7 @@ def test_text_says_cause_mend_and_recipe_before_the_traceback(run_dir, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fp16-unscale: GradScaler met fp16 gradients (rank 1)"
     assert lines[1].startswith("  cause: ")
-    assert lines[2].startswith("  mend: ")
+    assert lines[2].startswith("  fix: ")
     assert lines[4] == f"    {run_dir.parent}/mine.yaml:5: model.dtype: float16 -> float32"
     assert lines[-1] == f"  {UNSCALE}"
 
