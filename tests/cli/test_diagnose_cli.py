@@ -100,14 +100,14 @@ def test_text_has_cause_fix_and_recipe_before_the_traceback(run_dir, capsys):
 
 def test_apply_writes_beside_the_original_recipe(run_dir, capsys):
     code, found = answer(capsys, run_dir, "--apply")
-    mended = run_dir.parent / "mine.fixed.yaml"
-    assert (code, found["mended"]) == (0, str(mended))
-    assert mended.read_text() == RECIPE.replace("dtype: float16  #", "dtype: float32  #")
+    fixed = run_dir.parent / "mine.fixed.yaml"
+    assert (code, found["mended"]) == (0, str(fixed))
+    assert fixed.read_text() == RECIPE.replace("dtype: float16  #", "dtype: float32  #")
     code, found = answer(capsys, run_dir, "--apply")
     assert (code, found["errors"][0]["code"]) == (2, "mended-exists")
 
 
-def test_a_shipped_recipe_is_mended_in_the_current_folder(run_dir, capsys, monkeypatch, tmp_path):
+def test_a_shipped_recipe_is_changed_in_the_current_folder(run_dir, capsys, monkeypatch, tmp_path):
     shipped = tmp_path / "installed"
     shipped.mkdir()
     (shipped / "mine.yaml").write_text(RECIPE)
@@ -135,7 +135,7 @@ def test_an_unknown_failure_is_said_to_be_unknown(tmp_path, capsys):
     (unknown,) = found["unknown"]
     assert (unknown["type"], unknown["message"], unknown["line"]) == ("KeyError", "'mine'", 4)
     assert main(["diagnose", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("unknown failure: none of the known ones")
+    assert capsys.readouterr().out.startswith("unknown failure\n")
 
 
 def test_standard_input_and_no_failure(monkeypatch, capsys):

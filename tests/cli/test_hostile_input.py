@@ -76,7 +76,7 @@ def test_half_a_character_is_written_as_an_escape(tmp_path):
 def test_lint_reads_no_more_of_an_endless_file_than_a_config_has(capsys):
     code, out, _ = called(capsys, "lint", "/dev/zero")
     assert code == 2
-    assert "more than 100000 bytes are no ds_config" in out
+    assert "100000 bytes" in out
 
 
 @pytest.mark.parametrize("command", ["lint", "diagnose"])

@@ -1,4 +1,4 @@
-"""`--fix`: the mended text lints clean or says what is left, and keeps the rest as it is written."""
+"""`--fix`: the fixed text lints clean or says what is left, and keeps the rest as it is written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ MENDED = {
 
 
 @pytest.mark.parametrize("name", MENDED)
-def test_what_is_mended(name):
+def test_what_is_fixed(name):
     text, wanted = MENDED[name]
     assert apply_fixes(text, "ds.json") == (wanted, [])
 
