@@ -1,4 +1,4 @@
-"""The keys that DeepSpeed knows (a table written by launcher/train/ds_vocabulary.py), and findings about others."""
+"""The keys that DeepSpeed knows (written by launcher/train/ds_vocabulary.py), and findings about others."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def _deprecated(document: Document, holder: Node, member: Member, where: str, ne
 
 def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
     message = (
-        "`bfloat16` is the old name: the Trainer does not fill it, and the `bf16` that accelerate adds overrides "
+        "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` section overrides "
         "it, so the run is silently fp32"
     )
     edits = (
