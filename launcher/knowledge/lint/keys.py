@@ -209,8 +209,8 @@ def _deprecated(document: Document, holder: Node, member: Member, where: str, ne
 
 def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
     message = (
-        "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` section overrides "
-        "it, so the run is silently fp32"
+        "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` overrides it, "
+        "so the run is silently fp32"
     )
     edits = (
         (Edit(member.start, member.end, '"bf16"'),)
