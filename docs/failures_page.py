@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.knowledge.failures.catalogue import CHAPTERS, FAILURES
-from launcher.knowledge.failures.failure import Failure, Place
+from launcher.knowledge.failures.failure import Failure
 
 HEAD = """\
 # Known failures
@@ -41,20 +41,20 @@ def page_text() -> str:
 
 def _row(failure: Failure) -> str:
     title = failure.title if failure.versions == "*" else f"{failure.title} ({_code(failure.versions)})"
-    where = ", ".join(map(_place, failure.places))
+    where = ", ".join(_place(kind, reference) for kind, reference in failure.handled())
     cells = (_code(failure.id), title, where, linked(failure.source))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _place(place: Place) -> str:
-    if place.kind == "diagnose":
-        return "diagnose"
-    if place.kind == "none":
-        return f"not needed: {place.ref}"
-    if place.kind == "worker":
-        module, _, name = place.ref.partition(":")
+def _place(kind: str, reference: str) -> str:
+    if kind == "diagnose":
+        return kind
+    if kind == "none":
+        return f"not needed: {reference}"
+    if kind == "worker":
+        module, _, name = reference.partition(":")
         return f"handled: [{_code(name)}](../{module.replace('.', '/')}.py)"
-    return f"{place.kind} {_code(place.ref)}"
+    return f"{kind} {_code(reference)}"
 
 
 def _code(text: str) -> str:

@@ -241,7 +241,7 @@ def _add_diagnose(diagnose: argparse.ArgumentParser) -> None:
     diagnose.add_argument(
         "paths", metavar="RUN_DIR|LOG", nargs="+", help="a run directory, logs, or - for stdin"
     )
-    diagnose.add_argument("--apply", action="store_true", help="write NAME.fixed.yaml beside the recipe")
+    diagnose.add_argument("--apply", action="store_true", help="write NAME.mended.yaml beside the recipe")
 
 
 def _add_generate(generate: argparse.ArgumentParser) -> None:

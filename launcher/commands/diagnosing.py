@@ -1,4 +1,4 @@
-"""`diagnose`: what a failed run died of, and the recipe lines to change."""
+"""`diagnose`: find the known failure of a run, and the recipe lines to change."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ OTHER_FORMS = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-"""What a file begins with -> what it is; a log has lines of UTF-8."""
+"""First bytes of a file -> its format. A log is UTF-8 text."""
 _BEGINNING = 4096
 
 
 def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
-    """Diagnose run directories and logs; with `apply`, write a mended recipe beside the run's own."""
+    """Diagnose run directories and logs; with `apply`, write a changed recipe next to the original."""
     for path in paths:
         _refuse_other_forms(path)
     try:
@@ -123,15 +123,15 @@ def with_recipe(diagnosis: Diagnosis, recipe: Path) -> Diagnosis:
 
 
 def _apply(diagnosis: Diagnosis, recipe: Path | None) -> Path:
-    """Write the mended recipe and return its path; RecipeError where there is nothing to write."""
+    """Write the changed recipe and return its path; RecipeError if there is nothing to change."""
     if recipe is None:
         message, hint = "--apply needs the recipe", "name the run directory of the failed run"
         raise RecipeError(Problem("no-recipe", message, hint=hint))
     edited = [finding for finding in diagnosis.findings if finding.recipe]
     if not edited:
-        message = "no change of the recipe is known to mend this"
+        message = "no recipe change is known that fixes this"
         raise RecipeError(
-            Problem("nothing-to-apply", message, str(recipe), hint="see the mend above, by hand")
+            Problem("nothing-to-apply", message, str(recipe), hint="apply the fix above manually")
         )
     changes = {edit.path: edit.new for edit in edited[0].recipe}
     shipped = recipe.resolve().is_relative_to(recipes_dir().resolve())

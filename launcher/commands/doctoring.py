@@ -47,15 +47,15 @@ def check_usage(asked: Any) -> None:
     }
     alone = next((name for name, given in options.items() if given and asked.recipe is None), None)
     if alone is not None:
-        why = "starts a recipe's run" if alone == "--rehearse" else "says what a recipe is planned for"
+        why = "needs a recipe to run" if alone == "--rehearse" else "applies to a recipe"
         hint = f"effilaunch doctor RECIPE {alone}" + {"--on": " HW", "--set": " K=V"}.get(alone, "")
-        raise RecipeError(Problem("usage", f"{alone} {why}: name a recipe", hint=hint))
+        raise RecipeError(Problem("usage", f"{alone} {why}", hint=hint))
     if not asked.rehearse and (alone := next((n for n, given in of_a_rehearsal.items() if given), None)):
-        message = f"{alone} belongs to a rehearsal"
+        message = f"{alone} requires --rehearse"
         raise RecipeError(Problem("usage", message, hint=f"effilaunch doctor RECIPE --rehearse {alone} …"))
     if asked.rehearse and asked.bundle is not None:
-        message = "--bundle reports on this machine's checks, which --rehearse leaves out"
-        raise RecipeError(Problem("usage", message, hint="one after the other"))
+        message = "--bundle and --rehearse cannot be combined"
+        raise RecipeError(Problem("usage", message, hint="run one after the other"))
 
 
 def doctor_command(
@@ -161,15 +161,17 @@ def bundle_path(given: str, folder: Path) -> Path:
         taken, here = path.exists() or path.is_symlink(), path.parent.is_dir()
     except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
         reason = getattr(error, "strerror", None) or str(error)
-        raise RecipeError(Problem("bundle-name", f"no file can have this name: {reason}", name)) from None
+        raise RecipeError(Problem("bundle-name", f"invalid file name: {reason}", name)) from None
     if taken:
-        hint = "name a new file; a recipe stands before --bundle"
-        raise RecipeError(Problem("bundle-exists", "it exists and is not overwritten", str(path), hint=hint))
+        hint = "choose a new file; a recipe comes before --bundle"
+        raise RecipeError(
+            Problem("bundle-exists", "already exists and is not overwritten", str(path), hint=hint)
+        )
     if not here:
-        hint = "make the folder first"
+        hint = "create the folder first"
         raise RecipeError(Problem("bundle-folder", "its folder does not exist", str(path), hint=hint))
     if not os.access(path.parent, os.W_OK):  # said before the checks, which take their time
-        raise RecipeError(Problem("bundle-unwritable", "its folder cannot be written to", str(path)))
+        raise RecipeError(Problem("bundle-unwritable", "its folder is not writable", str(path)))
     return path
 
 

@@ -19,13 +19,13 @@ FOUND = 2
 
 
 def lint_command(files: Sequence[str], recipe: str | None, *, fix: bool) -> Outcome:
-    """Findings of all files; with `fix`, NAME.fixed.json beside each file that has one to mend.
+    """Findings of all files; with `fix`, write NAME.fixed.json next to each file with fixable findings.
 
-    Raises RecipeError for a file that cannot be read, or a mended file that would replace another.
+    Raises RecipeError for a file that cannot be read, or if a fixed file would overwrite another.
     """
     raw = {file: _read(file) for file in dict.fromkeys(files)}
     if fix and STDIN in raw:
-        raise RecipeError(Problem("usage", "--fix writes beside a file, and stdin is none"))
+        raise RecipeError(Problem("usage", "--fix writes next to the file and cannot read stdin"))
     targets = {file: fixed_path(file) for file in raw} if fix else {}
     _refuse_existing(targets)
     rules: tuple[Rule, ...] = () if recipe is None else (_against(recipe),)
@@ -46,12 +46,12 @@ def lint_command(files: Sequence[str], recipe: str | None, *, fix: bool) -> Outc
 
 
 def fixed_path(file: str) -> Path:
-    """Where the mended file goes: ds.json -> ds.fixed.json."""
+    """Path of the fixed file: ds.json -> ds.fixed.json."""
     return Path(file).with_suffix(".fixed.json")
 
 
 def _read(file: str) -> bytes:
-    """What a file holds, up to the first byte that is too many: a device has no end."""
+    """Read a file up to the size limit: a device has no end."""
     try:
         if file != STDIN:
             with Path(file).open("rb") as stream:
@@ -65,16 +65,14 @@ def _read(file: str) -> bytes:
 
 
 def _refuse_existing(targets: dict[str, Path]) -> None:
-    """Nothing is overwritten, and two files do not share one mended file."""
+    """Refuse to overwrite a file, and two inputs with the same output."""
     problems = []
     seen: set[Path] = set()
     for target in targets.values():
         if target.exists() or target.is_symlink() or target in seen:
-            said = "two files would be mended into this one" if target in seen else "is here already"
+            said = "two input files have this output file" if target in seen else "already exists"
             problems.append(
-                Problem(
-                    "file-exists", said, file=str(target), hint="move it away, or mend one file at a time"
-                )
+                Problem("file-exists", said, file=str(target), hint="move it away, or fix one file at a time")
             )
         seen.add(target)
     if problems:
@@ -82,7 +80,7 @@ def _refuse_existing(targets: dict[str, Path]) -> None:
 
 
 def _against(recipe: str) -> Rule:
-    """The rule that compares with the plan of a recipe; its own base profile is left out of that plan."""
+    """Return the rule that compares with the plan of a recipe, planned without its own base profile."""
     from launcher.commands.gather import gather
     from launcher.knowledge.lint.against_recipe import AgainstRecipe
     from launcher.plan.planner import make_plan
@@ -94,14 +92,14 @@ def _against(recipe: str) -> Rule:
     loaded, facts = gather(loaded, None)
     try:
         return AgainstRecipe(make_plan(loaded, facts))
-    except DoesNotFit as error:  # too little memory here says nothing against the file
+    except DoesNotFit as error:  # too little memory is not a mistake of the file
         if error.nearest_miss is None:
             raise
         return AgainstRecipe(error.nearest_miss)
 
 
 def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -> dict[str, Any] | None:
-    """Write the mended text; None where nothing could be mended."""
+    """Write the fixed text; None if nothing could be fixed."""
     better, left = apply_fixes(text, str(target), *rules)
     if better == text:
         return None
@@ -123,9 +121,9 @@ def _text(findings: Sequence[Finding], files: int, fixed: Sequence[dict[str, Any
     for entry in fixed:
         left = entry["left"]
         lines.append(
-            f"wrote {printable(entry['to'])}: " + (f"{len(left)} left to mend by hand" if left else "clean")
+            f"wrote {printable(entry['to'])}: " + (f"{len(left)} left to fix manually" if left else "clean")
         )
         lines += [f"  {f['line']}:{f['column']}: {f['code']}: {f['message']}" for f in left]
     if fix and findings and not fixed:
-        lines.append("nothing here can be mended without knowing what was meant; no file written")
+        lines.append("no finding can be fixed automatically; no file written")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A diagnosis as people read it: the cause in one line, the mend, the recipe's lines, then the traceback."""
+"""Format a diagnosis: failure, cause, fix, recipe lines, then the traceback."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from launcher.knowledge.diagnose.findings import Diagnosis, Edit, Error, Finding
 from launcher.knowledge.lint.document import printable
 
 _UNFINISHED = (
-    "\nthe run in {} has no result: it is still running, was stopped, or was killed together with "
-    "`effilaunch run`, or the disk had no room for its logs\n"
+    "\nthe run in {} has no result: it is still running, was stopped or killed together with "
+    "`effilaunch run`, or the disk was full\n"
 )
 _OUTER, _INNER = 2, 6
 """Calls that are shown of a long traceback: at its beginning and at its end."""
@@ -65,7 +65,7 @@ def _noticed(finding: Finding) -> str:
 
 def _unknown(unknown: Unknown, total: int) -> str:
     whose = _whose(unknown.ranks, unknown.first_rank, total)
-    return f"unknown failure{whose}: none of the known ones\n\n" + _error(unknown.error)
+    return f"unknown failure{whose}\n\n" + _error(unknown.error)
 
 
 def _whose(ranks: Sequence[int], first: int | None, total: int) -> str:
@@ -79,7 +79,7 @@ def edit_text(edit: Edit) -> str:
     """`recipe.yaml:5: model.dtype: float16 -> float32`."""
     place = printable(f"{edit.file}:{edit.line}" if edit.line else edit.file)
     if edit.new is None:
-        return f"{place}: {edit.path}: take out {_value(edit.old)}"
+        return f"{place}: {edit.path}: remove {_value(edit.old)}"
     if edit.old is None:
         return f"{place}: {edit.path}: add {_value(edit.new)}"
     return f"{place}: {edit.path}: {_value(edit.old)} -> {_value(edit.new)}"

@@ -14,12 +14,12 @@ _SIGNS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "-"}
 
 
 def doctor_text(findings: Sequence[Finding], asked: str | None) -> str:
-    """A line a check; what is wrong is explained below it."""
+    """One line per check, with an explanation of problems."""
     return "\n".join([*finding_lines(findings), "", verdict_line(findings, asked)]) + "\n"
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
-    """The checks without the answer."""
+    """The checks without the conclusion."""
     lines = []
     width = max(len(finding.title) for finding in findings)
     for finding in findings:
@@ -35,12 +35,12 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def verdict_line(findings: Sequence[Finding], asked: str | None) -> str:
-    """The answer in one sentence."""
+    """The conclusion in one sentence."""
     failed = [finding.id for finding in findings if finding.verdict.status == "fail"]
     warned = sum(finding.verdict.status == "warn" for finding in findings)
     more = f"; {warned} warning{'s' if warned > 1 else ''}" if warned else ""
     subject = f"this machine can{'not' if failed else ''} run {printable(asked)}" if asked else (
-        "this machine lacks something" if failed else "nothing is wrong with this machine"
+        "problems found on this machine" if failed else "no problems found on this machine"
     )  # fmt: skip
     return subject + (f": {', '.join(failed)}" if failed else "") + more
 
@@ -56,6 +56,6 @@ def bundle_text(
     lines = [f"# effilaunch {version}: doctor", ""]
     if asked:
         lines += [f"Asked: can this machine run {printable(asked)}?", ""]
-    lines += ["Secrets, names of persons and machines, home folders and addresses were taken out.", ""]
+    lines += ["Secrets, names of persons and machines, home folders and addresses were removed.", ""]
     lines += ["```", *table(rows, ""), "```", "", "## Machine", ""]
     return "\n".join([*lines, "```json", json.dumps(machine, indent=1, default=str), "```", ""])

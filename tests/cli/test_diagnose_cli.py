@@ -1,4 +1,4 @@
-"""`diagnose` as a user calls it: text, JSON, exit codes, the mended recipe; and `run` that calls it."""
+"""`diagnose` as a user calls it: text, JSON, exit codes, the changed recipe; and `run` that calls it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from launcher.cli import main
 from launcher.commands.running import with_recipe_lines
 from launcher.errors import MachineError, RunFailed
 from launcher.execute.endings import run_failure
+from launcher.knowledge.failures.catalogue import FAILURES
 
 LOG = """Traceback (most recent call last):
   File "train.py", line 8, in main
@@ -86,10 +87,11 @@ def test_json_of_a_log(log, capsys):
     assert (found["unknown"], found["ranks"]) == ([], 1)
 
 
-def test_text_says_cause_mend_and_recipe_before_the_traceback(run_dir, capsys):
+def test_text_has_cause_fix_and_recipe_before_the_traceback(run_dir, capsys):
     assert main(["diagnose", str(run_dir)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "fp16-unscale: GradScaler met fp16 gradients (rank 1)"
+    assert lines[0].startswith("fp16-unscale: ")
+    assert lines[0].endswith(" (rank 1)")
     assert lines[1].startswith("  cause: ")
     assert lines[2].startswith("  fix: ")
     assert lines[4] == f"    {run_dir.parent}/mine.yaml:5: model.dtype: float16 -> float32"
@@ -98,14 +100,14 @@ def test_text_says_cause_mend_and_recipe_before_the_traceback(run_dir, capsys):
 
 def test_apply_writes_beside_the_original_recipe(run_dir, capsys):
     code, found = answer(capsys, run_dir, "--apply")
-    mended = run_dir.parent / "mine.fixed.yaml"
-    assert (code, found["mended"]) == (0, str(mended))
-    assert mended.read_text() == RECIPE.replace("dtype: float16  #", "dtype: float32  #")
+    fixed = run_dir.parent / "mine.mended.yaml"
+    assert (code, found["mended"]) == (0, str(fixed))
+    assert fixed.read_text() == RECIPE.replace("dtype: float16  #", "dtype: float32  #")
     code, found = answer(capsys, run_dir, "--apply")
     assert (code, found["errors"][0]["code"]) == (2, "mended-exists")
 
 
-def test_a_shipped_recipe_is_mended_in_the_current_folder(run_dir, capsys, monkeypatch, tmp_path):
+def test_a_shipped_recipe_is_changed_in_the_current_folder(run_dir, capsys, monkeypatch, tmp_path):
     shipped = tmp_path / "installed"
     shipped.mkdir()
     (shipped / "mine.yaml").write_text(RECIPE)
@@ -115,8 +117,8 @@ def test_a_shipped_recipe_is_mended_in_the_current_folder(run_dir, capsys, monke
     here.mkdir()
     monkeypatch.chdir(here)
     code, found = answer(capsys, run_dir, "--apply")
-    assert (code, found["mended"]) == (0, str(here / "mine.fixed.yaml"))
-    assert "dtype: float32" in (here / "mine.fixed.yaml").read_text()
+    assert (code, found["mended"]) == (0, str(here / "mine.mended.yaml"))
+    assert "dtype: float32" in (here / "mine.mended.yaml").read_text()
     assert [path.name for path in shipped.iterdir()] == ["mine.yaml"]
 
 
@@ -133,7 +135,7 @@ def test_an_unknown_failure_is_said_to_be_unknown(tmp_path, capsys):
     (unknown,) = found["unknown"]
     assert (unknown["type"], unknown["message"], unknown["line"]) == ("KeyError", "'mine'", 4)
     assert main(["diagnose", str(path)]) == 0
-    assert capsys.readouterr().out.startswith("unknown failure: none of the known ones")
+    assert capsys.readouterr().out.startswith("unknown failure\n")
 
 
 def test_standard_input_and_no_failure(monkeypatch, capsys):
@@ -167,9 +169,8 @@ def test_a_failed_run_is_named_after_the_known_failure(run_dir):
     assert error.exit_code == 5
     (problem,) = error.problems
     assert problem.code == "fp16-unscale"
-    assert problem.message.startswith("fp16-unscale: GradScaler met fp16 gradients. ")
     assert "rank 1 failed first: ValueError: Attempting to unscale FP16 gradients." in problem.message
-    assert problem.hint == "load the weights in fp32, or train an adapter (kept in fp32) over fp16 weights"
+    assert problem.hint == next(failure.fix for failure in FAILURES if failure.id == "fp16-unscale")
     assert problem.file == str(run_dir / "logs" / "rank-1.log")
 
 
@@ -184,7 +185,7 @@ def test_a_failed_run_names_the_lines_of_its_recipe(run_dir):
     )
 
 
-def test_a_failed_run_that_no_change_of_the_recipe_mends_names_no_line(run_dir):
+def test_a_failed_run_that_no_change_of_the_recipe_fixes_names_no_line(run_dir):
     report(run_dir, 1, "RuntimeError: Weights only load failed")
     (run_dir / "logs" / "rank-1.log").write_text("")
     known = run_failure(run_dir, 1, "launcher.log")

@@ -149,7 +149,7 @@ def test_hardware_that_is_not_here_fails(stack, capsys, tmp_path):
     assert code == 4
     assert checks["plan"]["status"] == "ok"
     assert checks["devices"]["status"] == "fail"
-    assert "0 GPUs" in checks["devices"]["message"]
+    assert "0 visible" in checks["devices"]["message"]
 
 
 def test_what_does_not_fit_fails_with_the_planners_words(stack, capsys, tmp_path):
@@ -196,8 +196,8 @@ def test_the_text_explains_what_is_wrong(smi, capsys):
     assert main(["doctor"]) == 4
     out = capsys.readouterr().out
     assert re.search(r"^ *FAIL +NVIDIA driver +nvidia-smi fails$", out, re.MULTILINE)
-    assert "the driver does not answer: no devices" in out
-    assert out.rstrip().splitlines()[-1].startswith("this machine lacks something: driver")
+    assert ": no devices" in out
+    assert out.rstrip().splitlines()[-1].endswith(": driver")
 
 
 PLANTED = {

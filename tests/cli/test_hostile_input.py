@@ -76,7 +76,7 @@ def test_half_a_character_is_written_as_an_escape(tmp_path):
 def test_lint_reads_no_more_of_an_endless_file_than_a_config_has(capsys):
     code, out, _ = called(capsys, "lint", "/dev/zero")
     assert code == 2
-    assert "more than 100000 bytes are no ds_config" in out
+    assert "100000 bytes" in out
 
 
 @pytest.mark.parametrize("command", ["lint", "diagnose"])
@@ -162,7 +162,7 @@ def test_a_recipe_that_may_not_be_read_does_not_either(capsys, monkeypatch, run_
 
 
 def test_what_cannot_be_applied_is_diagnosed_all_the_same(capsys, run_dir):
-    (run_dir / "recipe.fixed.yaml").write_text("mine")
+    (run_dir / "recipe.mended.yaml").write_text("mine")
     code, out, err = called(capsys, "diagnose", run_dir, "--apply")
     assert (code, out.partition(":")[0]) == (2, "cuda-oom")
     assert "already exists" in err
@@ -174,7 +174,7 @@ def test_what_cannot_be_applied_is_diagnosed_all_the_same(capsys, run_dir):
         "mended-exists",
     )
     assert "mended" not in answer
-    assert (run_dir / "recipe.fixed.yaml").read_text() == "mine"
+    assert (run_dir / "recipe.mended.yaml").read_text() == "mine"
 
 
 def test_a_folder_that_may_not_be_entered_is_said(capsys, monkeypatch, tmp_path):
@@ -199,7 +199,7 @@ def test_a_broken_plan_does_not_either(capsys, run_dir, plan):
 
 @pytest.mark.parametrize("name", ["~nobody-has-this-name/x.md", TOO_LONG])
 def test_a_bundle_that_no_file_can_be_is_refused(tmp_path, name):
-    with pytest.raises(RecipeError, match="no file can have this name"):
+    with pytest.raises(RecipeError, match="file name"):
         bundle_path(name, tmp_path)
 
 
@@ -208,7 +208,7 @@ def test_a_bundle_is_refused_before_the_checks(monkeypatch, tmp_path):
     with pytest.raises(RecipeError, match="not overwritten"):
         bundle_path("link.md", tmp_path)
     monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may be root
-    with pytest.raises(RecipeError, match="cannot be written to"):
+    with pytest.raises(RecipeError, match="not writable"):
         bundle_path("new.md", tmp_path)
 
 

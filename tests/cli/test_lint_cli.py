@@ -96,7 +96,7 @@ def test_fix_never_overwrites(capsys, wrong):
     fixed.write_text("mine", encoding="utf-8")
     code, out, err = called(capsys, "lint", wrong, "--fix")
     assert (code, out) == (2, "")
-    assert f"{fixed}: is here already" in err
+    assert str(fixed) in err
     assert fixed.read_text(encoding="utf-8") == "mine"
 
 
@@ -105,11 +105,11 @@ def test_fix_never_writes_two_files_into_one(capsys, wrong):
     other.write_text(WRONG, encoding="utf-8")
     code, _, err = called(capsys, "lint", wrong, other, "--fix")
     assert code == 2
-    assert "two files would be mended into this one" in err
+    assert "ds.fixed.json" in err
     assert not wrong.with_name("ds.fixed.json").exists()
 
 
-def test_fix_writes_nothing_for_a_clean_file_or_one_that_it_cannot_mend(capsys, tmp_path):
+def test_fix_writes_nothing_for_a_clean_or_an_unfixable_file(capsys, tmp_path):
     for text, code in ((RIGHT, 0), ("{", 2)):
         file = tmp_path / f"{code}.json"
         file.write_text(text, encoding="utf-8")
@@ -135,7 +135,7 @@ def test_recipe_adds_what_fights_its_plan(capsys, tmp_path):
     file = tmp_path / "ds.json"
     file.write_text('{"train_micro_batch_size_per_gpu": 77,\n"gradient_clipping": 0.3}', encoding="utf-8")
     recipe = tmp_path / "r.yaml"
-    # The recipe's own base profile may be the file that is being mended.
+    # The recipe's own base profile may be the file that is being fixed.
     recipe.write_text(f"{BASE}hardware: {{device: A100-80GB}}\nsharding: {{config: ds.json}}\n", "utf-8")
     assert called(capsys, "lint", file)[0] == 0
     code, out, err = called(capsys, "lint", file, "--recipe", recipe, "--json")
@@ -164,5 +164,6 @@ def test_a_broken_base_profile_stops_the_plan(capsys, tmp_path):
     recipe.write_text(f"{BASE}hardware: {{device: A100-80GB}}\nsharding: {{config: ds.json}}\n", "utf-8")
     code, _, err = called(capsys, "plan", recipe)
     assert code == 2
-    assert f"{tmp_path / 'ds.json'}:2: sharding.config: column 1: `zero_optimisation`" in err
+    assert f"{tmp_path / 'ds.json'}:2: sharding.config: column 1: " in err
+    assert "`zero_optimisation`" in err
     assert "did you mean `zero_optimization`?" in err

@@ -97,7 +97,7 @@ WITHOUT_RECIPE = [
     ("devices", changed("gpu", gpus=gpus(A100, 1) + gpus(V100, 1)), "warn", "differ"),
     ("device-memory", changed("gpu", gpus=gpus(used=40 * GIB)), "warn", "another process"),
     ("driver", changed("gpu", smi="failed", said="couldn't communicate", gpus=()), "fail", "couldn't"),
-    ("driver", OLD_DRIVER, "fail", "does not run"),
+    ("driver", OLD_DRIVER, "fail", "12.8"),
     ("driver", changed("gpu", cuda="11.8"), "ok", "compatibility package"),
     ("driver", changed("gpu", cuda="12.2"), "ok", "minor-version"),
     ("bf16", changed("gpu", gpus=gpus(V100)), "warn", "emulated"),
@@ -117,9 +117,9 @@ WITHOUT_RECIPE = [
     ("nccl", env(NCCL_P2P_DISABLE="1"), "warn", "NCCL_P2P_DISABLE=1"),
     ("nccl", env(NCCL_DEBUG="INFO"), "ok", ""),
     ("nvcc", changed("build", nvcc="12.6"), "ok", "accepts"),
-    ("nvcc", changed("build", nvcc="11.8"), "warn", "another major"),
-    ("nvcc", changed("build", nvcc=None, cuda_home=None), "ok", "needs it"),
-    ("compiler", changed("build", compiler=None), "warn", "build operators"),
+    ("nvcc", changed("build", nvcc="11.8"), "warn", "major"),
+    ("nvcc", changed("build", nvcc=None, cuda_home=None), "ok", "cpu_adam"),
+    ("compiler", changed("build", compiler=None), "warn", "offload"),
     ("compiler", changed("build", compiler="7.5.0"), "warn", "GCC 9"),
     ("ninja", changed("build", ninja=None), "warn", "operators"),
     ("python-headers", changed("build", python_headers=False), "warn", "Triton"),
@@ -132,28 +132,28 @@ WITHOUT_RECIPE = [
     ),
     ("build-locks", changed("build", stale_locks=("/x/cpu_adam/lock",)), "warn", "forever"),
     ("bitsandbytes", with_stack("bitsandbytes", loaded=False, said="no binary"), "warn", "no binary"),
-    ("bitsandbytes", with_stack("bitsandbytes", compiled_with_cuda=False), "warn", "no CUDA code"),
+    ("bitsandbytes", with_stack("bitsandbytes", compiled_with_cuda=False), "warn", "CUDA"),
     ("bitsandbytes", with_stack("bitsandbytes", {"error": "no answer within 120 s"}), "warn", "no answer"),
     ("interfaces", env(NCCL_SOCKET_IFNAME="ib0"), "warn", "names no interface"),
     ("interfaces", env(NCCL_SOCKET_IFNAME="eth"), "ok", ""),
-    ("interfaces", changed("network", host_resolves=False), "warn", "own name"),
+    ("interfaces", changed("network", host_resolves=False), "warn", "host name"),
     ("ports", changed("network", default_port_free=False), "warn", "another job"),
     ("hostfile", changed("network", hostfile=HOSTS), "warn", "starts processes"),
     ("hostfile", changed("network", hostfile=("node1",)), "warn", "HOST slots=N"),
     ("mpi4py", changed("software", mpi4py=True), "ok", ""),
     ("shared-memory", changed("disk", shared_memory=SMALL_SHM), "warn", "Docker"),
     ("shared-memory", changed("disk", shared_memory=None), "warn", "NCCL"),
-    ("shared-memory-leftovers", changed("disk", leftovers=("a",), leftover_bytes=2**20), "warn", "never"),
+    ("shared-memory-leftovers", changed("disk", leftovers=("a",), leftover_bytes=2**20), "warn", "DeepSpeed"),
     ("environment", env(WANDB_DISABLED="true"), "warn", "no longer read"),
-    ("environment", env(TRANSFORMERS_CACHE="/x"), "warn", "takes its folder as HF_HUB_CACHE"),
-    ("environment", env(PYTORCH_PRETRAINED_BERT_CACHE="/x"), "warn", "takes its folder as HF_HUB_CACHE"),
+    ("environment", env(TRANSFORMERS_CACHE="/x"), "warn", "HF_HUB_CACHE"),
+    ("environment", env(PYTORCH_PRETRAINED_BERT_CACHE="/x"), "warn", "HF_HUB_CACHE"),
     ("environment", env(ACCELERATE_MIXED_PRECISION="fp16"), "warn", "precision"),
     ("environment", env(HF_HOME="/x"), "ok", ""),
     ("accelerate-config", changed("host", accelerate_config="/h/default_config.yaml"), "warn", "silently"),
     ("ulimits", changed("host", nofile=1024), "warn", "Too many open files"),
-    ("disk", with_folder("run", free=GIB), "warn", "little room"),
-    ("disk", with_folder("run", writable=False), "warn", "may not write"),
-    ("caches", with_folder("hub", free=GIB), "warn", "little room"),
+    ("disk", with_folder("run", free=GIB), "warn", "little space"),
+    ("disk", with_folder("run", writable=False), "warn", "not writable"),
+    ("caches", with_folder("hub", free=GIB), "warn", "little space"),
     ("caches", with_folder("cache", writable=False), "warn", "not writable"),
     ("caches", with_folder("extensions", on_network=True), "warn", "network filesystem"),
     ("versions", changed("software", installed={}), "fail", "not installed"),
@@ -176,8 +176,8 @@ def test_what_is_said_without_a_recipe(check, machine, status, word):
 
 
 WITH_RECIPE = [
-    ("devices", NO_GPU, "this machine shows 0 GPUs"),
-    ("devices", changed("gpu", visible="0,1"), "shows 2 GPUs"),
+    ("devices", NO_GPU, "has 0 visible"),
+    ("devices", changed("gpu", visible="0,1"), "has 2 visible"),
     ("devices", changed("gpu", gpus=gpus(V100)), "the smallest has"),
     ("device-memory", changed("gpu", gpus=gpus(used=79 * GIB)), "less free"),
     ("driver", NO_GPU, "no NVIDIA driver"),
@@ -188,12 +188,12 @@ WITH_RECIPE = [
     ("p2p", changed("gpu", gpus=gpus(ADA, 2), driver="535.54"), "NCCL hangs"),
     ("shared-memory", changed("disk", shared_memory=folder(GIB // 32, total=GIB // 16)), "Docker"),
     ("disk", with_folder("run", free=1000), "checkpoint"),
-    ("disk", with_folder("run", writable=False), "may not write"),
-    ("host-memory", changed("host", memory=GIB), "the run takes"),
+    ("disk", with_folder("run", writable=False), "not writable"),
+    ("host-memory", changed("host", memory=GIB), "the run needs"),
     ("caches", with_folder("datasets", writable=False), "not writable"),
     ("hub", replace(changed("network", hub="offline"), hub_model=UNCACHED), "not in the cache"),
     ("hub", replace(HEALTHY, hub_model=replace(UNCACHED, access="absent")), "has no"),
-    ("gated", replace(HEALTHY, hub_model=replace(UNCACHED, access="refused")), "refuses"),
+    ("gated", replace(HEALTHY, hub_model=replace(UNCACHED, access="refused")), "denies"),
     ("versions", packages(peft=None), "peft"),
     ("versions", packages(transformers="4.57.0"), "4.57.0"),
 ]  # fmt: skip
@@ -214,7 +214,7 @@ BUILDING = [
     ("ninja", changed("build", ninja=None), "cpu_adam"),
     ("python-headers", changed("build", python_headers=False), "cpu_adam"),
     ("deepspeed-ops", with_stack("deepspeed", {"error": "cannot be imported: x"}), "deepspeed"),
-    ("deepspeed-ops", with_stack("deepspeed", compatible={"cpu_adam": False}), "cannot build"),
+    ("deepspeed-ops", with_stack("deepspeed", compatible={"cpu_adam": False}), "cpu_adam"),
 ]
 
 
@@ -311,7 +311,7 @@ def test_checkpoints_without_a_limit_are_a_warning(tmp_path):
     plan = factories.plan(tmp_path, text=text)
     unlimited = factories.with_settings(plan, {"trainer.save_total_limit": None})
     said = verdict("disk", HEALTHY, unlimited)
-    assert (said.status, "nothing limits" in said.message) == ("warn", True)
+    assert (said.status, "not limited" in said.message) == ("warn", True)
 
 
 def test_the_download_counts_where_the_caches_share_the_disk_of_the_run(plan):
@@ -352,7 +352,7 @@ def test_of_several_machines_this_one_must_have_its_share(plan):
     assert verdict("devices", READY, two).status == "ok"
     more = replace(plan, hardware=replace(plan.hardware, num_nodes=2, devices_per_node=64))
     said = verdict("devices", READY, more)
-    assert (said.status, "on each machine, this machine shows" in said.message) == ("fail", True)
+    assert (said.status, "on each node" in said.message) == ("fail", True)
 
 
 @pytest.mark.parametrize(

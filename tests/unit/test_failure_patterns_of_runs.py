@@ -408,12 +408,6 @@ def test_every_failure_with_patterns_has_a_spelling_here():
     assert {failure.id for failure in ENTRIES if failure.patterns} - own == set(SPELLINGS)
 
 
-def test_patterns_and_the_place_diagnose_go_together():
-    for failure in ENTRIES:
-        kinds = {place.kind for place in failure.places}
-        assert bool(failure.patterns or failure.signs) == ("diagnose" in kinds), failure.id
-
-
 def test_memory_in_pieces_needs_gigabytes():
     small = OOM + ". 1.02 GiB is reserved by PyTorch but unallocated."
     assert set(matches(small)) == {"cuda-oom"}

@@ -334,18 +334,16 @@ def test_every_id_of_the_catalogue_has_one_entry():
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
 def test_an_entry_says_what_where_and_what_to_do(failure):
     assert all((failure.title, failure.cause, failure.fix, failure.source))
-    assert failure.places
     assert not failure.title.endswith(".")
     assert failure.cause.endswith(".")
-    for place in failure.places:
-        assert place.ref or place.kind == "diagnose"
-        assert not (place.kind == "diagnose" and place.ref)
+    handled = list(failure.handled())
+    assert handled
+    assert len(handled) == len(set(handled))
+    assert all((kind == "diagnose") == (not reference) for kind, reference in handled)
 
 
-def test_what_has_patterns_is_diagnosed_and_the_other_way_round():
-    by_symptoms = {"nan-shown-as-zero"}
-    diagnosed = {f.id for f in FAILURES if any(place.kind == "diagnose" for place in f.places)}
-    assert diagnosed == {f.id for f in FAILURES if f.patterns or f.signs} | by_symptoms
+def test_only_a_symptom_is_diagnosed_without_patterns():
+    assert [f.id for f in FAILURES if "diagnose" in f.places] == ["nan-shown-as-zero"]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
@@ -357,15 +355,15 @@ def test_everything_that_an_entry_points_at_is_there(failure, lint_codes):
         "refusal": codes(),
         "diagnose": {""},
     }
-    for place in failure.places:
-        if place.kind == "worker":
-            module, _, name = place.ref.partition(":")
-            assert name in functions(module), place.ref
-            assert name in named_anywhere(), f"nothing calls {place.ref}"
-        elif place.kind == "none":
-            assert len(place.ref.split()) > 3, "a reason is a sentence"
+    for kind, reference in failure.handled():
+        if kind == "worker":
+            module, _, name = reference.partition(":")
+            assert name in functions(module), reference
+            assert name in named_anywhere(), f"nothing calls {reference}"
+        elif kind == "none":
+            assert len(reference.split()) > 3, "a reason is a sentence"
         else:
-            assert place.ref in known[place.kind], f"no {place.kind} {place.ref}"
+            assert reference in known[kind], f"no {kind} {reference}"
 
 
 def test_an_entry_that_points_at_nothing_would_be_seen(lint_codes):
@@ -373,11 +371,6 @@ def test_an_entry_that_points_at_nothing_would_be_seen(lint_codes):
     assert {"eos-masked", "launcher-conflict", "does-not-fit", "unknown-key"} <= codes()
     assert "ds-no-such-code" not in lint_codes
     assert "attach_adaptor" not in functions("launcher.train.adapters")
-
-
-def test_a_place_is_named_once():
-    for failure in FAILURES:
-        assert len(failure.places) == len(set(failure.places)), failure.id
 
 
 @pytest.mark.parametrize("failure", [f for f in FAILURES if f.patterns], ids=lambda f: f.id)

@@ -99,9 +99,9 @@ def test_the_line_of_code_goes_with_a_warning_that_is_known():
     assert shown(text) == text[2:]
 
 
-def test_what_is_left_out_is_mended_and_says_why():
+def test_what_is_left_out_is_handled_and_has_a_reason():
     assert all(noise.reason for noise in NOISE)
     known = {failure.id: failure for failure in FAILURES}
     for name in SIGNS_OF:
         assert known[name].signs
-        assert {place.kind for place in known[name].places} & {"fix", "worker"}, name
+        assert {kind for kind, _ in known[name].handled()} & {"fix", "worker"}, name

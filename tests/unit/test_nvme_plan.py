@@ -284,7 +284,7 @@ def test_a_plan_only_warns_of_what_is_missing_here(tmp_path, machine):
     machine["build"] = replace(HEALTHY.build, libaio=False)
     (tmp_path / "file").write_text("x")
     first, second = swapping.nvme_words(small(tmp_path, tmp_path / "file" / "swap"))
-    assert "may not write" in first
+    assert "not writable" in first
     assert "libaio-dev" in second
     assert swapping.nvme_words(factories.plan(tmp_path)) == []
 
@@ -306,10 +306,10 @@ def test_a_folder_that_cannot_be_and_one_without_room_are_refused(tmp_path, mach
     with pytest.raises(MachineError) as raised:
         swapping.check_nvme(small(tmp_path, tmp_path / "file" / "swap"))
     assert raised.value.problems[0].code == "nvme-folder"
-    assert "may not write" in raised.value.problems[0].message
+    assert "not writable" in raised.value.problems[0].message
     plan = small(tmp_path, tmp_path / "swap")
     host = replace(plan.memory.host, nvme=10**18)
-    with pytest.raises(MachineError, match="the run keeps"):
+    with pytest.raises(MachineError, match="the run needs"):
         swapping.check_nvme(replace(plan, memory=replace(plan.memory, host=host)))
 
 
@@ -351,7 +351,7 @@ def test_what_a_killed_run_left_counts_as_room(tmp_path, machine):
     with claimed(where):
         pass
     leave_files(where)
-    with pytest.raises(MachineError, match="the run keeps"):
+    with pytest.raises(MachineError, match="the run needs"):
         swapping.check_nvme(plan)
     os.truncate(where / "zero_stage_3" / "optimizer" / "rank0" / "0_20.tensor.swp", 20 * GIB)
     swapping.check_nvme(plan)

@@ -1,1 +1,1 @@
-"""From the logs of a failed run to the known failure behind them, its mend and the recipe lines to change."""
+"""Find the known failure in the logs of a run, its fix, and the recipe lines to change."""

@@ -1,6 +1,6 @@
-"""A recipe with a failure's changes: edits of its text at the place of each key, so that the rest stays.
+"""Apply the changes of a failure to a recipe's text, at the position of each key.
 
-Never overwrites a file, and leaves none that the loader refuses.
+Never overwrites a file, and keeps none that the loader refuses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Change:
 
 
 def edits(file: str, text: str, changes: Mapping[str, Any]) -> tuple[Edit, ...]:
-    """What the changes change in a recipe; those that it already says are left out."""
+    """List the edits that the changes need; values that are already set are left out."""
     document = parse_yaml(text, file)
     found = []
     for path, new in changes.items():
@@ -43,7 +43,7 @@ def edits(file: str, text: str, changes: Mapping[str, Any]) -> tuple[Edit, ...]:
 
 
 def changed_text(text: str, changes: Mapping[str, Any]) -> str:
-    """The recipe's text with each dotted key set; None takes a key out."""
+    """Return the recipe's text with each dotted key set; None removes a key."""
     for path, value in changes.items():
         root = yaml.compose(text, Loader=_LOADER)
         change = None
@@ -57,16 +57,16 @@ def changed_text(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def write_fixed(recipe: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
-    """Write `NAME.fixed.yaml` into `folder`. RecipeError when it exists, or would be no valid recipe."""
-    target = folder / f"{recipe.stem}.fixed.yaml"
+    """Write `NAME.mended.yaml` into `folder`. RecipeError if it exists or the recipe would be invalid."""
+    target = folder / f"{recipe.stem}.mended.yaml"
     try:
         write_new(target, changed_text(recipe.read_text("utf-8"), changes))
     except FileExistsError:
-        message, hint = "already exists and is never overwritten", "move it away, or use it"
+        message, hint = "already exists and is not overwritten", "move it away, or use it"
         raise RecipeError(Problem("mended-exists", message, str(target), hint=hint)) from None
     except (OSError, UnicodeError, yaml.YAMLError) as error:
         raise RecipeError(
-            Problem("mended-unwritable", f"cannot mend {recipe}: {error}", str(target))
+            Problem("mended-unwritable", f"cannot change {recipe}: {error}", str(target))
         ) from error
     try:
         load_recipe(target)
@@ -75,10 +75,10 @@ def write_fixed(recipe: Path, folder: Path, changes: Mapping[str, Any]) -> Path:
         keys = ", ".join(changes)
         problem = Problem(
             "mend-refused",
-            f"with {keys} changed the recipe is refused: {error.problems[0].message}",
+            f"with {keys} changed, the recipe is invalid: {error.problems[0].message}",
             str(recipe),
             path=error.problems[0].path,
-            hint="change it by hand",
+            hint="change it manually",
         )
         raise RecipeError(problem) from error
     return target

@@ -17,7 +17,7 @@ from launcher.facts.user_files import parse_json
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Line, clean
-from launcher.knowledge.failures.failure import Failure, Place
+from launcher.knowledge.failures.failure import Failure
 
 NOT_A_NUMBER_ROWS = 3
 """Logged steps in a row whose loss is nan, or 0.0 beside a gradient of nan or 0."""
@@ -41,7 +41,7 @@ FLAT = Failure(
     fix="look at what is trainable (`effilaunch plan RECIPE`), at `precision` (mixed, not 16-bit only), and "
     "at the loss mask (`effilaunch prepare RECIPE --show 3`)",
     source="own observation",
-    places=(Place("diagnose"),),
+    places=("diagnose",),
 )
 NO_STEP = Failure(
     id="no-step",
@@ -51,7 +51,7 @@ NO_STEP = Failure(
     fix="look where the processes stand (`py-spy dump --pid PID`); stale build locks and NCCL between the "
     "devices are what `effilaunch doctor` checks",
     source="own observation",
-    places=(Place("diagnose"),),
+    places=("diagnose",),
 )
 
 

@@ -1,4 +1,4 @@
-"""Whether a machine can run what is asked of it: pure verdicts over gathered facts."""
+"""Decide whether a machine can run a recipe: pure checks over gathered facts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from launcher.plan.plan import Plan
 CHECKS: tuple[Check, ...] = (
     *GPU_CHECKS, *BUILD_CHECKS, *LAUNCH_CHECKS, *STORAGE_CHECKS, *SOFTWARE_CHECKS
 )  # fmt: skip
-"""Every check, in the order in which they are shown."""
+"""All checks, in the order of the output."""
 PLAN_CHECK_ID, DATA_CHECK_ID = "plan", "data"
-"""What planning a recipe says comes before them."""
+"""Ids of the results of planning a recipe, which come first."""
 
 
 def examine(machine: Machine, plan: Plan | None) -> list[Finding]:
-    """Every check's answer."""
+    """Run all checks."""
     return [Finding(check.id, check.title, check.verdict(machine, plan)) for check in CHECKS]
 
 

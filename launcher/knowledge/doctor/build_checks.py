@@ -1,4 +1,4 @@
-"""Verdicts on what DeepSpeed compiles, and on bitsandbytes' native library."""
+"""Checks of what DeepSpeed compiles, and of the native library of bitsandbytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Builder(Protocol):
 
 
 def _for(ops: list[str]) -> str:
-    return f"the run builds {', '.join(ops)} at its start"
+    return f"the run compiles {', '.join(ops)} at start-up"
 
 
 def _to_build(machine: Builder, plan: Plan | None) -> list[str]:
@@ -50,24 +50,26 @@ def nvcc(machine: Machine, plan: Plan | None) -> Verdict:
     if build.nvcc is None:
         found = f"no nvcc under {build.cuda_home}" if build.cuda_home else "no CUDA toolkit"
         if ops:
-            hint = "install the CUDA toolkit and set CUDA_HOME, or take `optimizer` out of the profile"
+            hint = (
+                "install the CUDA toolkit and set CUDA_HOME, or remove `optimizer` from the DeepSpeed config"
+            )
             return fail(found, _for(ops), hint)
-        return ok(found, "no operator that a recipe asks for needs it; cpu_adam is built without")
+        return ok(found, "not needed by the run; cpu_adam compiles without it")
     found = f"nvcc {build.nvcc}, torch built with CUDA {built}"
     release = ".".join(built.split(".")[:2])
     if build.nvcc == release:
-        return ok(found, "they agree")
+        return ok(found, "versions match")
     if numbers(build.nvcc)[0] != numbers(release)[0]:
-        message = "another major release: CUDA operators will not compile, or not run"
+        message = "different major version: CUDA operators do not compile or do not run"
         return needed(
-            bool(ops), found, message, f"install CUDA {release}'s toolkit and point CUDA_HOME at it"
+            bool(ops), found, message, f"install the CUDA {release} toolkit and set CUDA_HOME to it"
         )
     same = _ACCEPTED.get(numbers(release)[0], ())
     if build.nvcc in same and release in same:
-        return ok(found, "minor releases differ, which DeepSpeed accepts")
-    message = "DeepSpeed refuses this pair where operators are built beforehand (DS_BUILD_*)"
+        return ok(found, "different minor versions, which DeepSpeed accepts")
+    message = "DeepSpeed refuses this combination for prebuilt operators (DS_BUILD_*)"
     return warn(
-        found, message, "DS_SKIP_CUDA_CHECK=1 accepts it; building at the start of a run does not ask"
+        found, message, "DS_SKIP_CUDA_CHECK=1 skips the check; compilation at start-up does not check"
     )
 
 
@@ -76,7 +78,7 @@ def compiler(machine: Builder, plan: Plan | None) -> Verdict:
     ops, command, version = _to_build(machine, plan), machine.build.compiler_command, machine.build.compiler
     hint = "apt install g++ (or: conda install gxx)"
     if version is None:
-        message = _for(ops) if ops else "optimizer offload and DeepSpeed on CPUs build operators"
+        message = _for(ops) if ops else "optimizer offload and DeepSpeed on CPUs compile operators"
         return needed(bool(ops), f"no {command}", message, hint)
     found = f"{command} {version}"
     if numbers(version)[0] < _OLDEST_GCC:
@@ -89,7 +91,7 @@ def ninja(machine: Builder, plan: Plan | None) -> Verdict:
     """torch builds extensions with ninja alone."""
     ops = _to_build(machine, plan)
     if machine.build.ninja is None:
-        message = _for(ops) if ops else "operators that DeepSpeed builds at the start of a run need it"
+        message = _for(ops) if ops else "DeepSpeed needs it to compile operators at start-up"
         return needed(bool(ops), "no ninja", message, "pip install ninja")
     return ok(f"ninja {machine.build.ninja}")
 
@@ -97,7 +99,7 @@ def ninja(machine: Builder, plan: Plan | None) -> Verdict:
 def python_headers(machine: Builder, plan: Plan | None) -> Verdict:
     """Python.h, which every extension and Triton's launchers include."""
     if machine.build.python_headers:
-        return ok("Python.h is there")
+        return ok("Python.h found")
     ops = _to_build(machine, plan)
     message = _for(ops) if ops else "operators and Triton's kernels cannot be compiled"
     return needed(
@@ -114,7 +116,7 @@ def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
         return needed(asked, "DeepSpeed cannot be used", f"deepspeed: {error}", hint)
     installed, compatible = facts["installed"], facts["compatible"]
     found = f"DeepSpeed {facts['version']}, " + (
-        f"installed: {', '.join(installed)}" if installed else "built when a run needs them"
+        f"installed: {', '.join(installed)}" if installed else "compiled when needed"
     )
     other = _other_torch(machine) if installed else None
     if other:
@@ -123,7 +125,7 @@ def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
         return needed(asked, found, message, hint)
     missing = [op for op in ops if op not in installed and not compatible.get(op, True)]
     if missing:
-        message = f"the run needs {', '.join(missing)}, which DeepSpeed cannot build here"
+        message = f"the run needs {', '.join(missing)}, which DeepSpeed cannot compile here"
         return fail(found, message, "see the checks compiler, ninja, nvcc and libaio")
     return ok(found)
 
@@ -142,14 +144,14 @@ def libaio(machine: Builder, plan: Plan | None) -> Verdict:
     asked = "async_io" in _to_build(machine, plan)
     there = machine.build.libaio or bool((machine.stack["deepspeed"].get("compatible") or {}).get("async_io"))
     if there:
-        return ok("libaio is there")
+        return ok("libaio found")
     if not asked:
-        return skip("no libaio", "only offload to NVMe needs it")
+        return skip("no libaio", "only NVMe offload needs it")
     hint = (
-        "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; where it "
-        "lies elsewhere, CFLAGS=-I… and LDFLAGS=-L… name the place"
+        "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; for a "
+        "non-standard path set CFLAGS=-I… and LDFLAGS=-L…"
     )
-    return fail("no libaio", "offload to NVMe builds DeepSpeed's async_io with it", hint)
+    return fail("no libaio", "NVMe offload needs it to compile DeepSpeed's async_io", hint)
 
 
 def build_locks(machine: Machine, plan: Plan | None) -> Verdict:
@@ -157,7 +159,7 @@ def build_locks(machine: Machine, plan: Plan | None) -> Verdict:
     locks = machine.build.stale_locks
     if not locks:
         return ok("none")
-    message = "a killed build left them; a later build waits for them forever, without a word"
+    message = "left by a killed build; later builds wait for them forever without a message"
     return warn(f"{len(locks)} stale: {', '.join(locks)}", message, "remove them (`effilaunch run` does)")
 
 
@@ -172,14 +174,12 @@ def bitsandbytes(machine: Machine, plan: Plan | None) -> Verdict:
         hint = "pip install 'effilaunch[train]'"
         return needed(asked, "bitsandbytes cannot be used", f"bitsandbytes: {error}", hint)
     found = f"bitsandbytes {facts['version']}, backend {facts['backend']}"
-    hint = (
-        "`python -m bitsandbytes` says which library it looks for; install a version built for torch's CUDA"
-    )
+    hint = "`python -m bitsandbytes` shows the library it looks for; install a version built for torch's CUDA"
     if not facts["loaded"]:
         return needed(asked, found, f"its native library is not loaded: {facts['said']}", hint)
     if machine.gpu.usable and not facts["compiled_with_cuda"]:
         gpu = asked and on_gpu(plan)
-        return needed(gpu, found, "there are GPUs, and its library has no CUDA code", hint)
+        return needed(gpu, found, "GPUs are present, but its library has no CUDA support", hint)
     return ok(found)
 
 

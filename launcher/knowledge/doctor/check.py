@@ -1,4 +1,4 @@
-"""What a check is: a pure verdict over a machine and, where there is a recipe, its plan."""
+"""A check: a pure function of a machine and optionally a plan, which returns a verdict."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Status = Literal["ok", "warn", "fail", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found and what it means."""
+    """Result of a check."""
 
     status: Status
     found: str
-    """The fact, a few words."""
+    """The fact, in a few words."""
     message: str = ""
-    """What it means, one sentence; "" where the fact says it."""
+    """What it means, in one sentence; "" if obvious."""
     hint: str = ""
-    """What to do about it."""
+    """What to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question about a machine."""
+    """One check of a machine."""
 
     id: str
     title: str
@@ -36,7 +36,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A check's answer."""
+    """The verdict of a check."""
 
     id: str
     title: str
@@ -63,12 +63,12 @@ def skip(found: str, message: str = "") -> Verdict:
 
 
 def needed(condition: bool, found: str, message: str, hint: str = "") -> Verdict:
-    """A failure where the run needs it, a warning elsewhere."""
+    """A failure if the run needs it, otherwise a warning."""
     return fail(found, message, hint) if condition else warn(found, message, hint)
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on devices, their driver, and what torch makes of them."""
+"""Checks of GPUs, their driver, and torch's support for them."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def devices(machine: Machine, plan: Plan | None) -> Verdict:
     gpu = machine.gpu
     found = _names(gpu.usable) or "no GPU"
     if gpu.visible is not None and len(gpu.usable) < len(gpu.gpus):
-        found += f"; CUDA_VISIBLE_DEVICES={gpu.visible!r} leaves {len(gpu.usable)} of {len(gpu.gpus)}"
+        found += f"; CUDA_VISIBLE_DEVICES={gpu.visible!r} shows {len(gpu.usable)} of {len(gpu.gpus)}"
     if plan is not None and on_gpu(plan):
         wanted = plan.hardware
         if len(gpu.usable) < wanted.devices_per_node:
-            each = " on each machine" if wanted.num_nodes > 1 else ""
-            message = f"the plan is for {wanted.label}{each}, this machine shows {len(gpu.usable)} GPUs"
-            return fail(found, message, "--on names other hardware; see also the check driver")
+            each = " on each node" if wanted.num_nodes > 1 else ""
+            message = f"the plan is for {wanted.label}{each}, this machine has {len(gpu.usable)} visible GPUs"
+            return fail(found, message, "set other hardware with --on; see also the check driver")
         smallest = min(g.total for g in gpu.usable[: wanted.devices_per_node])
         if wanted.device_bytes is not None and smallest < 0.97 * wanted.device_bytes:
             message = (
-                f"the plan counts on {size(wanted.device_bytes)} each, the smallest has {size(smallest)}"
+                f"the plan assumes {size(wanted.device_bytes)} per GPU, the smallest has {size(smallest)}"
             )
-            return fail(found, message, "plan for the devices that are here, without --on")
+            return fail(found, message, "plan for the local GPUs, without --on")
     if not gpu.gpus:
         if plan is None:
             return skip(found, "runs are planned for the CPU")
         return skip(found, "the plan is for the CPU")
     if not gpu.usable:
-        return warn(found, "CUDA_VISIBLE_DEVICES hides every GPU", "unset it, or name indices that exist")
+        return warn(found, "CUDA_VISIBLE_DEVICES hides every GPU", "unset it, or use existing indices")
     if len({(g.name, g.total) for g in gpu.usable}) > 1:
-        return warn(found, "the devices differ; a plan treats all as the smallest")
+        return warn(found, "GPUs of different kinds; a plan assumes the smallest for all")
     return ok(found)
 
 
@@ -66,9 +66,9 @@ def device_memory(machine: Machine, plan: Plan | None) -> Verdict:
     found = f"at most {size(fullest.used)} in use (GPU {fullest.index})"
     if plan is not None and on_gpu(plan) and tightest.total - tightest.used < plan.memory.needed:
         message = f"the run needs {size(plan.memory.needed)} on each GPU, GPU {tightest.index} has less free"
-        return fail(found, message, "end the processes that nvidia-smi lists, or choose other devices")
+        return fail(found, message, "end the processes that nvidia-smi lists, or use other GPUs")
     if fullest.used > 0.05 * fullest.total:
-        return warn(found, "another process uses a GPU", "nvidia-smi names it")
+        return warn(found, "another process uses a GPU", "nvidia-smi shows it")
     return ok(found)
 
 
@@ -77,20 +77,20 @@ def driver(machine: Machine, plan: Plan | None) -> Verdict:
     gpu = machine.gpu
     if gpu.smi == "absent":
         return needed(
-            True, "no nvidia-smi", "the plan is for GPUs and there is no NVIDIA driver", "install the driver"
+            True, "no nvidia-smi", "the plan needs GPUs, but there is no NVIDIA driver", "install the driver"
         ) if on_gpu(plan) else skip("no NVIDIA driver")  # fmt: skip
     if gpu.smi == "failed":
-        hint = "a driver that was updated under a running kernel wants a reboot; `dmesg` says more"
-        return fail("nvidia-smi fails", f"the driver does not answer: {gpu.said or 'no word'}", hint)
+        hint = "reboot after a driver update; see also `dmesg`"
+        return fail("nvidia-smi fails", f"the driver does not respond: {gpu.said or 'no message'}", hint)
     found = f"driver {gpu.driver}, CUDA {gpu.cuda or 'unknown'}"
     built = machine.stack["torch"].get("cuda")
     if built and gpu.cuda and numbers(gpu.cuda)[0] < numbers(built)[0]:
         if machine.stack["torch"].get("available"):
-            return ok(found, f"older than torch's CUDA {built}, which runs by a compatibility package")
-        message = f"torch is built for CUDA {built}, which this driver does not run"
+            return ok(found, f"older than torch's CUDA {built}; works with a CUDA compatibility package")
+        message = f"torch is built for CUDA {built}, which this driver does not support"
         return fail(found, message, "update the driver, or install torch for an older CUDA")
     if built and gpu.cuda and numbers(gpu.cuda) < numbers(built):
-        return ok(found, f"torch's CUDA {built} runs by minor-version compatibility; its PTX code does not")
+        return ok(found, f"torch's CUDA {built} works by minor-version compatibility, except PTX code")
     return ok(found)
 
 
@@ -101,7 +101,7 @@ def bf16(machine: Machine, plan: Plan | None) -> Verdict:
     old = _below(machine, AMPERE)
     asked = plan is not None and on_gpu(plan) and plan.precision.startswith("bf16")
     if old:
-        message = "only emulated there: many times slower, and torch.cuda.is_bf16_supported() says yes"
+        message = "emulated there: many times slower, although torch.cuda.is_bf16_supported() is true"
         return needed(asked, f"not on {', '.join(old)}", message, "precision: fp16")
     return ok("in hardware")
 
@@ -113,7 +113,7 @@ def tf32(machine: Machine, plan: Plan | None) -> Verdict:
     old = _below(machine, AMPERE)
     asked = plan is not None and bool(plan.trainer.tf32)
     if old and asked:
-        return fail(f"not on {', '.join(old)}", "transformers refuses tf32 there", "drop trainer.tf32")
+        return fail(f"not on {', '.join(old)}", "transformers refuses tf32 there", "remove trainer.tf32")
     return skip(f"not on {', '.join(old)}") if old else ok("in hardware")
 
 
@@ -122,7 +122,7 @@ def fp8(machine: Machine, plan: Plan | None) -> Verdict:
     if not machine.gpu.usable:
         return skip(_NO_GPU)
     old = _below(machine, ADA)
-    return skip(f"not on {', '.join(old)}", "no recipe asks for it") if old else ok("in hardware")
+    return skip(f"not on {', '.join(old)}", "not used by any recipe") if old else ok("in hardware")
 
 
 def torch(machine: Machine, plan: Plan | None) -> Verdict:
@@ -135,23 +135,21 @@ def torch(machine: Machine, plan: Plan | None) -> Verdict:
         f"CUDA {facts['cuda']}" if facts["cuda"] else "built for the CPU"
     )
     if facts.get("hip"):
-        return warn(
-            f"torch {facts['version']}, ROCm {facts['hip']}", "nothing here was tested on AMD devices"
-        )
+        return warn(f"torch {facts['version']}, ROCm {facts['hip']}", "AMD GPUs are not tested")
     if not machine.gpu.usable:
         return ok(found)
     if not facts["cuda"]:
         hint = "install torch from the index of a CUDA build (pytorch.org/get-started)"
-        return fail(found, "there are GPUs, and this build of torch cannot use them", hint)
+        return fail(found, "GPUs are present, but this build of torch cannot use them", hint)
     if not facts["available"]:
-        return fail(found, f"torch shows no device: {facts.get('why', 'no word')}", "see the check driver")
+        return fail(found, f"torch sees no device: {facts.get('why', 'no message')}", "see the check driver")
     if len(facts["devices"]) < len(machine.gpu.usable):
-        message = f"torch shows {len(facts['devices'])} of {len(machine.gpu.usable)} GPUs"
-        return fail(found, message, "a container without --gpus all, or a device that fell off the bus")
+        message = f"torch sees {len(facts['devices'])} of {len(machine.gpu.usable)} GPUs"
+        return fail(found, message, "start the container with --gpus all, or check for a failed GPU")
     alien = [d["name"] for d in facts["devices"] if not _runs_on(facts["arch_list"], tuple(d["capability"]))]
     if alien:
         message = f"this build has no code for {', '.join(sorted(set(alien)))}"
-        hint = f"it has {' '.join(facts['arch_list'])}; install a build with the device's sm"
+        hint = f"it supports {' '.join(facts['arch_list'])}; install a build for this GPU"
         return fail(found, message, hint)
     return ok(found)
 
@@ -170,26 +168,26 @@ def _runs_on(built: list[str], capability: tuple[int, ...]) -> bool:
 
 
 def p2p(machine: Machine, plan: Plan | None) -> Verdict:
-    """Whether GPUs reach one another's memory."""
+    """Whether GPUs have P2P access's memory."""
     gpus = machine.gpu.usable
     if len(gpus) < 2:
         return skip("fewer than two GPUs")
     env = machine.host.environment
     if any("RTX 40" in g.name for g in gpus) and numbers(machine.gpu.driver or "0") < _P2P_DRIVER:
         if all(name in env or has_env(plan, name) for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")):
-            return ok("RTX 40 cards, P2P and IB switched off")
-        message = "RTX 40 cards with a driver before 550.40.07: NCCL hangs or accelerate refuses"
+            return ok("RTX 40 GPUs, P2P and IB disabled")
+        message = "RTX 40 GPUs with a driver before 550.40.07: NCCL hangs or accelerate refuses"
         hint = "export NCCL_P2P_DISABLE=1 NCCL_IB_DISABLE=1, or update the driver"
         run = plan is not None and on_gpu(plan) and plan.hardware.devices_per_node > 1
         return needed(run, "P2P not usable", message, hint)
     matrix = machine.stack["torch"].get("p2p") or []
     if not matrix:
-        return skip("torch did not say")
+        return skip("torch reports nothing")
     pairs = sum(not reach for row in matrix for reach in row) // 2
     if pairs:
-        message = "these pairs talk over the host's memory: slower, right all the same"
-        return warn(f"{pairs} pairs of GPUs without P2P", message, "`nvidia-smi topo -m` shows how they hang")
-    return ok(f"all {len(matrix)} GPUs reach one another")
+        message = "these pairs communicate through host memory, which is slower"
+        return warn(f"{pairs} pairs of GPUs without P2P", message, "`nvidia-smi topo -m` shows the topology")
+    return ok(f"all {len(matrix)} GPUs have P2P access")
 
 
 def nccl(machine: Machine, plan: Plan | None) -> Verdict:
@@ -201,14 +199,10 @@ def nccl(machine: Machine, plan: Plan | None) -> Verdict:
     changed = sorted(name for name in env if name.startswith("NCCL_") and name != "NCCL_DEBUG")
     many = plan is not None and plan.hardware.num_devices > 1
     if version is None:
-        return needed(
-            many, "no NCCL in torch", "ranks on GPUs meet through it", "install a CUDA build of torch"
-        )
+        return needed(many, "no NCCL in torch", "ranks on GPUs need it", "install a CUDA build of torch")
     if changed:
         message = f"set in the environment: {', '.join(f'{name}={env[name]}' for name in changed)}"
-        return warn(
-            f"NCCL {version}", message, "right for the machine they were set for; unset them elsewhere"
-        )
+        return warn(f"NCCL {version}", message, "unset them if they were set for another machine")
     return ok(f"NCCL {version}")
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on how processes meet, and on settings outside the recipe that change a run."""
+"""Checks of networking and of settings outside the recipe that change a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.knowledge.doctor.needs import on_gpu
 from launcher.plan.plan import Plan
 
 _OLD_CACHE = (
-    "no longer read by transformers; a run takes its folder as HF_HUB_CACHE, unless that or HF_HOME is set"
+    "no longer read by transformers; a run uses its folder as HF_HUB_CACHE unless that or HF_HOME is set"
 )
 GONE = {
     "WANDB_DISABLED": "no longer read: set trainer.report_to instead",
@@ -22,18 +22,18 @@ GONE = {
 CHANGES = {
     "ACCELERATE_MIXED_PRECISION": "overrides the precision of the plan",
     "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "overrides the accumulation of the plan",
-    "ACCELERATE_USE_DEEPSPEED": "switches DeepSpeed on beside the plan",
-    "ACCELERATE_USE_FSDP": "switches FSDP on beside the plan",
+    "ACCELERATE_USE_DEEPSPEED": "enables DeepSpeed regardless of the plan",
+    "ACCELERATE_USE_FSDP": "enables FSDP regardless of the plan",
     "ACCELERATE_TORCH_DEVICE": "moves every tensor to another device",
     "ACCELERATE_DYNAMO_BACKEND": "compiles the model",
-    "CUDA_LAUNCH_BLOCKING": "waits for every kernel: right for a search for errors, slow otherwise",
+    "CUDA_LAUNCH_BLOCKING": "synchronises every kernel: for debugging only, slow",
     "DS_SKIP_CUDA_CHECK": "mixes CUDA releases",
-    "NVIDIA_TF32_OVERRIDE": "overrides TF32 below torch",
-    "LD_PRELOAD": "changes libraries under every process",
+    "NVIDIA_TF32_OVERRIDE": "overrides torch's TF32 setting",
+    "LD_PRELOAD": "preloads libraries in every process",
     "LOCAL_RANK": "a process of another launcher's run",
     "RANK": "a process of another launcher's run",
     "WORLD_SIZE": "a process of another launcher's run",
-    "PYTORCH_CUDA_ALLOC_CONF": "the old name of PYTORCH_ALLOC_CONF: changes the allocator under the plan",
+    "PYTORCH_CUDA_ALLOC_CONF": "old name of PYTORCH_ALLOC_CONF: overrides the allocator settings of the plan",
     "BNB_CUDA_VERSION": "overrides which native library bitsandbytes loads",
 }
 _LEAST_SHM = 64 * 2**20
@@ -56,10 +56,10 @@ def interfaces(machine: Machine, plan: Plan | None) -> Verdict:
             message = f"{name}={value} names no interface of this machine"
             return needed(many, found, message, f"unset {name}")
     if not machine.network.host_resolves:
-        message = "this machine's own name leads to no address: gloo and torchrun may hang or fail"
+        message = "this machine's host name does not resolve: gloo and torchrun may hang or fail"
         return warn(found, message, "add it to /etc/hosts, or set GLOO_SOCKET_IFNAME")
     if plan is not None and plan.hardware.num_nodes > 1 and not there:
-        return fail(found, "several machines meet over a network, and there is none")
+        return fail(found, "several nodes need a network, and there is none")
     return ok(found)
 
 
@@ -67,8 +67,8 @@ def ports(machine: Machine, plan: Plan | None) -> Verdict:
     """29500, which torchrun, accelerate and deepspeed use where nobody names another."""
     if machine.network.default_port_free:
         return ok(f"{DEFAULT_PORT} is free")
-    message = "another job may hold it; effilaunch takes a free one, the other launchers do not"
-    return warn(f"{DEFAULT_PORT} is taken", message, "give launchers that you start yourself --master_port")
+    message = "another job may use it; effilaunch picks a free port, other launchers do not"
+    return warn(f"{DEFAULT_PORT} is taken", message, "pass --master_port to other launchers")
 
 
 def hostfile(machine: Machine, plan: Plan | None) -> Verdict:
@@ -78,20 +78,20 @@ def hostfile(machine: Machine, plan: Plan | None) -> Verdict:
         return ok(f"no {HOSTFILE}")
     entries = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     bad = [entry for entry in entries if not re.fullmatch(r"\S+\s+slots=\d+", entry)]
-    hint = f"move {HOSTFILE} away, or name another with --hostfile"
+    hint = f"move {HOSTFILE} away, or pass another with --hostfile"
     if bad:
-        message = "deepspeed reads it without being asked and stops at an entry other than `HOST slots=N`"
+        message = "deepspeed reads it by default and stops at entries other than `HOST slots=N`"
         run = plan is not None and plan.job.engine == "deepspeed"
         return needed(run, f"{len(bad)} bad entries of {len(entries)}", message, hint)
     missing = "" if "pdsh" in machine.software.programs or len(entries) < 2 else "; pdsh is not installed"
-    message = "deepspeed reads it without being asked and starts processes on its hosts"
+    message = "deepspeed reads it by default and starts processes on its hosts"
     return warn(f"{len(entries)} hosts{missing}", message, hint)
 
 
 def mpi4py(machine: Machine, plan: Plan | None) -> Verdict:
     """Only a DeepSpeed script that is started without a launcher looks for it."""
     return ok("installed") if machine.software.mpi4py else skip(
-        "not installed", "needed by nothing here: every run is started by a launcher"
+        "not installed", "not needed: every run uses a launcher"
     )  # fmt: skip
 
 
@@ -99,18 +99,18 @@ def shared_memory(machine: Machine, plan: Plan | None) -> Verdict:
     """Data-loading processes, NCCL and DeepSpeed on CPUs exchange data in it."""
     folder = machine.disk.shared_memory
     if folder is None:
-        return warn("no /dev/shm", "data-loading processes and NCCL use it", "mount a tmpfs there")
+        return warn("no /dev/shm", "DataLoader workers and NCCL use it", "mount a tmpfs there")
     found = f"{size(folder.free)} free of {size(folder.total)}"
     ranks = 1 if plan is None else plan.hardware.devices_per_node
     engine = plan is not None and plan.job.engine == "deepspeed" and plan.hardware.is_cpu
     wanted = ranks * _SHM_PER_RANK if engine else 0
     hint = "docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir of medium Memory"
     if not folder.writable or folder.free < wanted:
-        message = f"the run's ranks take {size(wanted)}" if wanted else "nothing can be written to it"
+        message = f"the run's ranks need {size(wanted)}" if wanted else "it is not writable"
         return needed(plan is not None, found, message, hint)
     if folder.total <= _LEAST_SHM:
         message = (
-            "Docker's default: data-loading processes die of `Bus error`, NCCL of `unhandled system error`"
+            "Docker's default: DataLoader workers fail with `Bus error`, NCCL with `unhandled system error`"
         )
         many = plan is not None and on_gpu(plan) and ranks > 1
         return needed(many, found, message, hint)
@@ -122,10 +122,10 @@ def leftovers(machine: Machine, plan: Plan | None) -> Verdict:
     count, taken = len(machine.disk.leftovers), machine.disk.leftover_bytes
     if not count:
         return ok("none")
-    message = "DeepSpeed never removes the buffers of a CPU run: they are memory that nobody uses"
+    message = "left by DeepSpeed CPU runs; they occupy memory"
     return warn(
         f"{count} buffers, {size(taken)}", message,
-        "with no DeepSpeed run on this machine: rm /dev/shm/deepspeed_allreduce_buffer_*",
+        "if no DeepSpeed run is active: rm /dev/shm/deepspeed_allreduce_buffer_*",
     )  # fmt: skip
 
 
@@ -135,8 +135,8 @@ def environment(machine: Machine, plan: Plan | None) -> Verdict:
     said = [f"{name}: {why}" for name, why in {**GONE, **CHANGES}.items() if name in env]
     if not said:
         watched = len(env)
-        return ok(f"nothing that changes runs among {watched} variables")
-    return warn(f"{len(said)} variables", "; ".join(said), "unset what is not meant for this run")
+        return ok(f"none of {watched} variables changes runs")
+    return warn(f"{len(said)} variables", "; ".join(said), "unset those that are not meant for this run")
 
 
 def accelerate_config(machine: Machine, plan: Plan | None) -> Verdict:
@@ -144,7 +144,7 @@ def accelerate_config(machine: Machine, plan: Plan | None) -> Verdict:
     path = machine.host.accelerate_config
     if path is None:
         return ok("none")
-    message = "a bare `accelerate launch` reads it silently; effilaunch passes a configuration of its own"
+    message = "a plain `accelerate launch` reads it silently; effilaunch passes its own configuration"
     return warn(path, message, "move it away if runs differ between users")
 
 
@@ -155,11 +155,11 @@ def ulimits(machine: Machine, plan: Plan | None) -> Verdict:
     locked = "unlimited" if host.memlock is None else size(host.memlock)
     found = f"nofile {files}, memlock {locked}"
     if host.nofile is not None and host.nofile < _LEAST_NOFILE:
-        message = "data-loading processes pass tensors as open files: `Too many open files`"
+        message = "DataLoader workers pass tensors as open files: `Too many open files`"
         return warn(found, message, f"ulimit -n {_LEAST_NOFILE * 16}")
     several = plan is not None and plan.hardware.num_nodes > 1
     if several and host.memlock is not None and host.memlock < _LEAST_MEMLOCK:
-        return warn(found, "InfiniBand registers memory that is locked", "ulimit -l unlimited")
+        return warn(found, "InfiniBand needs locked memory", "ulimit -l unlimited")
     return ok(found)
 
 

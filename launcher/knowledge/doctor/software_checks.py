@@ -1,4 +1,4 @@
-"""Verdicts on packages, the hub, and logins."""
+"""Checks of packages, the Hub, and logins."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def versions(machine: Machine, plan: Plan | None) -> Verdict:
     }
     if wrong:
         used = [text for name, text in wrong.items() if name in wanted]
-        hint = "pip install 'effilaunch[train]' brings supported versions"
+        hint = "pip install 'effilaunch[train]' installs supported versions"
         return needed(bool(used), found, f"out of range: {', '.join(used or wrong.values())}", hint)
     absent = [name for name in RANGES if name not in installed]
     newer = [
@@ -62,19 +62,19 @@ def hub(machine: Machine, plan: Plan | None) -> Verdict:
         if network.hub == "unreachable":
             return warn(
                 found,
-                "models and data must lie in folders or in the cache",
-                "HF_HUB_OFFLINE=1 spares waiting",
+                "models and data must be in folders or in the cache",
+                "set HF_HUB_OFFLINE=1 to avoid timeouts",
             )
         return ok(found)
     if model.cached:
         return ok(found, f"{model.name} is in the cache")
     if network.hub != "reachable":
-        hint = "download it where there is a network (`hf download`), or name a folder"
+        hint = "download it on a machine with network (`hf download`), or use a folder"
         if network.hub == "offline":
-            hint = "unset HF_HUB_OFFLINE once to download it, or name a folder"
+            hint = "unset HF_HUB_OFFLINE once to download it, or use a folder"
         return fail(found, f"{model.name} is not in the cache and cannot be downloaded", hint)
     if model.access == "absent":
-        return fail(found, f"the hub has no {model.name}", "check model.name_or_path and model.revision")
+        return fail(found, f"the Hub has no {model.name}", "check model.name_or_path and model.revision")
     return ok(found, f"{model.name} will be downloaded")
 
 
@@ -83,11 +83,11 @@ def _data_from_hub(plan: Plan, found: str, hub: str) -> Verdict:
     rows = [*plan.data.train, *(plan.data.eval or ())]
     names = [row["path"] for row in rows if isinstance(row, Mapping) and is_loaded_hub_id(row["path"])]
     if not names:
-        return skip(found, "the run fetches nothing from it")
+        return skip(found, "not used by the run")
     if hub == "reachable":
         return ok(found)
     return warn(
-        found, f"must lie in the cache: {', '.join(names)}", "`effilaunch prepare` fetches data beforehand"
+        found, f"must be in the cache: {', '.join(names)}", "`effilaunch prepare` downloads data in advance"
     )
 
 
@@ -98,17 +98,17 @@ def gated(machine: Machine, plan: Plan | None) -> Verdict:
     if plan is None or model is None:
         return ok(found)
     if model.access == "refused" and not model.cached:
-        hint = "accept its conditions on its page"
+        hint = "accept the terms on its page"
         hint += "" if machine.host.hub_login else " and log in: `hf auth login`"
-        return fail(found, f"{model.name} is gated, private or not there: the hub refuses it", hint)
-    return ok(found, "" if model.access == "unknown" else f"the hub hands {model.name} out")
+        return fail(found, f"the Hub denies access to {model.name}: gated, private or missing", hint)
+    return ok(found, "" if model.access == "unknown" else f"{model.name} is accessible")
 
 
 def wandb(machine: Machine, plan: Plan | None) -> Verdict:
     """Login and server, without which a run with report_to: wandb is logged offline. Never the key."""
     found = "logged in to wandb" if machine.host.wandb_login else "not logged in to wandb"
     if not reports_to(plan, "wandb"):
-        return skip(found, "no recipe that reports to it") if plan is None else skip(found, "not reported to")
+        return skip(found, "not used") if plan is None else skip(found, "not reported to")
     assert plan is not None, "a plan reports"
     env = machine.host.environment
     mode = plan.launch.env.get("WANDB_MODE") or env.get("WANDB_MODE", "online")
@@ -118,7 +118,7 @@ def wandb(machine: Machine, plan: Plan | None) -> Verdict:
     if not machine.host.wandb_login:
         return warn(found, offline, "`wandb login`")
     if machine.wandb_obstacle is not None:
-        hint = "`wandb login --relogin`, or see to WANDB_BASE_URL and the proxy"
+        hint = "`wandb login --relogin`, or check WANDB_BASE_URL and the proxy"
         return warn(found, f"{machine.wandb_obstacle}: {offline}", hint)
     return ok(found)
 

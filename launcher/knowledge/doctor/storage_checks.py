@@ -1,4 +1,4 @@
-"""Verdicts on disks and host memory."""
+"""Checks of disks and host memory."""
 
 from __future__ import annotations
 
@@ -31,22 +31,20 @@ def disk(machine: Machine, plan: Plan | None) -> Verdict:
     found = f"{size(folder.free)} free at {folder.path}"
     if not folder.writable:
         return needed(
-            plan is not None, found, "this user may not write there", "--output-dir, or another folder"
+            plan is not None, found, "not writable for this user", "--output-dir, or another folder"
         )
     if plan is None:
         if folder.free < _LEAST_FREE:
-            return warn(found, "little room for checkpoints", "make room, or start runs elsewhere")
+            return warn(found, "little space for checkpoints", "free space, or run on another disk")
         return ok(found)
     wanted = written_bytes(plan)
     if folder.filesystem == machine.disk.folders["hub"].filesystem:
         wanted += download_bytes(machine, plan)
-    hint = "make room, name another folder with --output-dir, or lower trainer.save_total_limit"
+    hint = "free space, set another --output-dir, or lower trainer.save_total_limit"
     if folder.free < wanted:
         return fail(found, f"the run writes {size(wanted)} ({saved_text(plan)} and the result)", hint)
     if checkpoints_kept(plan) is None:
-        message = (
-            f"every checkpoint takes {size(checkpoint_bytes(plan))} and nothing limits how many are kept"
-        )
+        message = f"each checkpoint is {size(checkpoint_bytes(plan))}, and their number is not limited"
         return warn(found, message, "set trainer.save_total_limit")
     return ok(found, f"the run writes {size(wanted)} at most")
 
@@ -54,9 +52,9 @@ def disk(machine: Machine, plan: Plan | None) -> Verdict:
 def nvme(machine: Machine, plan: Plan | None) -> Verdict:
     """The folder of states that are offloaded to NVMe."""
     if plan is None or not uses_nvme(plan):
-        return skip("no recipe that offloads to NVMe")
+        return skip("no NVMe offload")
     if machine.nvme is None:
-        return fail("no nvme_path", "offload to NVMe needs a folder", "set sharding.nvme_path")
+        return fail("no nvme_path", "NVMe offload needs a folder", "set sharding.nvme_path")
     return nvme_folder(machine.nvme, plan)
 
 
@@ -65,13 +63,13 @@ def nvme_folder(folder: Folder, plan: Plan, swapped: int = 0) -> Verdict:
     found = f"{size(folder.free)} free at {folder.path}"
     hint = "set sharding.nvme_path to a folder on a local disk"
     if not folder.writable:
-        return fail(found, "this user may not write there", hint)
+        return fail(found, "not writable for this user", hint)
     wanted = plan.memory.host.nvme
     if folder.free + swapped < wanted:
-        return fail(found, f"the run keeps {size(wanted)} there", f"make room, or {hint}")
+        return fail(found, f"the run needs {size(wanted)} there", f"free space, or {hint}")
     if folder.on_network:
-        return warn(found, "a network filesystem: every step waits for it", hint)
-    return ok(found, f"the run keeps {size(wanted)} there")
+        return warn(found, "network filesystem: slow in every step", hint)
+    return ok(found, f"the run needs {size(wanted)} there")
 
 
 def caches(machine: Machine, plan: Plan | None) -> Verdict:
@@ -87,12 +85,12 @@ def caches(machine: Machine, plan: Plan | None) -> Verdict:
         )
     wanted = download_bytes(machine, plan)
     if hub.free < wanted:
-        message = f"the model takes {size(wanted)} to download"
+        message = f"the model download is {size(wanted)}"
         return fail(found, message, "set HF_HOME to a larger disk")
     if hub.free < _LEAST_FREE:
-        return warn(found, "little room for models and data", "set HF_HOME to a larger disk")
+        return warn(found, "little space for models and data", "set HF_HOME to a larger disk")
     if folders["extensions"].on_network:
-        message = "operators are built on a network filesystem, where a lock may outlive its builder"
+        message = "operators are compiled on a network filesystem, where stale locks may remain"
         return warn(found, message, "set TORCH_EXTENSIONS_DIR to a local disk")
     return ok(found)
 
@@ -106,14 +104,12 @@ def host_memory(machine: Machine, plan: Plan | None) -> Verdict:
     if plan is None:
         return ok(found)
     wanted = plan.memory.host_bytes
-    hint = (
-        "fewer ranks, no offload to the CPU, or a machine with more memory (the kernel kills with signal 9)"
-    )
+    hint = "use fewer ranks, no CPU offload, or a machine with more memory (else the OOM killer strikes)"
     if wanted > total:
-        return fail(found, f"the run takes {size(wanted)}", hint)
+        return fail(found, f"the run needs {size(wanted)}", hint)
     if free is not None and wanted > free:
-        return warn(found, f"the run takes {size(wanted)}, and other processes leave less", hint)
-    return ok(found, f"the run takes {size(wanted)}")
+        return warn(found, f"the run needs {size(wanted)}, but other processes leave less", hint)
+    return ok(found, f"the run needs {size(wanted)}")
 
 
 STORAGE_CHECKS = (

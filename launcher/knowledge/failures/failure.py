@@ -1,43 +1,41 @@
-"""What a known failure is: data. The same entry serves the plan, `lint`, `doctor` and `diagnose`."""
+"""A known failure as data: one entry serves the plan, `lint`, `doctor`, `diagnose` and the documents."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-Kind = Literal["fix", "refusal", "lint", "doctor", "worker", "diagnose", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the product deals with a failure, before it happens or after."""
-
-    kind: Kind
-    ref: str = ""
-    """By kind: the id of a fix, a Problem's code (refusal), a lint code, the id of a doctor's check,
-    `module:function` of the code that makes it impossible (worker), the reason why nothing is needed (none).
-    """
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One known failure of the training stack.
-
-    `patterns` are regular expressions (`re.search`) over one error's message or one line of a log, each
-    specific enough to be right alone. `changes` are recipe settings that mend it; None takes a key out.
-    """
+    """One known failure of the training stack."""
 
     id: str
     title: str
     cause: str
     """One or two sentences."""
     fix: str
+    """What the user does about it."""
     source: str
-    places: tuple[Place, ...]
+    """The upstream code that raises it, or public threads (`owner/name#1`)."""
+    places: tuple[str, ...] = ()
+    """Where it is handled, each `KIND REF`. REF is the id of a fix or of a doctor check, a problem code
+    (refusal), a lint code, `module:function` of the code that avoids it (worker), or the reason why nothing
+    is needed (none). `diagnose` is implied by patterns and signs."""
     versions: str = "*"
-    """Where it is true, as `holds` reads it."""
+    """The affected versions, as `launcher.facts.requirements.holds` reads them."""
     patterns: tuple[str, ...] = ()
+    """Regular expressions (`re.search`) over one error message or one log line, each sufficient alone."""
     signs: tuple[str, ...] = ()
-    """As `patterns`, for lines that a run prints which goes on: they are noticed, and are no failure."""
+    """Like `patterns`, for lines of a run that continues: `diagnose` reports them as noticed."""
     changes: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe settings that fix it; None removes a key."""
+
+    def handled(self) -> Iterator[tuple[str, str]]:
+        """Kind and reference of each place."""
+        for place in self.places:
+            kind, _, reference = place.partition(" ")
+            yield kind, reference
+        if self.patterns or self.signs:
+            yield "diagnose", ""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from launcher.knowledge.failures.failure import Failure, Place
+from launcher.knowledge.failures.failure import Failure
 
-_ENVIRONMENT = Place("worker", "launcher.execute.binding:fixed_environment")
-_MODEL = Place("refusal", "model-missing")
+_ENVIRONMENT = "worker launcher.execute.binding:fixed_environment"
+_MODEL = "refusal model-missing"
 _FULL = r"(?:No space left on device|Disk quota exceeded)"
 
 HUB = (
     Failure(
         id="wandb-login",
-        title="wandb without a login",
-        cause="trainer.report_to names wandb and this machine has no key for it: without a terminal it "
-        "stops, with one it waits for an answer.",
+        title="not logged in to wandb",
+        cause="trainer.report_to includes wandb and this machine has no API key. Without a terminal the run "
+        "stops; with one it waits for input.",
         fix="run `wandb login`, set WANDB_API_KEY, or log offline (launch.env.WANDB_MODE: offline)",
         source="wandb/sdk/lib/wbauth/authenticate.py",
-        places=(_ENVIRONMENT, Place("doctor", "wandb"), Place("diagnose")),
+        places=(_ENVIRONMENT, "doctor wandb"),
         patterns=(
             r"No API key configured\. Use `{1,2}wandb login`{1,2} to log in",
             r"api_key not configured \(no-tty\)",
@@ -26,73 +26,62 @@ HUB = (
     ),
     Failure(
         id="wandb-unreachable",
-        title="wandb's server does not answer",
-        cause="No network, a proxy that is not set, or a server that is down: wandb.init waits for 90 "
-        "seconds, then its error ends the run, whose model is loaded by then.",
-        fix="log offline (launch.env.WANDB_MODE: offline) and send it later with `wandb sync`, or see to "
+        title="the wandb server does not respond",
+        cause="No network, a missing proxy setting, or a server outage: wandb.init waits 90 seconds and then "
+        "stops the run after the model was loaded.",
+        fix="log offline (launch.env.WANDB_MODE: offline) and upload later with `wandb sync`, or correct "
         "WANDB_BASE_URL and the proxy",
         source="wandb/sdk/wandb_init.py",
-        places=(
-            _ENVIRONMENT,
-            Place("worker", "launcher.train.tracking:attach_trackers"),
-            Place("doctor", "wandb"),
-            Place("diagnose"),
-        ),
+        places=(_ENVIRONMENT, "worker launcher.train.tracking:attach_trackers", "doctor wandb"),
         patterns=(r"Timed out while retrying: \w+ \S+/graphql",),
         changes={"launch.env.WANDB_MODE": "offline"},
     ),
     Failure(
         id="wandb-disabled-gone",
         title="WANDB_DISABLED is no longer read",
-        cause="transformers dropped the variable: a run that reports to wandb does so although "
+        cause="transformers removed the variable, so a run with report_to: wandb logs to wandb although "
         "WANDB_DISABLED is set.",
-        fix="write trainer.report_to: none",
+        fix="set trainer.report_to: none",
         source="huggingface/transformers#41375",
         versions="transformers>=5",
-        places=(
-            _ENVIRONMENT,
-            Place("doctor", "environment"),
-            Place("diagnose"),
-        ),
+        places=(_ENVIRONMENT, "doctor environment"),
         signs=(r"Using the `WANDB_DISABLED` environment variable is deprecated",),
         changes={"trainer.report_to": "none"},
     ),
     Failure(
         id="report-to-default",
         title="no tracker by default",
-        cause="report_to was `all` and is now `none`, so the same script no longer logs anywhere.",
-        fix="name the tracker: trainer.report_to: wandb",
+        cause="The default of report_to changed from `all` to `none`, so an unchanged script no longer logs.",
+        fix="set the tracker: trainer.report_to: wandb",
         source="transformers/training_args.py report_to",
         versions="transformers>=5",
-        places=(Place("worker", "launcher.plan.arguments:decide_trainer"), Place("diagnose")),
+        places=("worker launcher.plan.arguments:decide_trainer",),
         signs=(r"The default value for the training argument `--report_to` will change",),
     ),
     Failure(
         id="report-to-unknown",
-        title="a tracker that transformers does not know",
-        cause="The name under report_to is looked up only when the Trainer is built, after the model "
-        "is loaded.",
-        fix="write trainer.report_to as one of the names that the message lists, or none",
+        title="unknown tracker",
+        cause="The name in report_to is checked only when the Trainer is built, after the model is loaded.",
+        fix="set trainer.report_to to one of the names in the message, or none",
         source="transformers/integrations/integration_utils.py get_reporting_integration_callbacks",
-        places=(Place("refusal", "wrong-choice"), Place("diagnose")),
+        places=("refusal wrong-choice",),
         patterns=(r"\b\w+ is not supported, only azure_ml, ",),
         changes={"trainer.report_to": "none"},
     ),
     Failure(
         id="hub-unreachable",
-        title="the hub cannot be reached",
-        cause="A file is neither in the cache nor could it be fetched: no network, offline mode, or the hub "
-        "answered with an error.",
-        fix="fetch model and data where there is a network (`effilaunch prepare RECIPE`, "
-        "`hf download NAME`), or name a folder under model.name_or_path",
+        title="the Hub is unreachable",
+        cause="A file is not in the cache and could not be downloaded: no network, offline mode, or an error "
+        "from the Hub.",
+        fix="download model and data where there is a network (`effilaunch prepare RECIPE`, `hf download "
+        "NAME`), or set model.name_or_path to a folder",
         source="transformers/utils/hub.py cached_files; huggingface_hub/file_download.py; datasets/load.py",
         places=(
-            Place("refusal", "hub-unreachable"),
+            "refusal hub-unreachable",
             _MODEL,
-            Place("refusal", "hub-offline"),
-            Place("refusal", "tokenizer-missing"),
-            Place("doctor", "hub"),
-            Place("diagnose"),
+            "refusal hub-offline",
+            "refusal tokenizer-missing",
+            "doctor hub",
         ),
         patterns=(
             r"We couldn't connect to 'https?://[^']+' to load",
@@ -113,18 +102,12 @@ HUB = (
     ),
     Failure(
         id="hub-gated",
-        title="a gated repository",
-        cause="The repository gives its files only to accounts that accepted its terms, and no such "
-        "account's token is here.",
+        title="gated repository",
+        cause="The repository is available only to accounts that accepted its terms, and no token of such an "
+        "account was found.",
         fix="accept the terms on the repository's page, then set HF_TOKEN or run `hf auth login`",
         source="transformers/utils/hub.py cached_files; huggingface_hub/errors.py GatedRepoError",
-        places=(
-            Place("refusal", "hub-gated"),
-            _MODEL,
-            Place("refusal", "hub-data"),
-            Place("doctor", "gated"),
-            Place("diagnose"),
-        ),
+        places=("refusal hub-gated", _MODEL, "refusal hub-data", "doctor gated"),
         patterns=(
             r"You are trying to access a gated repo",
             r"^(?:[\w.]+\.)?GatedRepoError: ",
@@ -136,14 +119,14 @@ HUB = (
     ),
     Failure(
         id="hub-token",
-        title="the hub does not accept the token",
-        cause="The token in HF_TOKEN, or the one that `hf auth login` stored, is wrong, expired or revoked "
-        "(401), or it may not write to this repository or organisation (403). A wrong token also stops "
-        "downloads that need none.",
-        fix="set HF_TOKEN to a valid token, with write access where the run pushes "
-        "(trainer.push_to_hub, trainer.hub_model_id), or unset it for public files (see `hf auth whoami`)",
+        title="the Hub rejected the token",
+        cause="The token in HF_TOKEN or from `hf auth login` is invalid, expired or revoked (401), or has no "
+        "write access to this repository or organisation (403). An invalid token also blocks public "
+        "downloads.",
+        fix="set HF_TOKEN to a valid token, with write access to push (trainer.push_to_hub, "
+        "trainer.hub_model_id), or unset it for public files (see `hf auth whoami`)",
         source="huggingface_hub/utils/_http.py hf_raise_for_status; huggingface/huggingface_hub#2002",
-        places=(Place("doctor", "hub"), Place("diagnose")),
+        places=("doctor hub",),
         patterns=(
             r"Invalid credentials in Authorization header",
             r"Invalid user token\b",
@@ -160,13 +143,12 @@ HUB = (
     ),
     Failure(
         id="hub-rate-limit",
-        title="too many requests to the hub",
-        cause="The hub answers only so many requests of one address or account in five minutes, and every "
-        "rank, data worker and shard of a stream asks by itself.",
-        fix="fetch model and data once (`effilaunch prepare RECIPE`, `hf download NAME`) and train with "
-        "HF_HUB_OFFLINE=1; set HF_TOKEN, whose limit is higher",
+        title="Hub rate limit exceeded",
+        cause="The Hub limits requests per address or account in five minutes, and every rank, DataLoader "
+        "worker and stream shard sends its own.",
+        fix="download model and data once (`effilaunch prepare RECIPE`, `hf download NAME`) and train with "
+        "HF_HUB_OFFLINE=1; HF_TOKEN raises the limit",
         source="huggingface_hub/utils/_http.py hf_raise_for_status; allenai/OLMo#550",
-        places=(Place("diagnose"),),
         patterns=(
             r"(?s)(?:There was a specific connection error when trying to load .{1,300}?)?"
             r"\b429 Client Error: Too Many Requests for (?:url|URL): https?://(?:huggingface\.co|hf\.co)\b",
@@ -176,18 +158,17 @@ HUB = (
     ),
     Failure(
         id="hub-bad-path",
-        title="a path that was taken for a repository",
-        cause="The folder does not exist where the run looked, so its path went to the hub as a repository's "
-        "name: it cannot be one, or no repository that this account may see has it.",
-        fix="correct model.name_or_path (or the adapter's or data set's path); relative paths are relative "
+        title="a path was taken for a repository name",
+        cause="The folder does not exist, so its path was sent to the Hub as a repository name, which is "
+        "invalid or not visible to this account.",
+        fix="correct model.name_or_path (or the path of the adapter or dataset); relative paths are relative "
         "to the recipe",
         source="huggingface_hub/utils/_validators.py validate_repo_id",
         places=(
-            Place("refusal", "model-config-missing"),
-            Place("refusal", "hub-model-absent"),
-            Place("refusal", "data-missing"),
-            Place("refusal", "adapter-missing"),
-            Place("diagnose"),
+            "refusal model-config-missing",
+            "refusal hub-model-absent",
+            "refusal data-missing",
+            "refusal adapter-missing",
         ),
         patterns=(
             r"Repo id must be in the form 'repo_name' or 'namespace/repo_name'",
@@ -201,14 +182,13 @@ HUB = (
     ),
     Failure(
         id="cache-disk",
-        title="no room in a cache",
-        cause="Caches of downloads, prepared rows and compiled kernels are under the home folder unless set "
-        "otherwise. Its disk, or the account's quota, is smaller than the file.",
-        fix="set HF_HOME (models and data sets), TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR or "
-        "TORCH_EXTENSIONS_DIR (compiled kernels) to a folder on a larger disk, or remove old files from the "
-        "cache that the error names",
+        title="no space for a cache",
+        cause="Download, dataset and kernel caches are in the home folder by default, and its disk or quota "
+        "is too small.",
+        fix="set HF_HOME (models and datasets), TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR or "
+        "TORCH_EXTENSIONS_DIR (compiled kernels) to a larger disk, or clean the cache that the error names",
         source="huggingface_hub/file_download.py _check_disk_space; triton/runtime/cache.py",
-        places=(Place("doctor", "caches"), Place("diagnose")),
+        places=("doctor caches",),
         patterns=(
             r"Not enough free disk space to download the file",
             # The path names a cache: of downloads, of prepared rows, or of compiled kernels.
@@ -222,13 +202,11 @@ HUB = (
     ),
     Failure(
         id="remote-code",
-        title="a model whose code is in its repository",
-        cause="transformers has no class for the model: it would run Python files of the repository, and "
-        "asks for consent. Without a terminal there is nobody who could answer.",
-        fix="read the files; then set model.trust_remote_code: true, with model.revision so that they "
-        "stay those",
+        title="the model needs code from its repository",
+        cause="transformers has no class for the model and would run Python code from the repository, which "
+        "needs consent. Without a terminal it cannot ask.",
+        fix="review the code, then set model.trust_remote_code: true and pin model.revision",
         source="transformers/dynamic_module_utils.py resolve_trust_remote_code",
-        places=(Place("diagnose"),),
         patterns=(
             r"contains custom code which must be executed to correctly load",
             r"Please pass the argument `trust_remote_code=True` to allow custom code",
@@ -240,23 +218,21 @@ HUB = (
     ),
     Failure(
         id="dataset-script",
-        title="a data set that is a script",
-        cause="datasets 4 no longer runs the Python file of a repository that makes its rows.",
-        fix="take a data set of files (Parquet, JSON lines), or its branch refs/convert/parquet",
+        title="the dataset is a script",
+        cause="datasets 4 no longer runs dataset scripts.",
+        fix="use a dataset of data files (Parquet, JSON lines), or its branch refs/convert/parquet",
         source="datasets/load.py",
         versions="datasets>=4",
-        places=(Place("diagnose"),),
         patterns=(r"Dataset scripts are no longer supported, but found",),
     ),
     Failure(
         id="weights-file-broken",
-        title="a file of weights that is cut or none",
-        cause="The download was interrupted, or git was used without git-lfs and the file is a pointer of "
-        "some hundred bytes; a full disk cuts a checkpoint.",
-        fix="compare the file's size with the hub's and fetch it again (`hf download NAME "
-        "--force-download`; `git lfs pull` in a clone)",
+        title="truncated or invalid weights file",
+        cause="The download was interrupted, the file is a git-lfs pointer of a few hundred bytes, or a full "
+        "disk truncated a checkpoint.",
+        fix="compare the file size with the Hub and download again (`hf download NAME --force-download`; "
+        "`git lfs pull` in a clone)",
         source="safetensors; torch/serialization.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"Error while deserializing header: ",
             r"SafetensorError: .{0,60}(?:HeaderToo(?:Large|Small)|InvalidHeader\w*|MetadataIncompleteBuffer)",
@@ -269,15 +245,11 @@ HUB = (
     Failure(
         id="cache-var-gone",
         title="TRANSFORMERS_CACHE is no longer read",
-        cause="The variable was dropped, so models are fetched again into the home folder.",
-        fix="set HF_HUB_CACHE (or HF_HOME) in its place",
+        cause="transformers removed the variable, so models are downloaded again into the home folder.",
+        fix="set HF_HUB_CACHE (or HF_HOME) instead",
         source="huggingface_hub/constants.py HF_HUB_CACHE",
         versions="transformers>=5",
-        places=(
-            _ENVIRONMENT,
-            Place("doctor", "environment"),
-            Place("diagnose"),
-        ),
+        places=(_ENVIRONMENT, "doctor environment"),
         signs=(r"Using `(?:TRANSFORMERS_CACHE|PYTORCH_\w+_CACHE)` is deprecated",),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.knowledge.failures.failure import Failure, Place
+from launcher.knowledge.failures.failure import Failure
 
 _KEYWORD = r"got an unexpected keyword argument '"
 # Fields of TrainingArguments that transformers 5 does not have; eval_strategy is missing before 4.41.
@@ -20,14 +20,14 @@ _TRL = r"(?:SFT|DPO|KTO|ORPO|CPO|GRPO|GKD|PPO|RLOO|BCO|XPO|PRM|Reward|OnlineDPO|
 INSTALLATION = (
     Failure(
         id="training-args-gone",
-        title="a field that this transformers' TrainingArguments do not have",
-        cause="The name is misspelt, or the script was written for another transformers. Version 5 has "
+        title="TrainingArguments does not have this field",
+        cause="The name is misspelt, or the script was written for another transformers version. Version 5 "
         "removed or renamed about 35 fields: evaluation_strategy is eval_strategy, no_cuda is use_cpu, "
-        "warmup_ratio is a fraction under warmup_steps; overwrite_output_dir, logging_dir and "
-        "save_safetensors are gone.",
-        fix="write the field's name as the installed version has it, or leave the field out",
+        "warmup_ratio is a fraction in warmup_steps; overwrite_output_dir, logging_dir and save_safetensors "
+        "were removed.",
+        fix="use the name of the installed version, or remove the field",
         source="transformers/training_args.py",
-        places=(Place("refusal", "renamed-key"), Place("refusal", "unknown-key"), Place("diagnose")),
+        places=("refusal renamed-key", "refusal unknown-key"),
         patterns=(
             rf"\b(?:Seq2Seq)?TrainingArguments(?:\.__init__)?\(\) {_KEYWORD}(?!gradient_checkpointing)\w+",
             rf"(?:\b\w{{1,80}}(?:\.__init__)?\(\) )?{_KEYWORD}{GONE}'",
@@ -37,13 +37,12 @@ INSTALLATION = (
     ),
     Failure(
         id="trainer-args-moved",
-        title="an argument that this Trainer does not take",
-        cause="The name is misspelt, or the script was written for another transformers or trl: tokenizer is "
-        "processing_class now; dataset_text_field, max_seq_length (max_length now), packing, beta and others "
-        "of trl's trainers are fields of SFTConfig and DPOConfig.",
-        fix="pass processing_class, and the others in the trainer's config",
+        title="the Trainer does not accept this argument",
+        cause="The name is misspelt, or the script was written for another transformers or trl version: "
+        "tokenizer is now processing_class; dataset_text_field, max_seq_length (now max_length), packing, "
+        "beta and others of trl's trainers are fields of SFTConfig and DPOConfig.",
+        fix="pass processing_class, and the other arguments in the trainer's config",
         source="transformers/trainer.py; trl/trainer/sft_trainer.py; trl/trainer/sft_config.py",
-        places=(Place("diagnose"),),
         patterns=(
             rf"\b(?:Seq2Seq|{_TRL})?Trainer(?:\.__init__)?\(\) {_KEYWORD}\w+",
             rf"\b{_TRL}Config(?:\.__init__)?\(\) {_KEYWORD}\w+",
@@ -52,13 +51,12 @@ INSTALLATION = (
     ),
     Failure(
         id="model-type-unknown",
-        title="a model type that this transformers does not know",
+        title="unknown model type",
         cause="The model is newer than the installed transformers, its code is in its repository, or its "
-        "config.json names no model_type.",
-        fix="update transformers; where the repository has the model's code, set "
-        "model.trust_remote_code: true after reading it",
+        "config.json has no model_type.",
+        fix="update transformers; if the repository contains the model code, review it and set "
+        "model.trust_remote_code: true",
         source="transformers/models/auto/configuration_auto.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"but Transformers does not recognize this architecture",
             r"Unrecognized model in .{1,300}?\. Should have a `model_type` key",
@@ -68,12 +66,11 @@ INSTALLATION = (
     ),
     Failure(
         id="tokenizer-packages",
-        title="a package that the tokenizer needs is missing or too old",
-        cause="The repository has no tokenizer.json, so that the tokenizer is made from a SentencePiece "
-        "or tiktoken file, which needs sentencepiece, protobuf or tiktoken.",
+        title="a package of the tokenizer is missing or outdated",
+        cause="The repository has no tokenizer.json, so the tokenizer is converted from a SentencePiece or "
+        "tiktoken file, which needs sentencepiece, protobuf or tiktoken.",
         fix="pip install --upgrade sentencepiece protobuf tiktoken",
         source="transformers/utils/import_utils.py; transformers/tokenization_utils_tokenizers.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"requires the (?:protobuf|SentencePiece|tiktoken) library but it was not found",
             r"[Yy]ou need to have sentencepiece (?:or tiktoken )?installed",
@@ -86,15 +83,14 @@ INSTALLATION = (
     ),
     Failure(
         id="tokenizer-file-broken",
-        title="a tokenizer file that cannot be read",
-        cause="The repository has no tokenizer.json, and the file that the tokenizer is made from "
-        "(tokenizer.model, spm.model, …) is missing, cut, or a Git LFS pointer. transformers 4 can raise the "
-        "same error where sentencepiece or protobuf is not installed.",
-        fix="download the tokenizer's files again (`hf download REPO`, or `git lfs pull` in a clone), and "
-        "`pip install sentencepiece protobuf tiktoken`",
+        title="unreadable tokenizer file",
+        cause="The repository has no tokenizer.json, and the source file (tokenizer.model, spm.model, …) is "
+        "missing, truncated, or a Git LFS pointer. transformers 4 can raise the same error without "
+        "sentencepiece or protobuf.",
+        fix="download the tokenizer files again (`hf download REPO`, or `git lfs pull` in a clone), and `pip "
+        "install sentencepiece protobuf tiktoken`",
         source="transformers/convert_slow_tokenizer.py convert_slow_tokenizer; tiktoken/load.py; "
         "microsoft/DeBERTa#159",
-        places=(Place("diagnose"),),
         patterns=(
             r"Converting from (?:SentencePiece and )?Tiktoken failed",
             # tiktoken reads it as a list of tokens and ranks.
@@ -103,12 +99,11 @@ INSTALLATION = (
     ),
     Failure(
         id="tokenizer-too-new",
-        title="a tokenizer that is newer than the installed packages",
-        cause="tokenizer.json, or the class that tokenizer_config.json names, was written by a newer "
-        "tokenizers or transformers than the one that reads it.",
+        title="the tokenizer is newer than the installed packages",
+        cause="tokenizer.json, or the class in tokenizer_config.json, comes from a newer tokenizers or "
+        "transformers version.",
         fix="pip install -U tokenizers transformers",
         source="huggingface/transformers#31789; transformers/models/auto/tokenization_auto.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"data did not match any variant of untagged enum (?:ModelWrapper|Py\w+Wrapper)\b",
             r"Tokenizer class \w+ does not exist or is not currently imported",
@@ -116,14 +111,13 @@ INSTALLATION = (
     ),
     Failure(
         id="package-missing",
-        title="a package that the run asks for is not installed, or is too old",
-        cause="A quantisation, an attention kernel, an adapter or a loader needs a package that this "
-        "environment does not have in the needed version.",
-        fix="pip install -U the package that the error names, into the environment that runs the training; "
-        "flash-attn can be left out with model.attn_implementation: sdpa",
+        title="a required package is missing or outdated",
+        cause="A quantisation method, attention kernel, adapter or loader needs a package that is not "
+        "installed in the required version.",
+        fix="pip install -U the package in the error message, in the environment of the training run; "
+        "model.attn_implementation: sdpa avoids flash-attn",
         source="transformers/utils/import_utils.py; transformers/modeling_utils.py; "
         "hiyouga/LlamaFactory#3464",
-        places=(Place("diagnose"),),
         patterns=(
             r"FlashAttention[23]? has been toggled on, but it cannot be used due to",
             r"Flash ?Attention is not available, but is needed",
@@ -134,13 +128,12 @@ INSTALLATION = (
     ),
     Failure(
         id="version-clash",
-        title="installed packages that do not fit one another",
-        cause="One package uses a name or a module that the installed version of another one does not have "
-        "(or the script's own import is misspelt), or demands another version of it.",
-        fix="install versions that fit: update both packages, or take those of the script's requirements; "
-        "`pip check` lists what contradicts itself",
+        title="incompatible package versions",
+        cause="A package uses a name or module that the installed version of another package lacks (or the "
+        "script's own import is misspelt), or requires another version of it.",
+        fix="install compatible versions: update both packages, or use the script's requirements; `pip "
+        "check` lists conflicts",
         source="huggingface/transformers#26065; huggingface/peft#917; transformers/utils/versions.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"cannot import name '\w+' from '(?:accelerate|bitsandbytes|datasets|deepspeed|huggingface_hub|"
             r"numpy|peft|tokenizers|torch|transformers|trl)(?:\.[\w.]+)?'",
@@ -152,13 +145,12 @@ INSTALLATION = (
     ),
     Failure(
         id="no-kernel-image",
-        title="a package without machine code for this GPU",
-        cause="torch, or a compiled package (bitsandbytes, flash-attn, xformers), was built without this "
-        "GPU's compute capability: the GPU is newer than the package, or older than it supports.",
-        fix="install the torch build of a CUDA that knows the GPU (torch.cuda.get_arch_list() names what it "
-        "has), and reinstall the package that the innermost call of the traceback names",
+        title="no machine code for this GPU",
+        cause="torch or a compiled package (bitsandbytes, flash-attn, xformers) was built without this GPU's "
+        "compute capability: the GPU is too new or too old for the package.",
+        fix="install a torch build whose CUDA supports the GPU (torch.cuda.get_arch_list() lists "
+        "architectures), and reinstall the package of the innermost frame of the traceback",
         source="unslothai/unsloth#2946, #3833",
-        places=(Place("diagnose"),),
         patterns=(
             r"no kernel image is available for execution on the device",
             r"CUDA error: invalid device function",
@@ -167,11 +159,10 @@ INSTALLATION = (
     Failure(
         id="driver-too-old",
         title="the NVIDIA driver is older than torch's CUDA",
-        cause="torch was built for a CUDA that the installed driver does not serve.",
-        fix="install a torch of the CUDA version that nvidia-smi shows (or of an older one), or update the "
+        cause="torch was built for a CUDA version that the installed driver does not support.",
+        fix="install torch for the CUDA version that nvidia-smi shows (or an older one), or update the "
         "driver",
         source="torch/cuda/__init__.py; IEIT-Yuan/Yuan-2.0#65",
-        places=(Place("diagnose"),),
         patterns=(
             r"The NVIDIA driver on your system is too old",
             r"CUDA driver version is insufficient for CUDA runtime version",
@@ -179,13 +170,12 @@ INSTALLATION = (
     ),
     Failure(
         id="extension-abi",
-        title="a compiled package that was built for another torch or CUDA",
-        cause="A wheel (flash-attn, xformers, torchvision, …) holds machine code for one version of torch "
-        "and its C++ ABI; torch was changed since, or the libraries of another CUDA are found first.",
-        fix="reinstall that package for the installed torch (`pip install --force-reinstall --no-deps "
-        "--no-build-isolation PACKAGE`), and unset LD_LIBRARY_PATH where it names another CUDA",
+        title="a compiled package was built for another torch or CUDA",
+        cause="A wheel (flash-attn, xformers, torchvision, …) is bound to one torch version and C++ ABI. "
+        "torch has changed since, or libraries of another CUDA are found first.",
+        fix="reinstall the package for the installed torch (`pip install --force-reinstall --no-deps "
+        "--no-build-isolation PACKAGE`), and unset LD_LIBRARY_PATH if it points to another CUDA",
         source="Dao-AILab/flash-attention#931",
-        places=(Place("diagnose"),),
         patterns=(
             r"\.so[.\d]*: undefined symbol: \w+",
             r"ImportError: lib(?:cudart|c10|torch|cublas|cusparse|cudnn|nvrtc)\w*\.so[.\d]*: cannot open "
@@ -194,24 +184,23 @@ INSTALLATION = (
     ),
     Failure(
         id="glibc-too-old",
-        title="a compiled package that needs a newer C library",
-        cause="The wheel was built on a newer Linux than this one: its glibc or libstdc++ lacks a version "
-        "that the wheel asks for.",
-        fix="build the package here (`pip install --no-binary PACKAGE PACKAGE`), take an older wheel, or "
-        "use a container of a newer Linux",
+        title="a compiled package needs a newer C library",
+        cause="The wheel was built on a newer Linux: this system's glibc or libstdc++ lacks a symbol version "
+        "that it requires.",
+        fix="build the package here (`pip install --no-binary PACKAGE PACKAGE`), use an older wheel, or a "
+        "container with a newer Linux",
         source="Dao-AILab/flash-attention#1708",
-        places=(Place("diagnose"),),
         patterns=(r"version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found",),
     ),
     Failure(
         id="triton-no-compiler",
         title="Triton or torch.compile found no compiler",
-        cause="Both compile a small C or C++ file at the first step, which needs gcc, Python's headers and "
+        cause="Both compile a small C or C++ file in the first step, which needs gcc, the Python headers and "
         "the driver's libcuda.so.",
-        fix="install gcc or g++ and python3-dev, or set CC or CXX; without them train with "
-        "trainer.torch_compile: false",
+        fix="install gcc or g++ and python3-dev, or set CC or CXX; otherwise set trainer.torch_compile: "
+        "false",
         source="triton/runtime/build.py; torch/_inductor/cpp_builder.py",
-        places=(Place("doctor", "compiler"), Place("diagnose")),
+        places=("doctor compiler",),
         patterns=(
             r"Failed to find C compiler\. Please specify via CC",
             r"InvalidCxxCompiler: No working C\+\+ compiler found",
@@ -223,12 +212,11 @@ INSTALLATION = (
     Failure(
         id="triton-compile",
         title="a Triton kernel does not compile for this GPU",
-        cause="The kernel needs more shared memory or another instruction than the GPU has, or Triton's "
-        "own compiler is older than the GPU or the package that calls it.",
-        fix="use the Triton of the installed torch (`pip install --force-reinstall torch`), or train "
+        cause="The kernel needs more shared memory or other instructions than the GPU has, or Triton is "
+        "older than the GPU or the calling package.",
+        fix="use the Triton version of the installed torch (`pip install --force-reinstall torch`), or train "
         "without the kernel (trainer.use_liger_kernel: false, trainer.torch_compile: false)",
         source="triton/compiler/errors.py; triton/runtime/errors.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"triton\.compiler\.(?:errors\.|code_generator\.)?(?:CompilationError|UnsupportedLanguageConstruct)",
             r"out of resource: shared memory, Required: \d+",
@@ -245,11 +233,10 @@ INSTALLATION = (
     Failure(
         id="xformers-operator",
         title="xFormers has no kernel for these tensors",
-        cause="xFormers was built without CUDA or for another GPU, or the dtype, the device or the head's "
-        "width has no kernel.",
-        fix="train with model.attn_implementation: sdpa, or install the xFormers of the installed torch",
+        cause="xFormers was built without CUDA or for another GPU, or does not support the dtype, device or "
+        "head dimension.",
+        fix="set model.attn_implementation: sdpa, or install the xFormers version for the installed torch",
         source="xformers/ops/fmha/dispatch.py",
-        places=(Place("diagnose"),),
         patterns=(
             r"No operator found for `memory_efficient_attention_(?:forward|backward)`",
             r"xFormers wasn't build with CUDA support",

@@ -1,7 +1,7 @@
-"""Lines that libraries print in healthy runs and that tell nobody anything: in the logs, but not shown.
+"""Lines that libraries print in healthy runs: kept in the logs, but not shown.
 
-Here is what effilaunch has dealt with by the plan or in the worker, and what it shows in its own words. What
-is not listed is shown.
+They concern what the plan or the worker has already handled, or what effilaunch shows itself. Every other
+line is shown.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from launcher.knowledge.failures.catalogue import FAILURES
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """One kind of line."""
+    """A kind of line that is not shown, and why."""
 
     pattern: str
     """A regular expression (`re.search`) over one line."""
     reason: str
-    """Why it is not shown."""
 
 
 SIGNS_OF = (
@@ -32,48 +31,46 @@ SIGNS_OF = (
     "report-to-default",
     "zero3-no-gather",
 )
-"""Known failures whose signs a run shows although the plan or the worker has mended what they warn of."""
+"""Known failures whose signs a run shows although the plan or the worker has handled what they warn of."""
 
 NOISE: tuple[Noise, ...] = (
     Noise(
         r"^\{'(?:loss|eval_\w+|train_runtime)': .*'epoch': .*\}$",
-        "the Trainer's rows: the line of the run shows them, and metrics.jsonl holds them",
+        "the Trainer's metrics: the progress line shows them, and metrics.jsonl keeps them",
     ),
-    Noise(r"\d+%\|[^|]*\| ?[\d.,]+\w*/[\d.,?]+\w* \[[^\]]*\]$", "a bar: the line of the run has one"),
+    Noise(r"\d+%\|[^|]*\| ?[\d.,]+\w*/[\d.,?]+\w* \[[^\]]*\]$", "a progress bar: effilaunch shows its own"),
     Noise(
         r"^\[[\d-]+ [\d:,]+\] \[INFO\] \[\w+\.py:\d+:\w+\] (?!.*(?i:\boverflow\b|skipping step))",
-        "DeepSpeed's log of what it does: the plan says what that is. Not that a step was skipped: then the "
-        "weights stay as they were",
+        "DeepSpeed's INFO log, which repeats the plan. Skipped steps are shown",
     ),
-    Noise(r"Setting accelerator to CPU\. If you have GPU", "the plan says what it runs on"),
-    Noise(r"Unable to find hostfile, will proceed with", "the plan says on which machines it runs"),
+    Noise(r"Setting accelerator to CPU\. If you have GPU", "the plan shows the device"),
+    Noise(r"Unable to find hostfile, will proceed with", "the plan shows the nodes"),
     Noise(
         r"^Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'",
-        "bitsandbytes then multiplies with torch, as measured and planned",
+        "bitsandbytes then uses torch, as planned",
     ),
     Noise(
         r"FutureWarning: `(?:is_gradient_checkpointing|gradient_checkpointing_\w+)` is deprecated",
-        "libraries that call each other by names of before transformers 5",
+        "libraries still call names from before transformers 5",
     ),
     Noise(
         r"FutureWarning: `torch\.distributed\.(?:all_gather_into|reduce_scatter)_tensor` is deprecated",
-        "DeepSpeed calls torch by a name of before 2.13",
+        "DeepSpeed still calls a name from before torch 2.13",
     ),
     Noise(
         r"_distutils_hack/__init__\.py:\d+: UserWarning: (?:Distutils was imported|Setuptools is replacing)",
-        "torch builds DeepSpeed's kernels in an order that setuptools minds",
+        "harmless import order while torch builds DeepSpeed's extensions",
     ),
-    Noise(r"^DeepSpeed \S+ built successfully$", "its kernels are built where they are missing"),
+    Noise(r"^DeepSpeed \S+ built successfully$", "missing extensions are built at start-up"),
     Noise(
         r"Gradient accumulation steps mismatch: GradientAccumulationPlugin has 1, DeepSpeed config has \d+\.",
-        "the plan gives the accumulation to DeepSpeed alone",
+        "the plan sets accumulation in DeepSpeed only",
     ),
     Noise(
         r"UserWarning: OMP_NUM_THREADS/MKL_NUM_THREADS unset, we set it at \d+",
-        "the plan decides about threads",
+        "the plan sets the number of threads",
     ),
 )
-"""Every kind of line that is not shown."""
 
 
 def is_noise(line: str) -> bool:

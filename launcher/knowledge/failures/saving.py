@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-from launcher.knowledge.failures.failure import Failure, Place
+from launcher.knowledge.failures.failure import Failure
 
-_DIFFERS = Place("refusal", "resume-differs")
+_DIFFERS = "refusal resume-differs"
 
 SAVING = (
     Failure(
         id="rng-weights-only",
-        title="a checkpoint that torch will not unpickle",
-        cause="torch.load reads weights only; a file of the checkpoint, mostly rng_state*.pth, holds objects "
-        "outside its list of safe types, as numpy of another major version or an old run wrote them.",
-        fix="move rng_state*.pth out of the checkpoint (the run then goes on with fresh random states), or "
-        "resume with the versions that wrote it",
+        title="torch refuses to unpickle a checkpoint file",
+        cause="torch.load uses weights_only, and a file of the checkpoint, usually rng_state*.pth, contains "
+        "objects outside its allowlist, written by another numpy major version or an old run.",
+        fix="move rng_state*.pth out of the checkpoint (the run resumes with new random states), or resume "
+        "with the versions that wrote it",
         source="transformers/trainer.py _load_rng_state; huggingface/transformers#34631",
         versions="torch>=2.6",
-        places=(Place("worker", "launcher.train.resuming:put_aside_random_states"), Place("diagnose")),
+        places=("worker launcher.train.resuming:put_aside_random_states",),
         patterns=(r"Weights only load failed", r"WeightsUnpickler error"),
     ),
     Failure(
         id="torch-load-refused",
-        title="a pickled file that transformers opens with torch 2.6 only",
-        cause="transformers refuses torch.load below torch 2.6 (CVE-2025-32434): weights that are no "
-        "safetensors, and a checkpoint's optimizer.pt, which has no other form.",
-        fix="update torch to 2.6 or later; without that take weights in safetensors, and start a new run "
-        "from the checkpoint's weights",
+        title="pickled file with torch before 2.6",
+        cause="transformers refuses torch.load below torch 2.6 (CVE-2025-32434). This affects weights that "
+        "are not safetensors and the optimizer.pt of checkpoints.",
+        fix="update torch to 2.6 or later; otherwise use safetensors weights and start a new run from the "
+        "checkpoint's weights",
         source="transformers/utils/import_utils.py check_torch_load_is_safe; hiyouga/LlamaFactory#8379",
-        places=(Place("diagnose"),),
         patterns=(r"Due to a serious vulnerability issue in `torch\.load`",),
     ),
     Failure(
         id="optimizer-other-weights",
         title="optimizer states of other weights",
-        cause="The checkpoint was written while other weights were trained: other target_modules or "
-        "modules_to_save, another number of frozen layers, added tokens, or an adapter that was loaded "
-        "without is_trainable.",
+        cause="Different weights were trainable when the checkpoint was written: other target_modules or "
+        "modules_to_save, other frozen layers, added tokens, or an adapter loaded without is_trainable.",
         fix="resume with the settings that wrote the checkpoint, or start a new run from its weights",
         source="torch/optim/optimizer.py load_state_dict; huggingface/peft#859; unslothai/unsloth#3108",
-        places=(_DIFFERS, Place("diagnose")),
+        places=(_DIFFERS,),
         patterns=(
             r"loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
             r"loaded state dict has a different number of parameter groups",
@@ -46,12 +44,12 @@ SAVING = (
     ),
     Failure(
         id="zero-world-size",
-        title="ZeRO states of another number of devices",
-        cause="ZeRO cuts the optimizer's states into one piece a rank, and this checkpoint was written by "
-        "another number of ranks.",
-        fix="resume on as many devices as wrote it, or start a new run from the saved weights",
+        title="ZeRO checkpoint from another number of ranks",
+        cause="ZeRO shards the optimizer states over ranks, and this checkpoint was written by another "
+        "number of ranks.",
+        fix="resume on the same number of devices, or start a new run from the saved weights",
         source="deepspeed/runtime/engine.py _load_zero_checkpoint; deepspeedai/DeepSpeed#2921",
-        places=(_DIFFERS, Place("diagnose")),
+        places=(_DIFFERS,),
         patterns=(
             r"partitioning with a new world size is not currently supported",
             r"The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+",
@@ -59,12 +57,12 @@ SAVING = (
     ),
     Failure(
         id="zero-stage-change",
-        title="a checkpoint of another ZeRO stage",
-        cause="ZeRO-3 writes other files than the stages below it; DeepSpeed finds none that it can read "
-        "and stops at a bare assertion.",
+        title="checkpoint of another ZeRO stage",
+        cause="ZeRO-3 writes other files than lower stages; DeepSpeed finds none that it can read and raises "
+        "a bare assertion.",
         fix="resume with the sharding.zero_stage that wrote the checkpoint",
         source="deepspeed/runtime/state_dict_factory.py check_ckpt_list",
-        places=(_DIFFERS, Place("diagnose")),
+        places=(_DIFFERS,),
         patterns=(
             r"(?s)AssertionError.*\bin check_ckpt_list\b",
             r"checkpoint count \d+ is different from saved mp_world_size",
@@ -72,14 +70,14 @@ SAVING = (
     ),
     Failure(
         id="save-only-model-resume",
-        title="a folder without training states",
+        title="checkpoint without training states",
         cause="DeepSpeed resumes from its own states, and the folder has none: it was saved with "
-        "save_only_model, or it is no checkpoint. Without DeepSpeed such a run goes on silently, with a "
-        "fresh optimizer and schedule.",
+        "save_only_model, or is not a checkpoint. Without DeepSpeed such a run resumes silently with a new "
+        "optimizer and schedule.",
         fix="resume from a checkpoint-N folder with states (trainer.save_only_model: false), or start a new "
         "run from its weights",
         source="transformers/integrations/deepspeed.py deepspeed_load_checkpoint",
-        places=(Place("refusal", "checkpoint-without-states"), Place("diagnose")),
+        places=("refusal checkpoint-without-states",),
         patterns=(
             r"Can't find a valid checkpoint at ",
             r"No such file or directory: '\S*checkpoint-\d+/(?:scheduler|optimizer)\.pt'",
@@ -88,26 +86,22 @@ SAVING = (
     ),
     Failure(
         id="save-only-model-best",
-        title="the best checkpoint without DeepSpeed's states",
-        cause="load_best_model_at_end loads through DeepSpeed, which needs the states that save_only_model "
-        "leaves out.",
-        fix="drop trainer.save_only_model, or trainer.load_best_model_at_end",
+        title="load_best_model_at_end without DeepSpeed states",
+        cause="load_best_model_at_end loads through DeepSpeed and needs the states that save_only_model "
+        "omits.",
+        fix="remove trainer.save_only_model or trainer.load_best_model_at_end",
         source="transformers/trainer.py _validate_args",
-        places=(Place("fix", "save-only-model-best"), Place("diagnose")),
+        places=("fix save-only-model-best",),
         patterns=(r"can't be used with `save_only_model` along with `load_best_model_at_end`",),
         changes={"trainer.save_only_model": False},
     ),
     Failure(
         id="no-checkpoint",
-        title="nothing to resume from",
-        cause="Resuming was asked for, and the folder holds no checkpoint yet.",
-        fix="start without resuming; `run --resume auto` starts afresh by itself",
+        title="no checkpoint to resume from",
+        cause="Resuming was requested, and the folder holds no checkpoint yet.",
+        fix="start without resuming; `run --resume auto` starts a new run in this case",
         source="transformers/trainer.py train",
-        places=(
-            Place("worker", "launcher.train.training:find_checkpoint"),
-            Place("refusal", "no-checkpoint"),
-            Place("diagnose"),
-        ),
+        places=("worker launcher.train.training:find_checkpoint", "refusal no-checkpoint"),
         patterns=(
             r"No valid checkpoint found in output directory",
             r"(?s)Can't find a valid checkpoint at .*\n  File \S*transformers/trainer\.py, line \d+, in "
@@ -116,32 +110,33 @@ SAVING = (
     ),
     Failure(
         id="output-dir-reuse",
-        title="a second run in the folder of a first",
-        cause="Nothing upstream guards an output folder any more: checkpoints of two runs mix, and old ones "
+        title="a second run in the same output folder",
+        cause="transformers no longer protects the output folder: checkpoints of both runs mix, and old ones "
         "are overwritten.",
-        fix="name another --output-dir, or continue that run with --resume auto",
+        fix="set another --output-dir, or resume the first run with --resume auto",
         source="transformers/training_args.py (overwrite_output_dir was removed)",
         versions="transformers>=5",
-        places=(Place("refusal", "run-dir-not-empty"),),
+        places=("refusal run-dir-not-empty",),
     ),
     Failure(
         id="resume-args-drift",
-        title="a continuation with other settings",
-        cause="Batch size or number of steps differ from those of the checkpoint, so the Trainer skips the "
-        "wrong rows; it only warns.",
-        fix="restore the values that the run began with, or start a new run",
+        title="resumed with different settings",
+        cause="Batch size or number of steps differ from the checkpoint, so the Trainer skips the wrong "
+        "rows. It only warns.",
+        fix="restore the original values, or start a new run",
         source="transformers/trainer_utils.py compare_trainer_and_checkpoint_args",
-        places=(_DIFFERS, Place("diagnose")),
+        places=(_DIFFERS,),
         signs=(r"do not match the ones in the `{1,2}trainer_state\.json`{1,2}",),
     ),
     Failure(
         id="best-strategy",
-        title="checkpoints and evaluations that do not meet",
+        title="save and evaluation strategies do not match",
         cause="load_best_model_at_end needs an evaluation for each checkpoint: equal strategies, and "
         "save_steps a multiple of eval_steps.",
-        fix="give save_strategy and eval_strategy one value, and save_steps a multiple of eval_steps",
+        fix="set save_strategy and eval_strategy to the same value, and save_steps to a multiple of "
+        "eval_steps",
         source="transformers/training_args.py __post_init__",
-        places=(Place("refusal", "conflict"), Place("diagnose")),
+        places=("refusal conflict",),
         patterns=(
             r"--load_best_model_at_end requires the sav(?:e|ing)\b",
             r"requires the saving steps to be a (?:round )?multiple of the evaluation",
@@ -149,12 +144,12 @@ SAVING = (
     ),
     Failure(
         id="best-metric",
-        title="a best metric that nobody measures",
-        cause="metric_for_best_model names a value that the evaluation does not return; without metrics only "
-        "the loss is there. It is found out at the first evaluation.",
+        title="metric_for_best_model is not computed",
+        cause="The evaluation does not return the value of metric_for_best_model; without metrics it returns "
+        "only the loss. The error is raised at the first evaluation.",
         fix="add the metric to data.metrics, or use eval_loss",
         source="transformers/trainer.py _determine_best_metric",
-        places=(Place("refusal", "conflict"), Place("diagnose")),
+        places=("refusal conflict",),
         patterns=(
             r"which is not found in the evaluation metrics",
             r"(?s)^KeyError: 'eval_\w+'\n.*\n  File \S*transformers/trainer\.py",
@@ -163,25 +158,22 @@ SAVING = (
     ),
     Failure(
         id="peft-prompt-best",
-        title="the best checkpoint of a prompt-learning adapter",
-        cause="Prompt-learning adapters cannot be loaded back into a running model, so the best one is not "
-        "restored at the end.",
-        fix="drop trainer.load_best_model_at_end, or train a LoRA adapter",
+        title="load_best_model_at_end with prompt learning",
+        cause="Prompt-learning adapters cannot be reloaded into a running model, so the best checkpoint is "
+        "not restored.",
+        fix="remove trainer.load_best_model_at_end, or train a LoRA adapter",
         source="transformers/trainer.py _load_best_model; huggingface/peft#2256",
-        places=(Place("refusal", "wrong-choice"), Place("diagnose")),
+        places=("refusal wrong-choice",),
         patterns=(r"When using prompt learning PEFT methods such as \w+, setting load_best_model_at_end",),
     ),
     Failure(
         id="shared-tensors",
-        title="weights that share memory when saved",
-        cause="Two parameters are one tensor, and the model does not declare them tied, so safetensors "
-        "refuses to write both.",
-        fix="declare them in the model's _tied_weights_keys, or clone one of them before saving",
+        title="weights share memory when saved",
+        cause="Two parameters are the same tensor but not declared as tied, so safetensors refuses to save "
+        "them.",
+        fix="declare them in the model's _tied_weights_keys, or clone one before saving",
         source="safetensors/torch.py; transformers/modeling_utils.py save_pretrained",
-        places=(
-            Place("refusal", "shared-tensors"),
-            Place("diagnose"),
-        ),
+        places=("refusal shared-tensors",),
         patterns=(
             r"Some tensors share memory, this will lead to duplicate memory on disk",
             r"The weights trying to be saved contained shared tensors",
@@ -190,17 +182,12 @@ SAVING = (
     Failure(
         id="checkpoint-disk",
         title="the disk is full",
-        cause="A checkpoint of a full fine-tune with AdamW takes 12 to 16 bytes a parameter, and one more "
-        "than save_total_limit exist while it is written; a quota ends a run like a full disk.",
-        fix="free space, point --output-dir at a larger disk, or save less (trainer.save_total_limit: 1, "
+        cause="A checkpoint of a full fine-tune with AdamW takes 12 to 16 bytes per parameter, and "
+        "save_total_limit + 1 of them exist during a save. A disk quota has the same effect.",
+        fix="free space, set --output-dir to a larger disk, or save less (trainer.save_total_limit: 1, "
         "trainer.save_only_model: true, an adapter)",
         source="transformers/trainer.py _save_checkpoint",
-        places=(
-            Place("refusal", "disk-full"),
-            Place("worker", "launcher.plan.arguments:decide_trainer"),
-            Place("doctor", "disk"),
-            Place("diagnose"),
-        ),
+        places=("refusal disk-full", "worker launcher.plan.arguments:decide_trainer", "doctor disk"),
         patterns=(
             # Shared memory says the same of itself: that is no disk.
             r"(?m)^(?!.*(?:</torch_|/dev/shm)).*No space left on device",
@@ -217,35 +204,33 @@ SAVING = (
 )
 
 
-_PLANNED = Place("refusal", "does-not-fit")
-_ALLOCATOR = Place("worker", "launcher.plan.arguments:decide_runtime")
+_PLANNED = "refusal does-not-fit"
+_ALLOCATOR = "worker launcher.plan.arguments:decide_runtime"
 
 MEMORY = (
     Failure(
         id="auto-batch-eval-oom",
-        title="out of memory in an evaluation that auto_find_batch_size does not reach",
-        cause="auto_find_batch_size halves the batch of training alone; the evaluation ran out of memory "
-        "with its own.",
-        fix="drop trainer.auto_find_batch_size and lower trainer.per_device_eval_batch_size",
+        title="evaluation ran out of memory despite auto_find_batch_size",
+        cause="auto_find_batch_size reduces only the training batch size, not the evaluation batch size.",
+        fix="remove trainer.auto_find_batch_size and lower trainer.per_device_eval_batch_size",
         source="transformers/trainer.py _evaluate",
         versions="transformers>=5",
-        places=(Place("fix", "auto-find-batch-size"), Place("diagnose")),
+        places=("fix auto-find-batch-size",),
         patterns=(r"Evaluation hit an out-of-memory error",),
         changes={"trainer.auto_find_batch_size": None, "trainer.per_device_eval_batch_size": 1},
     ),
     Failure(
         id="eval-oom",
-        title="out of memory while evaluating",
-        cause="An evaluation keeps the logits of all rows for compute_metrics, [rows, length, vocabulary], "
-        "and its batch may be larger than that of training.",
-        fix="lower trainer.per_device_eval_batch_size; keep no logits (trainer.prediction_loss_only: true), "
-        "or move them to the host step by step (trainer.eval_accumulation_steps: 1)",
+        title="out of memory during evaluation",
+        cause="Evaluation keeps the logits of all rows for compute_metrics, [rows, length, vocabulary], and "
+        "its batch size may be larger than in training.",
+        fix="lower trainer.per_device_eval_batch_size; drop logits (trainer.prediction_loss_only: true) or "
+        "move them to the host (trainer.eval_accumulation_steps: 1)",
         source="transformers/trainer.py evaluation_loop",
         places=(
-            Place("worker", "launcher.plan.arguments:_evaluation"),
-            Place("worker", "launcher.train.metrics:keep_predictions"),
+            "worker launcher.plan.arguments:_evaluation",
+            "worker launcher.train.metrics:keep_predictions",
             _PLANNED,
-            Place("diagnose"),
         ),
         # The message alone does not say where: the calls below it do.
         patterns=(
@@ -260,16 +245,15 @@ MEMORY = (
     Failure(
         id="logits-oom",
         title="out of memory in the loss",
-        cause="The loss holds several fp32 copies of the logits, batch x length x vocabulary x 4 bytes each: "
-        "with a large vocabulary more than the rest of the model's activations.",
-        fix="lower trainer.per_device_train_batch_size or data.max_length, or set "
-        "trainer.use_liger_kernel: true, which never holds all logits",
+        cause="The loss holds several fp32 copies of the logits, batch x length x vocabulary x 4 bytes each; "
+        "with a large vocabulary this exceeds all other activations.",
+        fix="lower trainer.per_device_train_batch_size or data.max_length, or set trainer.use_liger_kernel: "
+        "true, which never materialises the full logits",
         source="transformers/loss/loss_utils.py ForCausalLMLoss",
         places=(
-            Place("worker", "launcher.plan.planner:_logits_warnings"),
-            Place("worker", "launcher.memory.loss:head_cost"),
+            "worker launcher.plan.planner:_logits_warnings",
+            "worker launcher.memory.loss:head_cost",
             _PLANNED,
-            Place("diagnose"),
         ),
         patterns=(
             r"(?s)out of memory\. Tried to allocate.*\n.*(?:\bin (?:ForCausalLMLoss|ForMaskedLMLoss|"
@@ -280,12 +264,11 @@ MEMORY = (
     ),
     Failure(
         id="oom-fragmentation",
-        title="device memory in pieces",
-        cause="Gigabytes are reserved by torch and free, but in blocks that are too small for the tensor "
-        "that was asked for.",
+        title="fragmented device memory",
+        cause="torch has gigabytes reserved but unallocated, in blocks too small for the requested tensor.",
         fix="set launch.env.PYTORCH_ALLOC_CONF: expandable_segments:True, as the plan does",
         source="torch/lib/libc10 PYTORCH_ALLOC_CONF",
-        places=(_ALLOCATOR, Place("diagnose")),
+        places=(_ALLOCATOR,),
         # At least 3 GiB; a process always has some.
         patterns=(
             r"out of memory\. Tried to allocate .*\b(?:[3-9]|\d{2,})\.\d+ GiB is reserved by PyTorch but "
@@ -296,13 +279,13 @@ MEMORY = (
     Failure(
         id="cuda-oom",
         title="out of device memory",
-        cause="Weights, gradients, optimizer states and activations together take more than the device has "
-        "left.",
-        fix="let the run shrink itself (on_oom: adapt), or by hand: a smaller micro-batch with more "
-        "accumulation, trainer.activation_checkpointing: true, a shorter data.max_length, a higher "
+        cause="Weights, gradients, optimizer states and activations need more memory than the device has "
+        "free.",
+        fix="let the run adapt (on_oom: adapt), or change it manually: smaller micro-batch with more "
+        "accumulation, trainer.activation_checkpointing: true, shorter data.max_length, higher "
         "sharding.zero_stage, model.quantization: nf4 with an adapter",
         source="torch/cuda/memory.py OutOfMemoryError",
-        places=(_PLANNED, Place("worker", "launcher.plan.adapting:adapt"), Place("diagnose")),
+        places=(_PLANNED, "worker launcher.plan.adapting:adapt"),
         patterns=(
             r"(?:CUDA|HIP|XPU) out of memory\b",
             r"(?:CUDA|HIP) error: out of memory",

@@ -1,1 +1,1 @@
-"""What is wrong with a DeepSpeed config, and with which line of it."""
+"""Lint DeepSpeed configs: findings with line and column, and edits that fix them."""

@@ -1,4 +1,4 @@
-"""A ds_config beside a recipe: values that fight what the recipe plans."""
+"""Compare a DeepSpeed config with the plan of a recipe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME_AS_TRAINER = {
     "scheduler.params.warmup_max_lr": "trainer.learning_rate",
     "scheduler.params.warmup_num_steps": "trainer.warmup_steps",
 }
-# Dotted key -> the recipe's setting; compared where the recipe says it itself.
+# Dotted key -> the recipe's setting; compared only if set in the recipe.
 SAME_AS_RECIPE = {
     f"{ZERO}.stage": "sharding.zero_stage",
     f"{ZERO}.offload_optimizer.device": "sharding.offload_optimizer",
@@ -55,19 +55,19 @@ class AgainstRecipe:
             yield from (f for f in overlap(document, bytes_here) if f.path not in found)
 
     def setting(self, name: str) -> Any:
-        """The plan's value, the Trainer's default where the plan says nothing."""
+        """Return the plan's value, or the Trainer's default."""
         return self.plan.at(name) if name in self.plan.names else TRAINER_DEFAULTS.get(name)
 
     def fights(
         self, document: Document, key: str, said: str, ours: Any, code: str = "ds-hf-mismatch"
     ) -> Finding:
-        """One value that is not the recipe's. "auto" is the recipe's, where the Trainer fills it."""
+        """Report one value that differs from the recipe's."""
         member = document.member(key)
         assert member is not None, "called for keys that are here"
         node = member.node
         new = '"auto"' if code != "ds-recipe-conflict" else json.dumps(ours)
-        hint = f"write {new}, or say {said} in the recipe"
-        message = f"{document.text[node.start : node.end]} here, while the recipe plans {said} = {ours}"
+        hint = f"write {new}, or set {said} in the recipe"
+        message = f"{document.text[node.start : node.end]} here, but the recipe plans {said} = {ours}"
         edits = (Edit(node.start, node.end, new),)
         return document.found(node.start, key, code, message, hint, edits=edits)
 
@@ -89,7 +89,7 @@ class AgainstRecipe:
                 document.root.start,
                 "gradient_accumulation_steps",
                 "ds-hf-mismatch",
-                f"no gradient_accumulation_steps: accelerate writes 1, the recipe plans {batch.accumulation}",
+                f"missing: accelerate sets 1, the recipe plans {batch.accumulation}",
                 'write "gradient_accumulation_steps": "auto"',
             )
 
@@ -140,7 +140,7 @@ class AgainstRecipe:
         optim = str(self.setting("trainer.optim") or "adamw_torch")
         own = value(document, "zero_force_ds_cpu_optimizer") is False or optim.startswith(_OFFLOADED)
         if device is not None and device.node.value in ("cpu", "nvme") and not own:
-            said = f"offload replaces trainer.optim = {optim} by DeepSpeed's CPU Adam, without a word"
+            said = f"offload silently replaces trainer.optim = {optim} by DeepSpeedCPUAdam"
             where = f"{ZERO}.offload_optimizer.device"
             hint = "train with adamw_torch, or without offload"
             yield document.found(device.node.start, where, "ds-offload-optimizer-swap", said, hint)
@@ -150,7 +150,7 @@ class AgainstRecipe:
             return
         if gathered is None or gathered.node.value is False:
             at = section.start if gathered is None else gathered.node.start
-            said = "stage 3 without gathering: a checkpoint holds no model.safetensors"
+            said = "stage 3 without gathering: checkpoints contain no model.safetensors"
             hint = f'write "stage3_{name}": true'
             edits = () if gathered is None else (Edit(gathered.node.start, gathered.node.end, "true"),)
             where = f"{ZERO}.stage3_{name}"

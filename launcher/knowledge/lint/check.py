@@ -1,4 +1,4 @@
-"""JSON files of other kinds that are taken for a DeepSpeed config: one finding in the place of one a key."""
+"""Collect the findings of a DeepSpeed config, and apply their edits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from launcher.recipe.suggestions import close_key
 OWN = frozenset(
     {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "activation_checkpointing"}
 )
-"""Keys that no file of another kind has."""
+"""Keys that only a DeepSpeed config has."""
 _FEWEST = 3
-"""Unknown keys beside no known one that make a file one of another kind, whichever."""
+"""From this number of keys on, a file without a known key is not a DeepSpeed config."""
 _FEWEST_FIELDS = 3
-"""Fields of TrainingArguments beside output_dir, or at all, that DeepSpeed does not have."""
+"""From this number of TrainingArguments fields on, a file is not a DeepSpeed config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Kind:
     any_of: frozenset[str] = frozenset()
     """One of them is enough."""
     all_of: frozenset[str] = frozenset()
-    """Or all of these together, where no other key at the top level is DeepSpeed's: such names are common."""
+    """All of these together, if no top-level key is DeepSpeed's: such names are common."""
 
 
 def _kind(name: str, any_of: str = "", all_of: str = "") -> _Kind:
@@ -57,7 +57,7 @@ KINDS = (
 
 
 def another_kind(document: Document) -> Finding | None:
-    """The one finding of a file that is no DeepSpeed config; None for one, however broken."""
+    """Return the single finding of a file that is not a DeepSpeed config, else None."""
     root = document.root
     if root is None or not root.members:
         return None
@@ -69,12 +69,12 @@ def another_kind(document: Document) -> Finding | None:
     if name is None:
         return None
     hint = (
-        f"write the object under `{below}` into a file of its own"
+        f"move the object under `{below}` into its own file"
         if below
-        else "name the file that TrainingArguments' `deepspeed`, or `--deepspeed_config`, names"
+        else "pass the file that is set as `deepspeed` in TrainingArguments or as `--deepspeed_config`"
     )
-    what = f"holds a DeepSpeed config under `{below}`" if below else f"is {name}"
-    return document.found(root.start, "", "ds-not-a-config", f"not a DeepSpeed config: this {what}", hint)
+    what = f"contains a DeepSpeed config under `{below}`" if below else f"is {name}"
+    return document.found(root.start, "", "ds-not-a-config", f"not a DeepSpeed config: it {what}", hint)
 
 
 def _named(keys: Mapping[str, Node]) -> str | None:
@@ -92,7 +92,7 @@ def _arguments(keys: Mapping[str, Node]) -> str | None:
 
 
 def _nothing_known(keys: Mapping[str, Node]) -> str | None:
-    """A file of which no key is one of DeepSpeed's, or nearly one, at any level."""
+    """Describe a file without any key that DeepSpeed knows or a misspelling of one."""
     known = spellings(known_keys())
     removed = vocabulary()["removed"]
     if len(keys) < _FEWEST:
@@ -101,11 +101,11 @@ def _nothing_known(keys: Mapping[str, Node]) -> str | None:
         misplaced = "_" in key and sections_with(key)  # `type` and `name` are everybody's
         if key in known or key in RENAMED or key in removed or misplaced or close_key(key, known):
             return None
-    return f"something else: none of its {len(keys)} keys is one of DeepSpeed's"
+    return f"another kind of file: DeepSpeed knows none of its {len(keys)} keys"
 
 
 def _wrapped(keys: Mapping[str, Node]) -> str | None:
-    """The key below which a DeepSpeed config is."""
+    """Return the key whose value is a DeepSpeed config."""
     for key, node in keys.items():
         if OWN & {member.key for member in node.members or ()}:
             return key
@@ -113,9 +113,9 @@ def _wrapped(keys: Mapping[str, Node]) -> str | None:
 
 
 LARGEST = 100_000
-"""Bytes; the largest ds_config that anybody has is a tenth of it."""
+"""Bytes; real configs are below a tenth of it."""
 MOST = 500
-"""Findings that one rule may have; nobody reads more."""
+"""Findings per rule that are reported."""
 Rule = Callable[[Document], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     check_keys,
@@ -136,7 +136,9 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
     if root is None:
         return found
     if root.members is None:
-        message = f"holds {'a list' if root.items is not None else 'one value'}; a ds_config is an object"
+        message = (
+            f"{'a list' if root.items is not None else 'a single value'}; a DeepSpeed config is a JSON object"
+        )
         return [*found, document.found(root.start, "", "ds-not-an-object", message, 'write {"…": …}')]
     other = another_kind(document)
     if other is not None:
@@ -147,21 +149,21 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
 
 
 def decoded(raw: bytes, file: str) -> tuple[str | None, Finding | None]:
-    """The text of a file, or the one finding that says why there is none."""
+    """Return the text of a file, or the finding that explains why it is unreadable."""
     if len(raw) > LARGEST:
-        return None, _whole(file, f"more than {LARGEST} bytes are no ds_config")
+        return None, _whole(file, f"larger than {LARGEST} bytes, which no DeepSpeed config is")
     if b"\0" in raw:
-        return None, _whole(file, "a binary file (or UTF-16), not JSON in UTF-8")
+        return None, _whole(file, "binary or UTF-16 content; a DeepSpeed config is JSON in UTF-8")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         before = raw[: error.start].decode("utf-8")
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        message = f"byte {raw[error.start]:#04x} is no UTF-8"
+        message = f"byte {raw[error.start]:#04x} is not valid UTF-8"
         return None, Finding(file, line, column, "", "ds-json-syntax", message, "save the file as UTF-8")
     if file.endswith((".yaml", ".yml")) and not text.lstrip("\ufeff \t\r\n").startswith(("{", "[")):
-        hint = "write the same as JSON; a recipe is checked by `effilaunch validate`"
-        return None, _whole(file, "YAML: DeepSpeed and the Trainer read a ds_config as JSON alone", hint)
+        hint = "convert it to JSON; to check a recipe, use `effilaunch validate`"
+        return None, _whole(file, "this is YAML; DeepSpeed and the Trainer read only JSON", hint)
     return text, None
 
 
@@ -180,7 +182,7 @@ PLAN_DECIDES = frozenset({"ds-auto-unresolved", "ds-no-batch-size", "ds-no-zero-
 
 
 def read_profile(raw: bytes, file: str) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """A recipe's base profile, or what forbids it as one."""
+    """Return a recipe's base profile, or the findings that make it unusable."""
     wrong = [f for f in lint_bytes(raw, file) if f.severity == "error" and f.code not in PLAN_DECIDES]
     if wrong:
         return None, wrong
@@ -190,11 +192,11 @@ def read_profile(raw: bytes, file: str) -> tuple[dict[str, Any] | None, list[Fin
 
 
 ROUNDS = 20
-"""A mended key may show the next mistake; each round mends what can be mended at once."""
+"""A fixed key may reveal the next mistake; each round applies all edits that do not overlap."""
 
 
 def apply_fixes(text: str, file: str, *more: Rule) -> tuple[str, list[Finding]]:
-    """The mended text, and what is left to say of it. Nothing that has two readings is guessed."""
+    """Return the fixed text and the remaining findings. Ambiguous mistakes are not changed."""
     left = lint_text(text, file, *more)
     for _ in range(ROUNDS):
         groups = [finding for finding in left if finding.edits]

@@ -1,4 +1,9 @@
-"""Settings that contradict each other."""
+"""Find settings that contradict each other, and optimizer and scheduler sections that DeepSpeed refuses.
+
+Checked against DeepSpeed 0.19.8: runtime/config.py `_do_error_check`, runtime/precision_config.py,
+runtime/base_optimizer.py `_configure_master_weights`, runtime/lr_schedules.py, runtime/zero/stage3.py and
+stage_1_and_2.py `__init__`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ LARGEST_DEVICE = 288e9
 
 
 def check_conflicts(document: Document) -> Iterator[Finding]:
-    """Everything that one file alone can say."""
+    """Find contradictions within one file."""
     yield from _precision(document)
     yield from _batch(document)
     yield from _zero(document)
@@ -52,8 +57,8 @@ def _precision(document: Document) -> Iterator[Finding]:
             later.node.start,
             where,
             "ds-fp16-and-bf16",
-            "fp16 and bf16 are both on; DeepSpeed refuses that",
-            "switch one of them off",
+            "fp16 and bf16 are both enabled; DeepSpeed refuses that",
+            "disable one of them",
         )
 
 
@@ -70,8 +75,8 @@ def _batch(document: Document) -> Iterator[Finding]:
             0 if document.root is None else document.root.start,
             "",
             "ds-no-batch-size",
-            "neither train_batch_size nor train_micro_batch_size_per_gpu is here; DeepSpeed refuses that, "
-            "and the Trainer fills only keys that are",
+            "train_batch_size and train_micro_batch_size_per_gpu are both missing; DeepSpeed refuses that, "
+            "and the Trainer fills only existing keys",
             'write "train_micro_batch_size_per_gpu": "auto"',
         )
     total = _count(document, "train_batch_size")
@@ -84,9 +89,9 @@ def _batch(document: Document) -> Iterator[Finding]:
         whole.node.start,
         "train_batch_size",
         "ds-batch-mismatch",
-        f"train_batch_size {total} is no multiple of {product} (micro-batch x accumulation), whatever the "
+        f"train_batch_size {total} is not a multiple of {product} (micro-batch x accumulation) for any "
         "number of ranks",
-        "leave train_batch_size out: DeepSpeed computes it",
+        "remove train_batch_size: DeepSpeed computes it",
         edits=document.removal("train_batch_size"),
     )
 
@@ -99,7 +104,7 @@ def _zero(document: Document) -> Iterator[Finding]:
                 document.root.start,
                 ZERO,
                 "ds-no-zero-block",
-                "no zero_optimization section: accelerate refuses that",
+                "zero_optimization is missing: accelerate requires it",
                 'write "zero_optimization": {"stage": 0}',
             )
         return
@@ -109,7 +114,7 @@ def _zero(document: Document) -> Iterator[Finding]:
             old.start,
             f"{ZERO}.cpu_offload",
             "ds-alias-twice",
-            "cpu_offload and offload_optimizer are one setting; DeepSpeed refuses both together",
+            "cpu_offload and offload_optimizer are the same setting; DeepSpeed refuses both together",
             "remove cpu_offload",
             edits=document.removal(f"{ZERO}.cpu_offload"),
         )
@@ -135,8 +140,8 @@ def overlap(document: Document, device_bytes: float | None) -> Iterator[Finding]
         written.node.start,
         f"{ZERO}.{written.key}",
         "ds-bucket-memory",
-        f"with overlap_comm the buckets take up to {need / 1e9:.1f} GB, more than {whose}",
-        "write smaller buckets (200000000 on devices of 24 GB), or overlap_comm false",
+        f"with overlap_comm the buckets use up to {need / 1e9:.1f} GB, more than {whose}",
+        "use smaller buckets (200000000 on 24 GB devices), or set overlap_comm to false",
         severity="warning",
     )
 
@@ -187,8 +192,8 @@ def _optimizer(document: Document) -> Iterator[Finding]:
             member.node.start,
             "optimizer.type",
             "ds-optimizer-type",
-            f"DeepSpeed {deepspeed_version()} has no {name}; building the engine fails",
-            "write Adam or AdamW: offload chooses the one for the CPU",
+            f"DeepSpeed {deepspeed_version()} has no {name}; the engine fails to start",
+            "use Adam or AdamW: offload selects the CPU version",
         )
     elif row is None:
         said = f"neither DeepSpeed {deepspeed_version()} nor torch has an optimizer {name}"
@@ -215,19 +220,19 @@ def _params(document: Document, name: str, taken: Sequence[str], silent: bool) -
                 member.start,
                 where,
                 "ds-max-grad-norm-param",
-                "`max_grad_norm` is no parameter of an optimizer; building the engine fails",
-                "remove it: `gradient_clipping` is here"
+                "`max_grad_norm` is not an optimizer parameter; the engine fails to start",
+                "remove it: `gradient_clipping` is set"
                 if clipped
-                else "write `gradient_clipping` at the top",
+                else "set `gradient_clipping` at the top level",
                 edits=document.removal(where) if clipped else (),
             )
         elif member.key not in taken:
             near = close_key(member.key, taken) or {"learning_rate": "lr"}.get(member.key)
-            effect = "it is dropped without a word" if silent else "building the engine fails"
-            hint = f"did you mean `{near}`?" if near else f"known here: {', '.join(taken)}"
+            effect = "it is silently ignored" if silent else "the engine fails to start"
+            hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(taken)}"
             free = near is not None and params is not None and params.node.get(near) is None
             edits = (Edit(member.start, member.end, f'"{near}"'),) if free else ()
-            message = f"`{member.key}` is no parameter of {name} here; {effect}"
+            message = f"`{member.key}` is not a parameter of {name}; {effect}"
             yield document.found(member.start, where, "ds-typo-nested", message, hint, edits=edits)
 
 
@@ -248,14 +253,14 @@ def _scheduler(document: Document) -> Iterator[Finding]:
         if key not in row:
             near = close_key(key, row)
             edits = (Edit(inner.start, inner.end, f'"{near}"'),) if near and near not in given else ()
-            message = f"`{key}` is no parameter of {name}; building the engine fails"
-            hint = f"did you mean `{near}`?" if near else f"known here: {', '.join(row)}"
+            message = f"`{key}` is not a parameter of {name}; the engine fails to start"
+            hint = f"did you mean `{near}`?" if near else f"known parameters: {', '.join(row)}"
             where = f"scheduler.params.{key}"
             yield document.found(inner.start, where, "ds-typo-nested", message, hint, edits=edits)
     for key, needed in row.items():
         if needed and key not in given:
             code = "ds-total-steps" if key == "total_num_steps" else "ds-scheduler-params"
-            message = f"{name} needs `{key}`; building the engine fails without it"
+            message = f"{name} requires `{key}`; the engine fails to start"
             yield document.found(member.node.start, "scheduler.params", code, message, f"write `{key}`")
     warmup = given.get("warmup_num_steps")
     steps = None if warmup is None else warmup.node.value
@@ -277,7 +282,7 @@ _WARMUPS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 
 def check_combinations(document: Document) -> Iterator[Finding]:
-    """Everything of the docstring, in one file."""
+    """Find values that DeepSpeed refuses or replaces because of another key."""
     yield from _loss_scale(document)
     yield from _low_precision_weights(document)
     yield from _gradients(document)
@@ -308,7 +313,7 @@ def _loss_scale(document: Document) -> Iterator[Finding]:
                     member.start,
                     f"fp16.{key}",
                     "ds-no-effect",
-                    f"`{key}` does nothing with a fixed loss_scale",
+                    f"`{key}` has no effect with a fixed loss_scale",
                     'remove it, or write "loss_scale": 0',
                     severity="warning",
                     edits=document.removal(f"fp16.{key}"),
@@ -317,7 +322,7 @@ def _loss_scale(document: Document) -> Iterator[Finding]:
     for key in ("loss_scale_window", "min_loss_scale"):
         given = _number(document, f"fp16.{key}")
         if given is not None and given <= 0:
-            why = "must be more than 0 while the loss scale adapts itself"
+            why = "must be more than 0 with a dynamic loss scale"
             yield _refused(document, f"fp16.{key}", why, "write 1 or more")
 
 
@@ -333,7 +338,7 @@ def _low_precision_weights(document: Document) -> Iterator[Finding]:
                 document, where, "refused at stage 0", "write a stage from 1 to 3", "ds-stage-refuses"
             )
         elif level is not None and not offloads(document) and not (kind == "bf16" and states):
-            why = "refused without offload_optimizer: DeepSpeed's CPU Adam alone keeps such weights"
+            why = "refused without offload_optimizer: only DeepSpeedCPUAdam supports it"
             yield _refused(document, where, why, "offload the optimizer, or remove it")
     if states and value(document, "bf16.bf16_master_weights_and_grads") is not True:
         why = "refused without bf16_master_weights_and_grads"
@@ -346,19 +351,19 @@ def _gradients(document: Document) -> Iterator[Finding]:
     level = None if document.member(f"{ZERO}.stage") is None else stage(document)
     clip = _number(document, "gradient_clipping")
     if clip is not None and clip < 0:
-        yield _refused(document, "gradient_clipping", "no gradient is clipped", "write 0 for that, or more")
+        yield _refused(document, "gradient_clipping", "must not be negative", "write 0 to disable clipping")
     if document.member("steps_per_print") is not None and _number(document, "steps_per_print") == 0:
         yield _refused(
-            document, "steps_per_print", "the first step divides by it", "leave it out to print nothing"
+            document, "steps_per_print", "the first step divides by it", "remove it to print nothing"
         )
     unnormed = value(document, f"{ZERO}.compute_grad_norm") is False
     if unnormed and level in (1, 2) and value(document, "gradient_clipping") != 0:
-        why = "refused unless gradient_clipping is 0, which is 1.0 where it is left out"
+        why = "refused unless gradient_clipping is 0 (the default is 1.0)"
         yield _refused(document, f"{ZERO}.compute_grad_norm", why, 'write "gradient_clipping": 0')
     if level in (2, 3) and value(document, f"{ZERO}.reduce_scatter") is not False:
         for key, usual in (("prescale_gradients", False), ("gradient_predivide_factor", 1)):
             if value(document, key) not in (None, usual, "auto"):
-                why = f"refused at stage {level} unless reduce_scatter is false, which is on by default"
+                why = f"refused at stage {level} unless reduce_scatter is false (the default is true)"
                 hint = f'remove it, or write "reduce_scatter": false in {ZERO}'
                 yield _refused(document, key, why, hint, "ds-stage-refuses")
     quantized = f"{ZERO}.zero_quantized_weights"
@@ -367,7 +372,7 @@ def _gradients(document: Document) -> Iterator[Finding]:
         and value(document, quantized) is True
         and value(document, "torch_autocast.enabled") is True
     ):
-        yield _refused(document, quantized, "refused beside torch_autocast", "remove one of them")
+        yield _refused(document, quantized, "refused together with torch_autocast", "remove one of them")
 
 
 def _warmup(document: Document) -> Iterator[Finding]:
@@ -376,12 +381,12 @@ def _warmup(document: Document) -> Iterator[Finding]:
     params = "scheduler.params"
     form: Any = value(document, f"{params}.warmup_type")
     if form not in (None, "log", "linear", "auto"):
-        why = "DeepSpeed knows log and linear, and takes log in its place"
+        why = "must be log or linear; DeepSpeed falls back to log"
         yield _refused(document, f"{params}.warmup_type", why, 'write "log" or "linear"')
     total, warmup = (
         _number(document, f"{params}.total_num_steps"),
         _number(document, f"{params}.warmup_num_steps"),
     )
     if total is not None and warmup is not None and 0 < total < warmup:
-        why = f"fewer than the {warmup:g} steps of the warm-up, whose end is never reached"
-        yield _refused(document, f"{params}.total_num_steps", why, "write the steps of the whole run")
+        why = f"fewer than the {warmup:g} warm-up steps"
+        yield _refused(document, f"{params}.total_num_steps", why, "write the number of steps of the run")

@@ -1,4 +1,7 @@
-"""What lint says of a file: one thing at one place, and the text edits that mend it."""
+"""JSON with the position of every key and value, and findings at a position.
+
+DeepSpeed reads Hjson (comments, trailing commas, unquoted words), the Trainer and accelerate strict JSON.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from launcher.facts.secrets import SECRET, looks_secret
 
 Severity = Literal["error", "warning"]
 _LONGEST = 2000
-"""Characters of a text that are shown; a key may be as long as its file."""
+"""Characters that are shown of a text."""
 
 
 def printable(text: str) -> str:
@@ -48,8 +51,8 @@ class Finding:
     message: str
     hint: str | None = None
     severity: Severity = "error"
-    """error: the run stops, or trains something else than is written. warning: it has no effect, or passes
-    only because DeepSpeed converts it."""
+    """error: the run stops or trains differently from what is written. warning: no effect, or accepted only
+    because DeepSpeed converts it."""
     edits: tuple[Edit, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -190,7 +193,7 @@ def read_json(text: str, file: str) -> Document:
     try:
         document.root = _Reader(document).read()
     except _Broken as error:
-        # One mistake may look like many further ones: the first is the one to mend.
+        # One mistake may cause many further errors: only the first is reported.
         problem = document.found(error.offset, "", "ds-json-syntax", f"not valid JSON: {error}", error.hint)
         document.root, document.findings = None, [problem]
         return document
@@ -210,8 +213,8 @@ def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
                 member.start,
                 where,
                 "ds-duplicate-keys",
-                f"`{member.key}` is here twice, first in line {line}: DeepSpeed refuses it, the Trainer "
-                "takes the last",
+                f"duplicate key `{member.key}`, first in line {line}: DeepSpeed refuses it, the Trainer "
+                "uses the last one",
                 "keep one of the two",
                 edits=removal(node, member) if same else (),
             )
@@ -234,16 +237,16 @@ class _Reader:
     def read(self) -> Node:
         """The whole text."""
         if self.text.startswith("\ufeff"):
-            message = "starts with a byte order mark, which the Trainer does not read"
+            message = "starts with a byte order mark, which the Trainer cannot read"
             self.note(0, "", "ds-json-syntax", message, Edit(0, 1))
             self.at = 1
         self.skip("")
         if self.at == len(self.text):
-            raise _Broken("the file holds nothing", 0)
+            raise _Broken("the file is empty", 0)
         root = self.value("", 0)
         self.skip("")
         if self.at < len(self.text):
-            raise _Broken("more text after the end", self.at)
+            raise _Broken("extra text after the end", self.at)
         return root
 
     def note(self, offset: int, path: str, code: str, message: str, *edits: Edit) -> None:
@@ -258,7 +261,7 @@ class _Reader:
             comment = _COMMENT.match(self.text, self.at)
             if comment is None:
                 return
-            message = "a comment: DeepSpeed alone would read it, the Trainer reads strict JSON"
+            message = "comment: only DeepSpeed accepts it, the Trainer reads strict JSON"
             self.note(self.at, path, "ds-json-comments", message, Edit(self.at, comment.end()))
             self.at = comment.end()
 
@@ -291,9 +294,7 @@ class _Reader:
             end = self.text.find("\n", self.at)
             line = self.text[self.at : None if end < 0 else end]
             escape = line.count('"') > 1
-            raise _Broken(
-                "a text with an escape that JSON has not" if escape else "a text without its end", self.at
-            )
+            raise _Broken("invalid escape in a string" if escape else "unterminated string", self.at)
         start, self.at = self.at, found.end()
         return Node(start, self.at, json.loads(found[0]))
 
@@ -307,26 +308,26 @@ class _Reader:
         if word in _PYTHON:
             self.at += len(word)
             right = _PYTHON[word]
-            message = f"{word} is Python; JSON writes {right}, and DeepSpeed alone would read a text"
+            message = f"{word} is Python, in JSON it is {right}; only DeepSpeed accepts it, as a string"
             self.note(start, path, "ds-json-word", message, Edit(start, self.at, right))
             return Node(start, self.at, _WORDS[right])
         if word in _NOT_NUMBERS:
             self.at += len(word)
-            self.note(start, path, "ds-json-number", f"{word} is no number that a setting could have")
+            self.note(start, path, "ds-json-number", f"{word} is not a valid number")
             return Node(start, self.at, float(word))
-        raise self.unexpected("a value was expected")
+        raise self.unexpected("expected a value")
 
     def unexpected(self, expected: str) -> _Broken:
         """What is here instead, said as plainly as can be."""
         here = self.peek()
         if not here:
-            return _Broken(f"the file ends where {expected.replace(' was expected', '')} should be", self.at)
+            return _Broken(f"unexpected end of file, {expected}", self.at)
         if here == "'":
-            return _Broken("text in single quotes", self.at, 'JSON writes text in double quotes: "…"')
+            return _Broken("string in single quotes", self.at, 'use double quotes: "…"')
         word = _WORD.match(self.text, self.at)
         if word is not None:
             said = SECRET if looks_secret(word[0]) else word[0][:40]
-            return _Broken(f"{expected}, not the bare word {said}", self.at, 'text stands in "…"')
+            return _Broken(f"{expected}, not the unquoted word {said}", self.at, 'write strings in "…"')
         return _Broken(f"{expected}, not {here!r}", self.at)
 
     def list(self, path: str, depth: int) -> Node:
@@ -342,12 +343,12 @@ class _Reader:
         assert node.members is not None
         while self.next_item(path, "}", bool(node.members)):
             if self.peek() != '"':
-                raise self.unexpected('a key in "…" was expected')
+                raise self.unexpected('expected a key in "…"')
             key = self.string()
             where = join(path, key.value)
             self.skip(where)
             if self.peek() != ":":
-                raise self.unexpected("a `:` was expected")
+                raise self.unexpected("expected `:`")
             self.at += 1
             self.skip(where)
             node.members.append(Member(key.value, key.start, key.end, self.value(where, depth + 1)))
@@ -364,13 +365,13 @@ class _Reader:
             self.at += 1
             self.skip(path)
         elif some and self.peek() != close:
-            hint = "the line before lacks its comma" if self.peek() == '"' else None
-            error = self.unexpected(f"`,` or `{close}` was expected")
+            hint = "add a comma to the line before" if self.peek() == '"' else None
+            error = self.unexpected(f"expected `,` or `{close}`")
             raise _Broken(str(error), error.offset, hint or error.hint)
         if self.peek() != close:
             return True
         if comma != self.at and self.text[comma] == ",":
-            message = "a comma before the end: DeepSpeed alone would read it, the Trainer reads strict JSON"
+            message = "trailing comma: only DeepSpeed accepts it, the Trainer reads strict JSON"
             self.note(comma, path, "ds-json-comma", message, Edit(comma, comma + 1))
         self.at += 1
         return False

@@ -1,4 +1,4 @@
-"""Keys that the ZeRO stage, or the offload device, of the same file does not read, or does not allow.
+"""Find keys that the ZeRO stage or the offload device of the same file ignores or refuses.
 
 Checked against DeepSpeed 0.19.8: `_configure_zero_optimizer` of runtime/engine.py hands a key to the
 optimizer of stages 1 and 2, or to that of stage 3; runtime/zero/config.py refuses what a stage cannot do.
@@ -38,7 +38,7 @@ _NVME_ONLY = {
     "offload_param": ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu"),
 }
 Reason = tuple[str, str]
-"""Why a key does nothing, and what to do."""
+"""Why a key has no effect, and what to do."""
 
 
 def check_effects(document: Document) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def _nothing(document: Document, member: Member, where: str, why: str, hint: str
         member.start,
         where,
         "ds-no-effect",
-        f"`{member.key}` does nothing {why}",
+        f"`{member.key}` has no effect {why}",
         hint,
         severity="warning",
         edits=document.removal(where),
@@ -79,19 +79,19 @@ def _reason(document: Document, key: str, given: Any, level: int | None) -> Reas
         return None
     if name in STAGE3_ONLY:
         ignored = level < 3 and given is not False and not _gathers_parts(document, key)
-        return ("it is read at stage 3 alone", "write stage 3, or remove it") if ignored else None
+        return ("only stage 3 reads it", "set stage 3, or remove it") if ignored else None
     if name in READ_NOWHERE:
         as_happens = given == "auto" or (given is True and level in (1, 2))
-        return None if as_happens else (f"DeepSpeed {deepspeed_version()} reads it nowhere", "remove it")
+        return None if as_happens else (f"DeepSpeed {deepspeed_version()} never reads it", "remove it")
     if given == "auto" or (given is False and (level == 0 or name in _OFF_BY_DEFAULT)):
         return None
     if level == 0 and name in BELOW_STAGE3_ONLY | _ANY_STAGE_BUT_0:
         by_block = name in _READ_BY_BLOCK and document.member(_READ_BY_BLOCK[name]) is not None
-        return None if by_block else ("nothing is sharded there", "write another stage, or remove it")
+        return None if by_block else ("nothing is sharded", "set another stage, or remove it")
     if level == 3 and name in BELOW_STAGE3_ONLY:
-        return "it is read at stages 1 and 2 alone", "remove it"
+        return "only stages 1 and 2 read it", "remove it"
     if name == "ignore_unused_parameters" and given is False and not offloads(document):
-        return "it is read beside offload_optimizer alone", "remove it"
+        return "it is read only with offload_optimizer", "remove it"
     return None
 
 
@@ -125,8 +125,8 @@ def _offload(document: Document, section: Member, level: int | None) -> Iterator
             section.start,
             where,
             "ds-stage2-offload-param",
-            f"offload_param does nothing at stage {level}: only stage 3 splits the weights",
-            "write stage 3, or remove it",
+            f"offload_param has no effect at stage {level}: only stage 3 shards the weights",
+            "set stage 3, or remove it",
             edits=document.removal(where),
         )
         return
@@ -135,9 +135,9 @@ def _offload(document: Document, section: Member, level: int | None) -> Iterator
             section.start,
             where,
             "ds-stage-refuses",
-            "offload_optimizer at stage 0: the CPU optimizer is built, and its first step refuses weights "
-            "that are on a GPU",
-            "write a stage from 1 to 3, or remove it",
+            "offload_optimizer at stage 0: the CPU optimizer is created, and its first step refuses "
+            "weights on a GPU",
+            "set a stage from 1 to 3, or remove it",
             edits=document.removal(where),
         )
         return
@@ -156,24 +156,22 @@ def _offload_key(
         return
     at_nvme = member.key in _NVME_ONLY[name]
     if at_nvme and device == "cpu":
-        yield _nothing(
-            document, member, where, 'with device "cpu": it is read with "nvme" alone', "remove it"
-        )
+        yield _nothing(document, member, where, 'with device "cpu": only "nvme" reads it', "remove it")
     elif member.key == "super_offload" and level in (1, 2):
-        yield _nothing(document, member, where, f"at stage {level}: it is read at stage 3 alone", "remove it")
+        yield _nothing(document, member, where, f"at stage {level}: only stage 3 reads it", "remove it")
     elif member.key == "fast_init" and "nvme" not in (
         device,
         value(document, f"{ZERO}.offload_param.device"),
     ):
         yield _nothing(document, member, where, "without nvme", "remove it")
     elif member.key == "ratio" and level in (1, 2) and isinstance(given, int | float) and given < 1:
-        said = f"`ratio` below 1 is refused at stage {level}: only stage 3 offloads a part"
+        said = f"`ratio` below 1 is refused at stage {level}: only stage 3 supports partial offload"
         yield document.found(
             member.start,
             where,
             "ds-stage-refuses",
             said,
-            "write 1, or stage 3",
+            "set it to 1, or stage 3",
             edits=document.removal(where),
         )
 
@@ -187,8 +185,8 @@ def _nvme(document: Document, name: str, level: int | None) -> Iterator[Finding]
             device.node.start,
             where,
             "ds-no-effect",
-            f"nvme at stage {level} is offload to the CPU's memory: only stage 3 writes to a disk",
-            'write stage 3, or "cpu"',
+            f"nvme at stage {level} offloads to CPU memory: only stage 3 writes to disk",
+            'set stage 3, or "cpu"',
             severity="warning",
         )
     elif not value(document, f"{ZERO}.{name}.nvme_path"):
@@ -196,7 +194,7 @@ def _nvme(document: Document, name: str, level: int | None) -> Iterator[Finding]
             device.node.start,
             where,
             "ds-nvme-path-missing",
-            "offload to nvme without nvme_path: the file is read, and building the engine fails",
+            "offload to nvme without nvme_path: DeepSpeed fails at engine start",
             'write "nvme_path": "/a/local/disk"',
         )
 
@@ -220,8 +218,8 @@ def _contiguous_checkpoints(document: Document) -> Iterator[Finding]:
                 asked.start,
                 f"{block}.contiguous_memory_optimization",
                 "ds-contiguous-checkpoints",
-                f"`contiguous_memory_optimization` needs `{key}`: DeepSpeed's checkpointing refuses it, "
-                "unless the script passes it",
+                f"`contiguous_memory_optimization` needs `{key}`: DeepSpeed refuses it "
+                "unless the script sets it",
                 f'write "{key}": {needs}, or contiguous_memory_optimization false',
                 severity="warning",
             )

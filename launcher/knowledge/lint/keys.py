@@ -1,4 +1,4 @@
-"""What DeepSpeed's config knows: the shipped table, written by launcher/train/ds_vocabulary.py."""
+"""The keys that DeepSpeed knows (written by launcher/train/ds_vocabulary.py), and findings about others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _sections(path: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Mapping
             yield from _sections(f"{path}.{key}" if path else key, row["keys"])
 
 
-# Names of other versions and tools -> what is meant here. The level is the one they stand at.
+# Key of another version or tool -> the key in its section that is meant.
 RENAMED = {
     "aio.thread_count": "intra_op_parallelism",
     "zero_optimization.cpu_offload_params": "cpu_offload_param",
@@ -76,11 +76,11 @@ RENAMED = {
 _MOVED = {"gradient_accumulation_dtype": ("grad_accum_dtype", "data_types")}
 """Key of the top level -> (name, section) under which DeepSpeed reads it."""
 _WIDEST = 40
-"""Of more keys than this, none are listed in a hint."""
+"""Known keys that a hint lists at most."""
 
 
 def check_keys(document: Document) -> Iterator[Finding]:
-    """Unknown, removed and renamed keys at every depth."""
+    """Find unknown, removed and renamed keys at every depth."""
     if document.root is not None:
         yield from _level(document, document.root, "", known_keys(), False, frozenset())
 
@@ -119,7 +119,7 @@ def _removed(document: Document, where: str, member: Member) -> Finding:
         member.start,
         where,
         "ds-removed-key",
-        f"DeepSpeed {deepspeed_version()} refuses `{member.key}`, whatever its value: {reason}",
+        f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}",
         "remove it",
         edits=document.removal(where),
     )
@@ -133,7 +133,7 @@ def _unknown(
     if near is None:
         near = close_key(member.key, known) or _longer(member.key, known)
         near = near if near and _takes(known[near], member.node.value) else None
-    effect = "refuses it" if strict else "ignores it without a word"
+    effect = "refuses it" if strict else "ignores it silently"
     level = f"`{path}`" if path else "the top level"
     edits: tuple[Edit, ...] = ()
     homes = [home for home in sections_with(member.key) if home != path]
@@ -148,16 +148,16 @@ def _unknown(
     elif path in ("bf16", "bfloat16") and "fp16" in homes:
         hint, edits = "remove it: bf16 needs no loss scaling", document.removal(where)
     elif homes and len(homes) <= 2:
-        hint = f"it belongs into {' or '.join(f'`{home}`' if home else 'the top level' for home in homes)}"
+        hint = f"move it to {' or '.join(f'`{home}`' if home else 'the top level' for home in homes)}"
     else:
-        hint = "remove it" if len(known) > _WIDEST else f"known here: {', '.join(sorted(known))}"
+        hint = "remove it" if len(known) > _WIDEST else f"known keys: {', '.join(sorted(known))}"
     code = "ds-typo-nested" if path else "ds-typo-toplevel"
-    message = f"`{member.key}` is no key of {level}; DeepSpeed {deepspeed_version()} {effect}"
+    message = f"unknown key `{member.key}` in {level}; DeepSpeed {deepspeed_version()} {effect}"
     return document.found(member.start, where, code, message, hint, edits=edits)
 
 
 def _takes(row: Row, value: Any) -> bool:
-    """Whether a value may be meant for a key: words are not meant for one of numbers."""
+    """Whether a value may be meant for a key: a word is not meant for a number."""
     is_word = isinstance(value, str) and value != "auto" and value.isalnum() and value[:1].isalpha()
     return not is_word or not {"int", "float"} & {*row.get("types", ())} or "str" in row["types"]
 
@@ -180,7 +180,7 @@ def _known(document: Document, holder: Node, member: Member, where: str, row: Ro
             member.start,
             where,
             "ds-alias-twice",
-            f"`{member.key}` and `{other}` are one setting; DeepSpeed refuses both together",
+            f"`{member.key}` and `{other}` are the same setting; DeepSpeed refuses both together",
             f"remove `{other}`",
         )
     if where == "bfloat16":
@@ -198,7 +198,7 @@ def _deprecated(document: Document, holder: Node, member: Member, where: str, ne
         elif not value:
             hint, edits = "remove it", document.removal(where)
     elif " or " in new:
-        hint, edits = "it sets nothing: write `pin_memory` into the offload section", document.removal(where)
+        hint, edits = "it has no effect: set `pin_memory` in the offload section", document.removal(where)
     elif holder.get(new) is None:
         edits = (Edit(member.start, member.end, f'"{new}"'),)
     message = f"`{member.key}` is deprecated"
@@ -209,13 +209,13 @@ def _deprecated(document: Document, holder: Node, member: Member, where: str, ne
 
 def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
     message = (
-        "`bfloat16` is the old name: under the Trainer it is not filled, and the `bf16` that accelerate adds "
-        "wins, so the run would be fp32 without a word"
+        "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` overrides it, "
+        "so the run is silently fp32"
     )
     edits = (
         (Edit(member.start, member.end, '"bf16"'),)
         if holder.get("bf16") is None
         else document.removal("bfloat16")
     )
-    hint = "write `bf16`" if holder.get("bf16") is None else "remove it: `bf16` is here"
+    hint = "write `bf16`" if holder.get("bf16") is None else "remove it: `bf16` is set"
     return document.found(member.start, "bfloat16", "ds-bfloat16-alias", message, hint, edits=edits)

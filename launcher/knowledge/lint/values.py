@@ -1,4 +1,4 @@
-"""Values of the wrong type, out of range, or "auto" where nobody fills it."""
+"""Find values of the wrong type or out of range, and "auto" that nothing replaces."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FLOATS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp
 # What the Trainer compares with its own value, or reads by itself: a text there is no number to it.
 _READ_RAW = ("zero_optimization.stage", "fp16.enabled", "bf16.enabled")
 _WORDS = {
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
-    "str": "text",
+    "str": "a string",
     "list": "a list",
     "dict": 'an object {"…": …}',
     "null": "null",
@@ -75,9 +75,9 @@ def check_autos(document: Document) -> Iterator[Finding]:
             member.node.start,
             where,
             "ds-auto-unresolved",
-            f'"auto" for `{member.key}` is filled by nobody: under the Trainer it is an error, DeepSpeed '
-            "alone takes its default or the text",
-            "write a value, or leave the key out",
+            f'"auto" for `{member.key}` is not replaced: an error under the Trainer; DeepSpeed alone uses '
+            "its default or the string",
+            "write a value, or remove the key",
             edits=document.removal(where),
         )
 
@@ -125,7 +125,7 @@ def _check(spot: _Spot) -> Finding | None:
     )
     if kind == "float" and not math.isfinite(node.value):
         if spot.document.text[node.start : node.end].lstrip("-")[0].isdigit():
-            return spot.found("ds-wrong-value", f"`{spot.member.key}` is larger than any number")
+            return spot.found("ds-wrong-value", f"`{spot.member.key}` is too large for a number")
         return None  # NaN is found where it is read
     if kind in types or (kind == "int" and "float" in types):
         return _range(spot)
@@ -142,14 +142,14 @@ def _section(spot: _Spot) -> Finding | None:
         return None
     key = spot.member.key
     if key == "zero_optimization" and node.value is True:
-        message = "`zero_optimization: true` is of old versions; the Trainer cannot read it"
+        message = "`zero_optimization: true` is outdated; the Trainer cannot read it"
         return spot.found("ds-wrong-type", message, 'write {"stage": 1}', '{"stage": 1}')
     enabled = "enabled" in spot.row["keys"]
     if enabled and (isinstance(node.value, bool) or node.value == "auto"):
         said = '"auto"' if node.value == "auto" else str(node.value).lower()
         new = f'{{"enabled": {said}}}'
-        return spot.found("ds-wrong-type", f"`{key}` is an object, here it is {said}", f"write {new}", new)
-    return spot.found("ds-wrong-type", f"`{key}` is an object, here it is {_shown(spot)}", 'write {"…": …}')
+        return spot.found("ds-wrong-type", f"`{key}` must be an object, not {said}", f"write {new}", new)
+    return spot.found("ds-wrong-type", f"`{key}` must be an object, not {_shown(spot)}", 'write {"…": …}')
 
 
 def _crashes(spot: _Spot) -> bool:
@@ -175,7 +175,7 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
     """A value of a type that the key does not have, and what was probably meant."""
     value, types, key = spot.value, spot.row["types"], spot.member.key
     number = "int" in types or "float" in types
-    expected = f"`{key}` takes {_expected(types)}, here it is {_shown(spot)}"
+    expected = f"`{key}` must be {_expected(types)}, not {_shown(spot)}"
     lax = spot.converted and spot.where not in _READ_RAW
     if kind == "float" and "int" in types:
         return _decimal(spot, expected)
@@ -184,7 +184,11 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
     if kind == "str" and "bool" in types and value.strip().lower() in _TRUTH:
         new = str(_TRUTH[value.strip().lower()]).lower()
         effect = (
-            "DeepSpeed converts it" if lax else "every text counts as true" if not spot.converted else None
+            "DeepSpeed converts it"
+            if lax
+            else "DeepSpeed treats every string as true"
+            if not spot.converted
+            else None
         )
         message = f"{expected}; {effect}" if effect else expected
         return spot.found(
@@ -206,7 +210,7 @@ def _decimal(spot: _Spot, expected: str) -> Finding | None:
         return None
     return spot.found(
         "ds-wrong-type",
-        f"{expected}: JSON reads it as the decimal number {value}, and DeepSpeed keeps it so",
+        f"{expected}: JSON reads it as the float {value}, and DeepSpeed does not convert it",
         f"write {int(value)}",
         str(int(value)),
         severity="warning" if spot.member.key == "steps_per_print" else "error",
@@ -218,7 +222,7 @@ def _number_text(spot: _Spot, expected: str, *, lax: bool) -> Finding:
     text = spot.value.strip().replace("_", "")
     whole = re.fullmatch(r"[-+]?[0-9]+", text) is not None
     if len(text) > _LONGEST_NUMBER or not math.isfinite(float(text)):
-        return spot.found("ds-wrong-type", expected, "write a number in the usual range")
+        return spot.found("ds-wrong-type", expected, "write a number in the valid range")
     number = int(text) if whole else float(text)
     new = str(number)
     if isinstance(number, float) and number.is_integer() and "int" in spot.row["types"]:
@@ -249,7 +253,7 @@ def _range(spot: _Spot) -> Finding | None:
         (most is not None and value > most, f"at most {most}"),
     ):
         if wrong:
-            return spot.found("ds-wrong-value", f"`{key}` must be {said}, here it is {_shown(spot)}")
+            return spot.found("ds-wrong-value", f"`{key}` must be {said}, not {_shown(spot)}")
     return None
 
 
@@ -264,4 +268,4 @@ def _choice(spot: _Spot, choices: list[Any]) -> Finding:
     code = "ds-comm-dtype" if key.endswith("communication_data_type") else "ds-wrong-value"
     hint = f"did you mean {near}?" if near else None
     new = f'"{near}"' if near else None
-    return spot.found(code, f"`{key}` is one of {listed}, here it is {_shown(spot)}", hint, new)
+    return spot.found(code, f"`{key}` must be one of {listed}, not {_shown(spot)}", hint, new)

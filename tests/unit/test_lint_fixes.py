@@ -1,0 +1,95 @@
+"""`--fix`: the fixed text lints clean or says what is left, and keeps the rest as it is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lint_cases import BROKEN
+
+from launcher.knowledge.lint.check import applied, apply_fixes, lint_text
+from launcher.knowledge.lint.document import Edit
+
+MENDED = {
+    "typo": (
+        '{"train_batch_size": 8,\n  "gradient_cliping":  0.5}',
+        '{"train_batch_size": 8,\n  "gradient_clipping":  0.5}',
+    ),
+    "text": ('{ "train_batch_size":"8" }', '{ "train_batch_size":8 }'),
+    "exponent": (
+        '{"train_batch_size": 8, "steps_per_print": 1e5}',
+        '{"train_batch_size": 8, "steps_per_print": 100000}',
+    ),
+    "below 1": (
+        '{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1e-10}}',
+        '{"train_batch_size": 8, "fp16": {"enabled": true, "min_loss_scale": 1}}',
+    ),
+    "first removed": ('{"amp": {},\n "train_batch_size": 8}', '{"train_batch_size": 8}'),
+    "last removed": ('{"train_batch_size": 8,\n "amp": {}\n}', '{"train_batch_size": 8\n}'),
+    "bfloat16": (
+        '{"train_batch_size": 8, "bfloat16": {"enabled": true}}',
+        '{"train_batch_size": 8, "bf16": {"enabled": true}}',
+    ),
+    "bfloat16 text": (
+        '{"train_batch_size": 8, "bfloat16": true}',
+        '{"train_batch_size": 8, "bf16": {"enabled": true}}',
+    ),
+    "comments": (
+        '{"train_batch_size": 8, // eight\n /* of */ "dump_state": True,}',
+        '{"train_batch_size": 8, \n  "dump_state": true}',
+    ),
+    "offload": (
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": true}}',
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+    ),
+    "twice the same": (
+        '{"train_batch_size": 8, "dump_state": true, "dump_state": true}',
+        '{"train_batch_size": 8, "dump_state": true}',
+    ),
+    "batch": (
+        '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 5}',
+        '{"train_micro_batch_size_per_gpu": 5}',
+    ),
+    "mistake behind a mistake": (
+        '{"train_batch_size": 8, "zero_optimisation": {"stage": "2", "overlap_com": "true"}}',
+        '{"train_batch_size": 8, "zero_optimization": {"stage": 2, "overlap_comm": true}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MENDED)
+def test_what_is_fixed(name):
+    text, wanted = MENDED[name]
+    assert apply_fixes(text, "ds.json") == (wanted, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}', "ds-fp16-and-bf16"),
+        ('{"train_batch_size": 8, "dump_state": true, "dump_state": false}', "ds-duplicate-keys"),
+        ('{"train_batch_size": 8, "sequence_parallel": {"size": 2}}', "ds-typo-toplevel"),
+        ('{"train_batch_size": 8, "gradient_accumulation_dtype": "fp32"}', "ds-typo-toplevel"),
+        ('{"train_batch_size": 8, "gradient_clippings": "norm"}', "ds-typo-toplevel"),
+        ('{"train_batch_size": 8', "ds-json-syntax"),
+        ("{}", "ds-no-batch-size"),
+    ],
+)
+def test_what_has_two_readings_is_left(text, code):
+    assert [finding.code for finding in apply_fixes(text, "ds.json")[1]] == [code]
+    assert apply_fixes(text, "ds.json")[0] == text
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_mending_never_makes_it_worse(name):
+    text = BROKEN[name][0]
+    better, left = apply_fixes(text, "ds.json")
+    assert left == lint_text(better, "ds.json")
+    assert len(left) <= len(lint_text(text, "ds.json"))
+    if better != text and not left:
+        json.loads(better)
+    assert apply_fixes(better, "ds.json")[0] == better
+
+
+def test_edits_that_touch_are_made_one_after_the_other():
+    assert applied("abcdef", [[Edit(0, 2)], [Edit(1, 3)], [Edit(4, 5, "X")]]) == "cdXf"
