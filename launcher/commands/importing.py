@@ -10,8 +10,8 @@ from typing import Any
 from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.model_config import NOT_HERE
-from launcher.importing.found import Dropped, Effect
 from launcher.importing.join import Imported, import_files
+from launcher.importing.reading import Dropped, Effect
 from launcher.importing.writing import beside, recipe_text
 from launcher.knowledge.lint.document import printable
 from launcher.plan.planner import make_plan

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.errors import RecipeError
-from launcher.importing.arguments import as_bool, as_number
-from launcher.importing.found import Effect, Reading, shown
-from launcher.importing.fsdp import take_fsdp_option
+from launcher.importing.arguments import as_bool, as_number, take_fsdp_option
+from launcher.importing.reading import Effect, Reading, shown
 from launcher.recipe.yaml_marks import parse_yaml
 
 TOOL = "accelerate config"

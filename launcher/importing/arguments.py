@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from launcher.errors import RecipeError
+from launcher.facts.model_config import find_model_config
 from launcher.facts.user_files import parse_json
-from launcher.importing.found import Effect, Reading, is_secret, shown
-from launcher.importing.fsdp import take_fsdp, take_fsdp_options
-from launcher.recipe.field_tables import TASK_TABLES, TRAINER_OWNED, trainer_fields
-from launcher.recipe.fields import CHECKPOINTING_KWARGS, check_trainer
+from launcher.importing.reading import Effect, Reading, is_secret, shown
+from launcher.recipe.field_tables import (
+    ADAPTER_OWNED,
+    TASK_TABLES,
+    TRAINER_OWNED,
+    adapter_fields,
+    trainer_fields,
+)
+from launcher.recipe.fields import CHECKPOINTING_KWARGS, check_adapter, check_trainer
 from launcher.recipe.suggestions import TRAINER_REMOVED
-from launcher.tasks import DEFAULT_TASK
+from launcher.tasks import DEFAULT_TASK, TASKS
 
 # Written even where the file is silent: a recipe's own defaults are others.
 TRANSFORMERS_DEFAULTS: dict[str, Any] = {
@@ -338,6 +346,231 @@ def _kept_out(reason: str) -> Taker:
         reading.drop(name, value, line, Effect.NONE, reason)
 
     return take
+
+
+OFFLOAD = "memory only: FSDP keeps its shards on the device here"
+NEAREST = "DeepSpeed offloads: sharding: {zero_stage: 3, offload_param: cpu, offload_optimizer: cpu}"
+_MEMORY = "memory only: each block is gathered and dropped again"
+# How each block is wrapped and gathered is the engine's own matter here, and needs no message.
+_WRAPPING = (
+    "auto_wrap_policy", "transformer_layer_cls_to_wrap", "transformer_cls_names_to_wrap",
+    "transformer_cls_to_wrap", "min_num_params", "backward_prefetch",
+    "backward_prefetch_policy", "forward_prefetch", "use_orig_params",
+    "xla", "xla_fsdp_settings", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "limit_all_gathers", "version",
+    "offload_pin_memory", "cpu_offload_pin_memory",
+)  # fmt: skip
+_LOADING = "host memory only: how the weights are loaded, not which"
+_LEFT = {
+    "offload_params": (Effect.NONE, OFFLOAD, NEAREST),
+    "cpu_offload": (Effect.NONE, OFFLOAD, NEAREST),
+    "cpu_ram_efficient_loading": (Effect.NONE, _LOADING, ""),
+    "sync_module_states": (Effect.NONE, _LOADING, ""),
+    "state_dict_type": (
+        Effect.NONE,
+        "the format of checkpoints alone",
+        "",
+    ),
+    "final_state_dict_type": (Effect.NONE, "the format of the result alone: it is whole", ""),
+    "ignored_modules": (Effect.TRAINING, "every module is sharded and synchronised here", ""),
+    "mixed_precision_policy": (Effect.TRAINING, "`precision` decides it here", ""),
+}
+"""Options that are listed where they are on: effect, reason, hint."""
+_STRATEGIES = {
+    "FULL_SHARD": "full", "1": "full", "SHARD_GRAD_OP": "grad", "2": "grad", "NO_SHARD": "none",
+    "3": "none", "HYBRID_SHARD": "hybrid", "4": "hybrid", "HYBRID_SHARD_ZERO2": "hybrid", "5": "hybrid",
+}  # fmt: skip
+
+
+def take_fsdp(reading: Reading, name: str, value: Any, line: int | None) -> None:
+    """`fsdp: "full_shard auto_wrap"` of TrainingArguments; true and "" as its newer and older forms."""
+    text = shown(value).lower() if not isinstance(value, list | tuple) else " ".join(map(str, value))
+    words = [word.rpartition(".")[2].strip("'\"[]").lower() for word in text.replace(",", " ").split()]
+    reading.know(name)
+    if not words or words == ["false"]:
+        return
+    engine = "ddp" if "no_shard" in words else "fsdp"
+    reading.take("sharding.engine", engine, line, f"{name}: {text}")
+    if "offload" in words:
+        reading.drop(f"{name}: offload", "offload", line, Effect.NONE, OFFLOAD, NEAREST)
+    for word in ("shard_grad_op", "hybrid_shard", "hybrid_shard_zero2"):
+        if word in words:
+            reading.drop(f"{name}: {word}", word, line, Effect.NONE, _MEMORY)
+    known = {"full_shard", "auto_wrap", "true", "offload", "no_shard", "shard_grad_op", "hybrid_shard",
+             "hybrid_shard_zero2"}  # fmt: skip
+    for word in words:
+        if word not in known:
+            reading.drop(f"{name}: {word}", word, line, Effect.NEEDED, "no word of `fsdp`")
+
+
+def take_fsdp_options(reading: Reading, name: str, value: Any, line: int | None) -> None:
+    """The mapping `fsdp_config`, with or without the prefix `fsdp_` of its keys."""
+    if not isinstance(value, Mapping):
+        reading.drop(name, value, line, Effect.NONE, "a file: give it as a FILE if it asks for offload")
+        return
+    reading.know(name)
+    for key, item in value.items():
+        take_fsdp_option(reading, f"{name}.{key}", str(key), item, line)
+
+
+def take_fsdp_option(reading: Reading, said: str, key: str, value: Any, line: int | None) -> None:
+    """One key of an fsdp_config; `said`: its full name in the file."""
+    plain = key.removeprefix("fsdp_").replace("-", "_")
+    switch = str(value).strip().lower() in ("true", "yes", "1", "on")
+    reading.know(said)
+    if value is None:
+        return
+    if plain in _LEFT:
+        if str(value).strip().lower() not in ("false", "no", "0", "off", "none", ""):
+            reading.drop(said, value, line, *_LEFT[plain])
+    elif plain == "activation_checkpointing":
+        if switch:
+            reading.take("trainer.activation_checkpointing", True, line, f"{said}: true")
+    elif plain in ("sharding_strategy", "reshard_after_forward"):
+        _strategy(reading, said, value, line)
+    elif plain == "version" and str(value) == "1":
+        reading.drop(said, value, line, Effect.NONE, "FSDP2 is used, which learns the same")
+    elif plain not in _WRAPPING:
+        reading.drop(said, value, line, Effect.NONE, "no option of FSDP that is known here")
+
+
+def _strategy(reading: Reading, said: str, value: Any, line: int | None) -> None:
+    kind = _STRATEGIES.get(str(value).rpartition(".")[2].upper(), "full")
+    if str(value).lower() in ("false", "no"):
+        kind = "grad"
+    if kind == "none":
+        reading.take("sharding.engine", "ddp", line, f"{said}: {value}")
+    elif kind != "full":
+        reading.drop(said, value, line, Effect.NONE, _MEMORY)
+
+
+PEFT_DEFAULTS: dict[str, Any] = {"adapter.r": 8, "adapter.lora_alpha": 8, "adapter.lora_dropout": 0.0}
+"""LoraConfig's own, which a recipe must name: its planner's are others."""
+TASK_TYPES = {task.peft_task: task.name for task in reversed(TASKS) if task.peft_task}
+"""`task_type` of an adapter_config.json -> the first task that has it."""
+_ATTENTION = ("q_proj", "v_proj")
+PEFT_TARGETS: dict[str, list[str]] = {
+    **{name: list(_ATTENTION) for name in (
+        "bart", "opt", "gptj", "gpt_neo", "llama", "llama4", "mistral", "mixtral", "stablelm", "gemma",
+        "gemma2", "gemma3_text", "qwen2", "qwen3")},
+    **{name: ["q", "v"] for name in ("t5", "mt5")},
+    **{name: ["c_attn"] for name in ("gpt2", "gpt_bigcode")},
+    **{name: ["query_key_value"] for name in ("bloom", "gpt_neox", "chatglm", "RefinedWebModel",
+                                              "RefinedWeb", "falcon")},
+    **{name: ["query", "value"] for name in ("bert", "roberta", "xlm-roberta", "electra", "layoutlm")},
+    "deberta-v2": ["query_proj", "value_proj"],
+    "deberta": ["in_proj"],
+    "mpt": ["Wqkv"],
+    "codegen": ["qkv_proj"],
+    "phi": [*_ATTENTION, "fc1", "fc2"],
+}  # fmt: skip
+"""model_type -> layers that peft adapts where nobody names them (peft 0.21, utils/constants.py)."""
+
+
+def take_adapter(reading: Reading, name: str, value: Any, line: int | None, said: str | None = None) -> bool:
+    """Take one LoraConfig field; `said`: how the file spells it. False where LoraConfig has no such field."""
+    said = said or name
+    fields = adapter_fields()
+    if name not in fields and name not in ADAPTER_OWNED and name not in ("autocast_adapter_dtype",):
+        return False
+    if value is None:
+        reading.know(said)
+    elif name == "task_type":
+        _take_task(reading, said, value, line)
+    elif name in ADAPTER_OWNED:
+        reading.know(said)
+    else:
+        _take_field(reading, name, value, line, said, fields.get(name, {"types": ["bool"]}))
+    return True
+
+
+def _take_field(
+    reading: Reading, name: str, value: Any, line: int | None, said: str, entry: Mapping[str, Any]
+) -> None:
+    converted = convert(value, entry)
+    if name == "target_modules" and converted in (["all-linear"], ("all-linear",)):
+        converted = "all-linear"
+    if isinstance(converted, set | frozenset):
+        converted = sorted(converted)
+    problems = check_adapter({name: converted})
+    if problems:
+        effect = Effect.NEEDED if name in ("r", "lora_alpha", "target_modules") else Effect.TRAINING
+        reading.drop(said, value, line, effect, problems[0].message, problems[0].hint or "")
+        return
+    same = said == name and converted == value
+    reading.take(f"adapter.{name}", converted, line, said if same else f"{said}: {shown(value)}")
+
+
+def _take_task(reading: Reading, said: str, value: Any, line: int | None) -> None:
+    task = TASK_TYPES.get(str(value).rpartition(".")[2])
+    if task is None:
+        reading.refuse(said, line, f"is {shown(value)}, which no task here is")
+    else:
+        reading.take("task", task, line, f"{said}: {shown(value)}", default=True)
+        reading.know(said)
+
+
+def take_default_targets(reading: Reading, line: int | None = None) -> None:
+    """peft's own layers for this model, literally, where the file names none: a recipe's are all-linear."""
+    if "adapter.target_modules" in reading.taken or "adapter.path" in reading.taken:
+        return
+    computed = any(entry.key.endswith("target_modules") for entry in reading.dropped)
+    if computed or "adapter.target_parameters" in reading.taken:
+        return
+    model = reading.value("model.name_or_path")
+    kind = _model_type(model, reading) if isinstance(model, str) else None
+    if kind in PEFT_TARGETS:
+        reading.take(
+            "adapter.target_modules", list(PEFT_TARGETS[kind]), line, "target_modules",
+            default=True, note=f"what peft takes for {kind} where nobody names them",
+        )  # fmt: skip
+        return
+    known = f"for {kind}" if kind else "for a model whose configuration is not here"
+    reading.needs(
+        "adapter.target_modules", line, f"which layers peft would take {known} is not known here",
+        "name them as the log of the other tool does, or write all-linear",
+    )  # fmt: skip
+
+
+def _model_type(model: str, reading: Reading) -> str | None:
+    """From the model's folder beside the file, the hub's cache, the hub or the shipped facts."""
+    beside = Path(reading.file).parent / model
+    try:
+        name = str(beside) if model.startswith((".", "/")) or beside.is_dir() else model
+        config, _ = find_model_config(name, revision=reading.value("model.revision"))
+    except (RecipeError, OSError, ValueError):
+        return None
+    kind = config.get("model_type")
+    return kind if isinstance(kind, str) else None
+
+
+def take_quantization(
+    reading: Reading,
+    kind: str,
+    line: int | None,
+    said: str,
+    *,
+    double_quant: bool | None = None,
+    compute_dtype: str | None = None,
+    note: str = "",
+) -> None:
+    """int8, nf4 or fp4 as a mapping: the short form would have a recipe's defaults.
+
+    double_quant and compute_dtype are of 4 bits only; None leaves a recipe's default.
+    """
+    value: dict[str, Any] = {"type": kind}
+    if kind != "int8" and double_quant is not None:
+        value["double_quant"] = double_quant
+    if kind != "int8" and compute_dtype is not None:
+        value["compute_dtype"] = compute_dtype
+    reading.take("model.quantization", value, line, said, note=note)
+
+
+def dtype_name(value: Any) -> str | None:
+    """float32, bfloat16, float16 or auto from text, `torch.bfloat16` or a short form; None for others."""
+    text = str(value).rpartition(".")[2].strip().lower()
+    short = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+    text = short.get(text, text)
+    return text if text in ("float32", "bfloat16", "float16", "auto") else None
 
 
 _SPECIAL: dict[str, Taker] = {

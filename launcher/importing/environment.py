@@ -7,7 +7,7 @@ from typing import Any
 from launcher.facts.secrets import names_secret
 from launcher.importing.accelerate import take_count
 from launcher.importing.arguments import as_bool
-from launcher.importing.found import Effect, Reading, shown
+from launcher.importing.reading import Effect, Reading, shown
 from launcher.recipe.secret_rules import check_environment
 
 _OF_THE_SHELL = ("PYTHONPATH", "PATH", "HOME", "USER", "LD_LIBRARY_PATH")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.importing.accelerate import finish_deepspeed, take_count, take_option
+from launcher.importing.arguments import as_number
 from launcher.importing.environment import take_env, take_variables_of_llamafactory
-from launcher.importing.example_defaults import Flag
-from launcher.importing.flags import is_idle, known_flags, read_flags, take_started
-from launcher.importing.foreign import COMMANDS, MANUALLY, SCRIPT, tool_of
-from launcher.importing.found import Call, Effect, Reading, without_tokens
-from launcher.importing.launchers import split_options, take_launcher
-from launcher.importing.sbatch import take_sbatch
+from launcher.importing.reading import Call, Effect, Reading, without_tokens
 from launcher.importing.shell import Script, Word, read_script
+from launcher.importing.transformers_examples import Flag, is_idle, known_flags, read_flags, take_started
 from launcher.importing.trl import option_kind
+from launcher.importing.unsupported import COMMANDS, MANUALLY, SCRIPT, tool_of
 from launcher.tasks import words_of_tool
 
 TOOL = "launch line"
@@ -383,3 +383,197 @@ _READERS: Mapping[str, Any] = {
     "llamafactory": _llamafactory,
     "other": _other,
 }
+
+
+Options = dict[str, tuple[Word, Word | None]]
+"""Name, `-` as `_` -> its word, and its value's."""
+_SHORT = {"-H": "hostfile", "-i": "include", "-e": "exclude", "-m": "module", "-q": "quiet", "-t": "tee",
+          "-r": "redirects", "-h": "help"}  # fmt: skip
+SWITCHES = {
+    "deepspeed": (
+        "module", "no_python", "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid",
+        "bind_cores_to_rank", "quiet"),
+    "accelerate": (
+        "help", "quiet", "cpu", "multi_gpu", "tpu", "enable_cpu_affinity", "dynamo_use_fullgraph",
+        "dynamo_use_dynamic", "dynamo_use_regional_compilation", "use_deepspeed", "use_fsdp",
+        "use_parallelism_config", "use_megatron_lm", "same_network", "module", "no_python", "tpu_cluster",
+        "no_tpu_cluster", "tpu_use_sudo", "downcast_bf16", "fp8_use_autocast_during_eval", "debug"),
+    "torchrun": ("standalone", "module", "no_python", "run_path", "virtual_local_rank", "use_env"),
+}  # fmt: skip
+"""Options without a value (deepspeed 0.19, accelerate 1.15, torchrun and torch.distributed.launch)."""
+_NODES_OPEN = "the number of machines is known only when the line is run"
+_COUNT_OPEN = "the number of devices is known only when the line is run"
+
+
+def split_options(tool: str, words: Sequence[Word]) -> tuple[Options, list[Word]]:
+    """The launcher's options, and the words from the script on."""
+    options: Options = {}
+    at = 0
+    while at < len(words) and words[at].text.startswith("-") and words[at].text != "--":
+        word = words[at]
+        at += 1
+        name, equals, text = word.text.partition("=")
+        plain = _SHORT.get(name, name.lstrip("-").replace("-", "_"))
+        if equals:
+            options[plain] = (word, Word(text, word.line, word.open))
+        elif plain in SWITCHES[tool] or at >= len(words):
+            options[plain] = (word, None)
+        else:
+            options[plain] = (word, words[at])
+            at += 1
+        if plain == "module" and tool != "deepspeed":
+            break
+    return options, list(words[at:])
+
+
+def take_launcher(reading: Reading, tool: str, options: Options) -> None:
+    """Take a launcher's options."""
+    _TAKERS[tool](reading, options)
+
+
+def _deepspeed(reading: Reading, options: Options) -> None:
+    for name, (word, value) in options.items():
+        text = "" if value is None else value.text
+        if value is not None and value.open:
+            reading.drop(f"--{name}", text, word.line, Effect.NONE, _COUNT_OPEN)
+        elif name == "hostfile":
+            reading.take("launch.hostfile", text, word.line, "hostfile")
+        elif name == "num_nodes":
+            take_count("hardware.num_nodes")(reading, name, text, word.line)
+        elif name in ("num_gpus", "num_accelerators"):
+            take_count("hardware.devices_per_node")(reading, name, text, word.line)
+        elif name == "include":
+            _include(reading, text, word.line)
+        elif name == "exclude":
+            reading.drop("exclude", text, word.line, Effect.NONE, "which devices of a machine are used",
+                         "set CUDA_VISIBLE_DEVICES in the shell that starts the run")  # fmt: skip
+        elif name == "autotuning" and text:
+            reading.refuse("autotuning", word.line, "measures, and does not train")
+        else:
+            reading.know(name)
+
+
+def _include(reading: Reading, text: str, line: int) -> None:
+    """`localhost:0,1`, or `host1:0,1@host2:0,1`."""
+    hosts = [part.partition(":")[2] for part in text.split("@") if part]
+    counts = {len(slots.split(",")) for slots in hosts if slots}
+    reading.know("include")
+    if len(counts) == 1 and all(hosts):
+        reading.take("hardware.devices_per_node", counts.pop(), line, f"include: {text}")
+        if len(hosts) > 1:
+            reading.take("hardware.num_nodes", len(hosts), line, f"include: {text}")
+    else:
+        reading.drop("include", text, line, Effect.NONE, "machines with different numbers of devices")
+
+
+def _accelerate(reading: Reading, options: Options) -> None:
+    for name, (word, value) in options.items():
+        if name == "config_file" and value is not None:
+            reading.know(name)
+            if value.open:
+                reading.drop(f"--{name}", value.text, word.line, Effect.NEEDED, "known only when it is run",
+                             "give the file as a FILE too")  # fmt: skip
+            else:
+                reading.name_file(value.text, word.line)
+        elif name.startswith("aws_"):
+            reading.drop(
+                name, "" if value is None else value.text, word.line, Effect.NONE, "not for jobs here"
+            )
+        elif name in ("module", "help", "mpirun_hostfile", "mpirun_ccl") or name == "env":
+            reading.know(name)
+        elif name.startswith(("fp8_", "megatron_lm_")):
+            reading.refuse(name, word.line, "asks for what nothing here trains with")
+        elif value is not None and value.open:
+            reading.drop(f"--{name}", value.text, word.line, Effect.NONE, "known only when the line is run")
+        else:
+            take_option(reading, name, True if value is None else value.text, word.line)
+    line = next((word.line for word, _ in options.values()), None)
+    named = "config_file" in options or "deepspeed_config_file" in options
+    if reading.value("sharding.engine") == "deepspeed" and not named:
+        finish_deepspeed(reading, line)
+    if "config_file" not in options and "num_processes" not in options and "cpu" not in options:
+        reading.drop("accelerate launch", "", line, Effect.NONE, "accelerate's own default config may have "
+                     "applied (~/.cache/huggingface/accelerate/default_config.yaml)",
+                     "give it as a FILE too")  # fmt: skip
+
+
+def _torchrun(reading: Reading, options: Options) -> None:
+    for name, (word, value) in options.items():
+        text = "" if value is None else value.text
+        is_open = value is not None and value.open
+        if name == "nnodes":
+            _nodes(reading, text, word.line, is_open=is_open)
+        elif name == "nproc_per_node":
+            if isinstance(as_number(text), int) and not is_open:
+                take_count("hardware.devices_per_node")(reading, name, text, word.line)
+            else:
+                reading.drop(f"--{name}", text, word.line, Effect.NONE, _COUNT_OPEN, "name them with --on")
+        elif name == "max_restarts":
+            take_option(reading, name, text, word.line)
+        else:
+            reading.know(name)
+    if "nproc_per_node" not in options:
+        reading.take("hardware.devices_per_node", 1, None, "nproc_per_node: 1", default=True)
+
+
+def _nodes(reading: Reading, text: str, line: int, *, is_open: bool) -> None:
+    low, _, high = text.partition(":")
+    number = as_number(high or low)
+    reading.know("nnodes")
+    if is_open or not isinstance(number, int):
+        reading.drop("--nnodes", text, line, Effect.NONE, _NODES_OPEN, "name them with --on")
+        return
+    reading.take("hardware.num_nodes", number, line, "nnodes")
+    if high and high != low:
+        reading.drop("nnodes", text, line, Effect.NONE, "a run keeps its number of machines")
+
+
+_TAKERS: dict[str, Callable[[Reading, Options], None]] = {
+    "deepspeed": _deepspeed,
+    "accelerate": _accelerate,
+    "torchrun": _torchrun,
+}
+
+
+_KEYS = ("partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude")
+_SBATCH_SHORT = {"-p": "partition", "-A": "account", "-q": "qos", "-t": "time", "-C": "constraint",
+          "-w": "nodelist", "-x": "exclude", "-N": "nodes", "-c": "cpus-per-task", "-J": "job-name", "-o": "output",
+          "-e": "error", "-n": "ntasks", "-G": "gpus"}  # fmt: skip
+_OURS = ("job-name", "output", "error", "ntasks", "ntasks-per-node", "chdir", "export", "array", "signal",
+         "requeue", "open-mode")  # fmt: skip
+_COUNT = re.compile(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)")
+
+
+def take_sbatch(reading: Reading, lines: Sequence[tuple[str, int]]) -> None:
+    """Take the options of a job script."""
+    for text, line in lines:
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError:
+            words = text.split()
+        at = 0
+        while at < len(words):
+            name, equals, value = words[at].partition("=")
+            at += 1
+            if not equals and at < len(words) and not words[at].startswith("-"):
+                value = words[at]
+                at += 1
+            _take(reading, _SBATCH_SHORT.get(name, name.lstrip("-")), value, line)
+
+
+def _take(reading: Reading, name: str, value: str, line: int) -> None:
+    said = f"#SBATCH --{name}"
+    if name in _KEYS and value:
+        reading.take(f"launch.slurm.{name}", value, line, said)
+    elif name == "cpus-per-task" and value.isdecimal():
+        reading.take("launch.slurm.cpus_per_task", int(value), line, said)
+    elif name == "nodes" and value.isdecimal():
+        reading.take("hardware.num_nodes", int(value), line, said)
+    elif name in ("gres", "gpus-per-node", "gpus-per-task") and (count := _COUNT.fullmatch(value)):
+        reading.take("hardware.devices_per_node", int(count[1]), line, said)
+        if name == "gres" and value.count(":") > 1:
+            reading.take("launch.slurm.gres", value, line, f"{said}: {value}")
+    elif name in _OURS:
+        reading.drop(said, value, line, Effect.NONE, "`submit` writes the job script, and says it itself")
+    else:
+        reading.drop(said, value, line, Effect.NONE, "write it under launch.slurm.options if it is needed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.facts.user_files import parse_json
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
-from launcher.importing.found import Reading, shown
+from launcher.importing.reading import Reading, shown
 from launcher.plan.profile import flatten
 
 Row = tuple[str, str, str]

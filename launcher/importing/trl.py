@@ -1,34 +1,390 @@
-"""TRL's YAML (`trl sft --config X.yaml`), and the flags of its command, as keys of a recipe."""
+"""What becomes of TRL's keys: tables for its reader, and for the page about coming from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from launcher.facts.user_files import parse_json
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
-from launcher.importing.adapter import dtype_name, take_default_targets, take_quantization
-from launcher.importing.arguments import as_bool, as_number, field_kind, fill_defaults, take_argument
+from launcher.importing.arguments import (
+    as_bool,
+    as_number,
+    dtype_name,
+    field_kind,
+    fill_defaults,
+    take_argument,
+    take_default_targets,
+    take_quantization,
+)
 from launcher.importing.environment import take_env
-from launcher.importing.found import Effect, Place, Reading, shown
-from launcher.importing.peer import (
+from launcher.importing.key_tables import (
+    Key,
+    Left,
     Peer,
     Row,
     Tool,
     close_peer,
+    if_on,
     is_off,
     leave_keys,
     leave_rest,
     load_tool,
     open_peer,
     rows_of,
+    switch,
     take_keys,
+    text,
+    texts,
+    whole,
 )
-from launcher.importing.trl_rows import take_rows
-from launcher.importing.trl_tables import HANDLED, KEYS, LEFT, LORA_KEYS, PROFILES
+from launcher.importing.llamafactory import revision
+from launcher.importing.reading import Effect, Place, Reading, shown
+from launcher.importing.row_sources import BUILDERS, evaluation_share, source_at
 from launcher.recipe.field_tables import trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
 from launcher.tasks import DEFAULT_TASK, TASKS, task_of_tool, words_of_tool
 from launcher.tasks.task import Task
+
+
+def multiple(value: Any) -> int | None:
+    """A number to fill up to; auto says nothing."""
+    return None if value == "auto" else whole(value)
+
+
+KEYS: tuple[Key, ...] = (
+    Key("model_name_or_path", "model.name_or_path", text),
+    Key("model_revision", "model.revision", revision),
+    Key("trust_remote_code", "model.trust_remote_code", if_on),
+    Key("dataset_num_proc", "data.num_proc", whole),
+    Key("pad_to_multiple_of", "data.pad_to_multiple_of", multiple),
+    Key("dataset_streaming", "data.streaming", if_on, "needs max_steps"),
+    Key("streaming", "data.streaming", if_on, "needs max_steps"),
+)
+LORA_KEYS: tuple[Key, ...] = (
+    Key("lora_r", "adapter.r", None, "16 where it is absent"),
+    Key("lora_alpha", "adapter.lora_alpha", None, "32 where it is absent"),
+    Key("lora_dropout", "adapter.lora_dropout", None, "0.05 where it is absent"),
+    Key("lora_target_modules", "adapter.target_modules", None, "peft's own for the model where it is absent"),
+    Key("lora_target_parameters", "adapter.target_parameters", texts),
+    Key("lora_modules_to_save", "adapter.modules_to_save", texts),
+    Key("use_rslora", "adapter.use_rslora", switch),
+    Key("use_dora", "adapter.use_dora", switch),
+)
+"""With use_peft: true."""
+HANDLED: tuple[Row, ...] = (
+    ("dtype", "model.dtype", "float32 where it is absent; of a quantised model its compute_dtype"),
+    ("torch_dtype", "model.dtype", "as dtype"),
+    ("attn_implementation", "model.attn_implementation", "kernels of the hub are listed"),
+    ("model_init_kwargs", "model", "dtype, attn_implementation, revision; others are listed"),
+    ("use_peft", "adapter.type", "without it the lora_ keys are without effect"),
+    ("lora_task_type", "task", "CAUSAL_LM alone"),
+    ("load_in_4bit", "model.quantization", "no double quantisation where use_bnb_nested_quant is absent"),
+    ("load_in_8bit", "model.quantization", "int8"),
+    ("bnb_4bit_quant_type", "model.quantization", "nf4 where it is absent"),
+    ("use_bnb_nested_quant", "model.quantization", ""),
+    ("max_length", "data.max_length", "1024 where it is absent"),
+    ("max_seq_length", "data.max_length", "the older name"),
+    ("truncation_mode", "data.overlong", "keep_start: truncate"),
+    ("packing", "data.packing", ""),
+    ("packing_strategy", "data.overlong", "bfd: truncate; bfd_split: split; wrapped is listed"),
+    ("padding_free", "data.padding_free", "without packing"),
+    ("dataset_text_field", "data.train", "columns, where it is not text"),
+    ("completion_only_loss", "data.loss_on", "true: completion; false: all"),
+    ("assistant_only_loss", "data.loss_on", "true: assistant; without it chats are learnt whole: all"),
+    ("chat_template", "model.chat_template", "the text"),
+    ("chat_template_path", "model.chat_template", "a file; of a model's id the text is needed"),
+    ("accelerate_config", "sharding", "TRL's own names; a file is read, too"),
+    ("num_processes", "hardware", "told, not written"),
+    ("num_machines", "hardware", "told, not written"),
+    ("env", "launch.env", "what a run does not set itself"),
+    ("wandb_project", "launch.env.WANDB_PROJECT", ""),
+    ("wandb_entity", "launch.env.WANDB_ENTITY", ""),
+    ("beta", "trainer.beta", "the task is dpo; asked for where no other key and no name says dpo"),
+    ("bf16", "precision", "true where neither bf16 nor fp16 is there"),
+    ("dataset_name", "data.train", "the full id of a data set, or a path"),
+    ("dataset_config", "data.train", "name"),
+    ("dataset_configs", "data.train", "a source for each"),
+    ("dataset_train_split", "data.train", "split"),
+    ("dataset_test_split", "data.eval", "where eval_strategy is not no"),
+    ("datasets", "data.train", "a source for each"),
+    ("dataset_mixture", "data.train", "a source for each"),
+    ("dataset_mixer", "data.train", "a source for each, by dataset_splits"),
+    ("dataset_splits", "data.train", "train… is trained on, test… evaluated"),
+    ("test_split_size", "data.eval", "a share"),
+)
+"""(key, recipe key, note) of what the reader looks at itself. All others are TrainingArguments."""
+
+_SAME = Effect.NONE
+_OTHER = Effect.TRAINING
+LEFT: tuple[Left, ...] = (
+    Left(_SAME, "how 4 bits lie in memory; the planner decides it", "bnb_4bit_quant_storage"),
+    Left(_SAME, "evaluation rows are packed as the others", "eval_packing"),
+    Left(_SAME, "rows are shuffled anyway", "shuffle_dataset"),
+    Left(_SAME, "padding is never learnt", "pad_token"),
+    Left(_SAME, "memory only; the planner chooses", "activation_offloading ignore_bias_buffers"),
+    Left(_SAME, "the launcher finds ranks and addresses", """machine_rank main_process_ip main_process_port
+        rdzv_backend same_network main_training_function"""),
+    Left(_SAME, "not part of a run", """callbacks benchmarks hub_model_revision overwrite_hub_revision
+        push_to_hub_revision wandb_run_group"""),
+    Left(_OTHER, "unless it is the tokenizer's own", "eos_token"),
+    Left(_OTHER, "the chat template alone makes the text", "system_prompt"),
+    Left(_OTHER, "the loss of the router is the model's own", "router_aux_loss_coef"),
+)  # fmt: skip
+"""Keys that stay behind."""
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "single_gpu": {},
+    "multi_gpu": {"sharding.engine": "ddp"},
+    "fsdp1": {"sharding.engine": "fsdp"},
+    "fsdp2": {"sharding.engine": "fsdp"},
+    **{f"zero{stage}": {"sharding.engine": "deepspeed", "sharding.zero_stage": stage} for stage in (1, 2, 3)},
+}
+"""accelerate_config by name -> what it stands for."""
+
+
+_LONGEST = 1_000_000
+"""Bytes of the first row that are looked at."""
+_TURNS = ("messages", "conversations")
+
+
+def take_rows(peer: Peer) -> None:
+    """Take the sources, and which of their tokens are learnt."""
+    peer.reading.know("dataset_splits")
+    sources = [*_named(peer), *_listed(peer), *_mixed(peer)]
+    pairs = peer.reading.task.ranks_answers
+    column = peer.get("dataset_text_field")
+    if column not in (None, "text") and not pairs:
+        for source in sources:
+            source |= {"format": "text", "columns": {"text": str(column)}}
+    if sources:
+        key = next(
+            key
+            for key in ("dataset_name", "datasets", "dataset_mixture", "dataset_mixer")
+            if key in peer.values
+        )
+        peer.reading.take("data.train", sources, peer.line(key), key)
+    else:
+        peer.reading.needs("data.train", None, "no data set could be taken")
+    size = peer.get("test_split_size")
+    if size is not None:
+        _share(peer, "test_split_size", size, peer.line("test_split_size"))
+    if not pairs:
+        _take_loss(peer, sources)
+
+
+def _named(peer: Peer) -> list[dict[str, Any]]:
+    """`dataset_name` with its splits."""
+    name, line = peer.get("dataset_name"), peer.line("dataset_name")
+    config, configs = peer.get("dataset_config"), peer.get("dataset_configs")
+    split, test = peer.get("dataset_train_split") or "train", peer.get("dataset_test_split")
+    if name is None:
+        return []
+    several = configs if isinstance(configs, list) and configs else [config]
+    found = [
+        source_at(peer.reading, "dataset_name", line, name, {"name": one, "split": split}) for one in several
+    ]
+    evaluated = peer.reading.value("trainer.eval_strategy") not in (None, "no")
+    if evaluated and "test_split_size" not in peer.values:
+        given = {"name": several[0], "split": test or "test"}
+        rows = source_at(peer.reading, "dataset_test_split", line, name, given)
+        if rows is not None:
+            said = f"dataset_test_split: {test or 'test'}"
+            peer.reading.take("data.eval", [rows], peer.line("dataset_test_split") or line, said)
+            peer.reading.know("dataset_test_split")
+    return [source for source in found if source is not None]
+
+
+def _listed(peer: Peer) -> list[dict[str, Any]]:
+    """`datasets: [{path, name, split, data_files, fraction}]`."""
+    entries = peer.get("datasets")
+    sources = []
+    for index, entry in enumerate(
+        entries if isinstance(entries, list) else [] if entries is None else [entries]
+    ):
+        at = f"datasets[{index}]"
+        if not isinstance(entry, dict):
+            peer.reading.drop(at, entry, peer.line(at), Effect.NEEDED, "expected a mapping with a path")
+            continue
+        source = _one(peer, at, {key: value for key, value in entry.items() if value is not None})
+        if source is not None:
+            sources.append(source)
+    return sources
+
+
+def _one(peer: Peer, at: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    path, files = entry.get("path"), entry.get("data_files")
+    line = peer.line(f"{at}.path") or peer.line(at)
+    for key, value in entry.items():
+        place = peer.line(f"{at}.{key}")
+        if key == "fraction":
+            reason = "a share of the mixture, of first rows; `weight` of a source is how often it is seen"
+            peer.reading.drop(f"{at}.fraction", value, place, Effect.TRAINING, reason)
+        elif key == "columns":
+            _list_columns(peer, at, value)
+        elif key not in ("path", "name", "split", "data_files"):
+            peer.reading.drop(f"{at}.{key}", value, place, Effect.NEEDED, "no key of a source says it")
+    if files is not None:
+        if path not in BUILDERS or not isinstance(files, str):
+            reason, hint = "no file of a data set of the hub can be named", "download it, and name the file"
+            peer.reading.drop(f"{at}.data_files", files, line, Effect.NEEDED, reason, hint)
+            return None
+        path = files
+    return source_at(
+        peer.reading, f"{at}.path", line, path, {"name": entry.get("name"), "split": entry.get("split")}
+    )
+
+
+def _list_columns(peer: Peer, at: str, columns: Any) -> None:
+    """Columns that are kept: only those of a chat template's variables would change a row."""
+    if columns is None:
+        return
+    varied = isinstance(columns, list) and "chat_template_kwargs" in columns
+    effect = Effect.TRAINING if varied else Effect.NONE
+    reason = (
+        "a chat template's variables are not read from rows"
+        if varied
+        else "columns that are not needed are not read"
+    )
+    peer.reading.drop(f"{at}.columns", columns, peer.line(f"{at}.columns") or peer.line(at), effect, reason)
+
+
+def _mixed(peer: Peer) -> list[dict[str, Any]]:
+    """What open-r1 and the alignment handbook call a mixture, and what the handbook called a mixer."""
+    sources = []
+    mixture = peer.get("dataset_mixture")
+    inner = mixture.get("datasets") if isinstance(mixture, dict) else None
+    for index, entry in enumerate(inner if isinstance(inner, list) else []):
+        at = f"dataset_mixture.datasets[{index}]"
+        if not isinstance(entry, dict):
+            peer.reading.drop(at, entry, peer.line(at), Effect.NEEDED, "expected a mapping with an id")
+            continue
+        line = peer.line(f"{at}.id") or peer.line(at)
+        given = {"name": entry.get("config"), "split": entry.get("split")}
+        source = source_at(peer.reading, f"{at}.id", line, entry.get("id"), given)
+        if source is not None:
+            sources.append(source | _weight(entry.get("weight")))
+        _list_columns(peer, at, entry.get("columns"))
+        for key in entry.keys() - {"id", "config", "split", "columns", "weight"}:
+            peer.reading.drop(f"{at}.{key}", entry[key], line, Effect.NEEDED, "no key of a source says it")
+    if mixture is not None and not isinstance(inner, list):
+        peer.drop("dataset_mixture", Effect.NEEDED, "expected a mapping with datasets")
+    elif isinstance(mixture, dict):
+        size = mixture.get("test_split_size")
+        if size is not None:
+            _share(
+                peer, "dataset_mixture.test_split_size", size, peer.line("dataset_mixture.test_split_size")
+            )
+        if "seed" in mixture:
+            reason = "rows are shuffled and split by the recipe's seed"
+            peer.reading.drop("dataset_mixture.seed", mixture["seed"], peer.line("dataset_mixture.seed"),
+                              Effect.NONE, reason)  # fmt: skip
+        for key in mixture.keys() - {"datasets", "test_split_size", "seed"}:
+            line = peer.line(f"dataset_mixture.{key}")
+            peer.reading.drop(
+                f"dataset_mixture.{key}", mixture[key], line, Effect.NEEDED, "no recipe key says it"
+            )
+    return [*sources, *_mixer(peer)]
+
+
+def _mixer(peer: Peer) -> list[dict[str, Any]]:
+    mixer, splits = peer.get("dataset_mixer"), peer.get("dataset_splits")
+    if mixer is None:
+        return []
+    if not isinstance(mixer, dict):
+        peer.drop("dataset_mixer", Effect.NEEDED, "expected a mapping of ids to shares")
+        return []
+    names = [str(split) for split in splits] if isinstance(splits, list) and splits else ["train"]
+    sources, tests = [], []
+    for path, share in mixer.items():
+        line = peer.line(f"dataset_mixer.{path}") or peer.line("dataset_mixer")
+        for split in names:
+            source = source_at(peer.reading, f"dataset_mixer.{path}", line, path, {"split": split})
+            if source is None:
+                break
+            if "test" in split:
+                tests.append(source)
+            else:
+                sources.append(source | _weight(share))
+    if tests:
+        peer.take("data.eval", tests, "dataset_splits")
+    return sources
+
+
+def _weight(share: Any) -> dict[str, float]:
+    number = as_number(share)
+    return {} if number is None or number <= 0 or number == 1 else {"weight": float(number)}
+
+
+def _share(peer: Peer, key: str, size: Any, line: int | None) -> None:
+    share = evaluation_share(peer.reading, key, line, size)
+    if share is not None:
+        note = "other rows of the same number"
+        peer.reading.take("data.eval", {"split": share}, line, f"{key}: {shown(size)}", note=note)
+
+
+def _take_loss(peer: Peer, sources: list[dict[str, Any]]) -> None:
+    """In rows of messages TRL learns every token, but with assistant_only_loss."""
+    assistant, completion = (
+        as_bool(peer.get("assistant_only_loss")),
+        as_bool(peer.get("completion_only_loss")),
+    )
+    if assistant:
+        peer.take("data.loss_on", "assistant", "assistant_only_loss")
+        return
+    if completion is not None:
+        peer.take("data.loss_on", "completion" if completion else "all", "completion_only_loss")
+        return
+    kinds = {_kind(peer, source) for source in sources}
+    note = "TRL learns whole conversations without assistant_only_loss"
+    if kinds == {"chat"}:
+        peer.default("data.loss_on", "all", "assistant_only_loss: false", note)
+    elif kinds & {"chat", ""}:
+        hint = "write all for rows of messages, and nothing for others"
+        peer.reading.needs(
+            "data.loss_on", peer.line("dataset_name"), note + "; what these rows are is not known", hint
+        )
+
+
+def _kind(peer: Peer, source: Mapping[str, Any]) -> str:
+    """chat, other, or nothing where the rows are not here: by their columns."""
+    if source.get("format") == "text":
+        return "other"
+    kept = _kept_columns(peer).get(source["path"])
+    if kept:
+        return "chat" if set(_TURNS) & kept else "other"
+    columns = _first_row(source["path"], Path(peer.reading.file).parent)
+    if columns is None:
+        return ""
+    return "chat" if set(_TURNS) & columns else "other"
+
+
+def _kept_columns(peer: Peer) -> dict[str, set[str]]:
+    """Path of a data set -> the columns that the file says are kept of it."""
+    mixture = peer.values.get("dataset_mixture")
+    lists = [peer.values.get("datasets"), mixture.get("datasets") if isinstance(mixture, dict) else None]
+    entries = [entry for several in lists if isinstance(several, list) for entry in several]
+    return {
+        str(entry.get("id") or entry.get("path")): set(map(str, entry["columns"]))
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("columns"), list)
+    }
+
+
+def _first_row(path: str, folder: Path) -> set[str] | None:
+    """Columns of the first row of a .jsonl that is here."""
+    for base in (folder, Path()):
+        file = base / path
+        try:
+            if file.suffix == ".jsonl" and file.is_file():
+                with file.open("rb") as lines:
+                    row = parse_json(lines.readline(_LONGEST))
+                return set(row) if isinstance(row, dict) else None
+        except (OSError, ValueError):
+            return None
+    return None
+
 
 _MARKS = (
     "dataset_name", "dataset_mixture", "dataset_mixer", "use_peft", "lora_r", "max_length", "max_seq_length",

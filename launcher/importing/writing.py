@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.importing.found import Dropped, Effect, Taken, without_tokens
 from launcher.importing.join import Imported
+from launcher.importing.reading import Dropped, Effect, Taken, without_tokens
 from launcher.recipe import written
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 

@@ -11,8 +11,8 @@ import yaml
 
 from launcher.cli import main
 from launcher.errors import RecipeError
+from launcher.importing.importers import MAPPINGS
 from launcher.importing.join import import_files
-from launcher.importing.recognise import MAPPINGS
 from launcher.recipe.loading import load_recipe
 
 CASES = Path(__file__).parent.parent / "importing_cases"

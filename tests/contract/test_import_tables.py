@@ -6,9 +6,9 @@ import ast
 import importlib.util
 from pathlib import Path
 
-from launcher.importing.adapter import PEFT_TARGETS
+from launcher.importing.arguments import PEFT_TARGETS
 from launcher.importing.deepspeed import _DEFAULTS
-from launcher.importing.launchers import SWITCHES
+from launcher.importing.launch_line import SWITCHES
 
 
 def test_default_layers_are_those_of_the_installed_peft() -> None:

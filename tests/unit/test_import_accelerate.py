@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.importing import accelerate
-from launcher.importing.found import Effect, Reading
+from launcher.importing.reading import Effect, Reading
 
 TOKEN = "hf_" + "Zq" * 14
 

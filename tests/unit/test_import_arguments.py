@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.importing.adapter import PEFT_DEFAULTS, take_adapter, take_default_targets
 from launcher.importing.arguments import (
+    PEFT_DEFAULTS,
     RENAMED,
     TRANSFORMERS_DEFAULTS,
     as_bool,
     as_number,
     fill_defaults,
+    take_adapter,
     take_argument,
+    take_default_targets,
 )
-from launcher.importing.found import Effect, Reading
+from launcher.importing.reading import Effect, Reading
 from launcher.recipe.field_tables import TRAINER_OWNED, trainer_fields
 from launcher.recipe.suggestions import TRAINER_REMOVED
 

@@ -11,9 +11,9 @@ from axolotl_cases import CASES, FILE, FULL
 
 from launcher.errors import RecipeError
 from launcher.importing import axolotl
-from launcher.importing.axolotl_tables import DPO_KEYS, HANDLED, KEYS, LEFT, SHARING, TYPES
-from launcher.importing.found import Effect, Place, Reading
+from launcher.importing.axolotl import DPO_KEYS, HANDLED, KEYS, LEFT, SHARING, TYPES
 from launcher.importing.join import import_files
+from launcher.importing.reading import Effect, Place, Reading
 
 
 def read(values: dict[str, Any], file: str = "a.yaml") -> Reading:

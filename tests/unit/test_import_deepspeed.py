@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.importing import deepspeed
-from launcher.importing.found import Effect, Reading
+from launcher.importing.reading import Effect, Reading
 from launcher.knowledge.lint.check import read_profile
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from launcher.errors import RecipeError
-from launcher.importing.foreign import COMMANDS, tool_of
-from launcher.importing.recognise import read_text
+from launcher.importing.importers import read_text
+from launcher.importing.unsupported import COMMANDS, tool_of
 
 OUMI = {
     "model": {"model_name": "a/b"},

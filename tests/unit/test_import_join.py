@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.importing.found import Effect
+from launcher.importing.importers import LARGEST, read_file
 from launcher.importing.join import Imported, import_files
-from launcher.importing.recognise import LARGEST, read_file
+from launcher.importing.reading import Effect
 from launcher.importing.writing import beside, recipe_text
 from launcher.recipe.written import flow
 from launcher.recipe.yaml_marks import parse_yaml

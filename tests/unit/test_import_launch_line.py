@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
 from launcher.importing import launch_line
-from launcher.importing.example_defaults import Flag
-from launcher.importing.flags import read_flags, take_flags
-from launcher.importing.foreign import SCRIPT
-from launcher.importing.found import Effect, Reading
 from launcher.importing.join import import_files
-from launcher.importing.programs import EXAMPLES
+from launcher.importing.reading import Effect, Reading
 from launcher.importing.shell import Word
+from launcher.importing.transformers_examples import EXAMPLES, Flag, read_flags, take_flags
+from launcher.importing.unsupported import SCRIPT
 
 TOKEN = "hf_" + "Zq" * 14
 CLM = "python run_clm.py --do_train"

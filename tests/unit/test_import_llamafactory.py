@@ -11,8 +11,8 @@ import yaml
 
 from launcher.errors import RecipeError
 from launcher.importing import llamafactory
-from launcher.importing.found import Effect, Place, Reading
-from launcher.importing.llamafactory_tables import DPO_KEYS, HANDLED, KEYS, LEFT, LORA_KEYS
+from launcher.importing.llamafactory import DPO_KEYS, HANDLED, KEYS, LEFT, LORA_KEYS
+from launcher.importing.reading import Effect, Place, Reading
 from launcher.recipe.field_tables import trainer_fields
 
 FILE: dict[str, Any] = {

@@ -17,7 +17,7 @@ from peers import sides  # noqa: E402  (benchmarks is no package)
 from peers.work import Work  # noqa: E402
 
 from launcher.importing import axolotl, llamafactory, trl  # noqa: E402
-from launcher.importing.found import Effect, Place, Reading  # noqa: E402
+from launcher.importing.reading import Effect, Place, Reading  # noqa: E402
 
 OURS = (
     "model.name_or_path",

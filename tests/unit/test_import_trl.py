@@ -11,8 +11,8 @@ import yaml
 
 from launcher.errors import RecipeError
 from launcher.importing import trl
-from launcher.importing.found import Effect, Place, Reading
-from launcher.importing.trl_tables import HANDLED, KEYS, LEFT, LORA_KEYS
+from launcher.importing.reading import Effect, Place, Reading
+from launcher.importing.trl import HANDLED, KEYS, LEFT, LORA_KEYS
 from launcher.recipe.field_tables import trainer_fields
 
 FILE: dict[str, Any] = {

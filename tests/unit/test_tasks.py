@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.importing.programs import EXAMPLES
+from launcher.importing.transformers_examples import EXAMPLES
 from launcher.recipe.field_tables import TABLES, task_fields
 from launcher.tasks import DEFAULT_TASK, FORMATS, TASKS, task_named, tasks_of
 from launcher.tasks.task import OPTIONAL_DATA_KEYS

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing.adapter import PEFT_DEFAULTS, take_adapter
-from launcher.importing.arguments import fill_defaults
-from launcher.importing.found import Effect, Reading
+from launcher.importing.arguments import PEFT_DEFAULTS, fill_defaults, take_adapter
+from launcher.importing.reading import Effect, Reading
 from launcher.knowledge.lint.document import read_json
 
 TOOL = "adapter_config.json"

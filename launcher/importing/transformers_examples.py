@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
-from launcher.importing.adapter import dtype_name
 from launcher.importing.arguments import (
     TRANSFORMERS_DEFAULTS,
     as_bool,
     as_number,
+    dtype_name,
     field_kind,
+    field_names,
     fill_defaults,
     take_argument,
 )
-from launcher.importing.example_defaults import CONFIGURATIONS, Flag, list_silent, take_start
-from launcher.importing.foreign import MANUALLY, SCRIPT, tool_of
-from launcher.importing.found import Effect, Reading, shown
-from launcher.importing.programs import EXAMPLES, Program
+from launcher.importing.reading import Effect, Reading, shown
+from launcher.importing.row_sources import source_at
 from launcher.importing.shell import Word
-from launcher.importing.sources import source_at
-from launcher.tasks import DEFAULT_TASK
+from launcher.importing.unsupported import MANUALLY, SCRIPT, tool_of
+from launcher.tasks import DEFAULT_TASK, task_of_tool
 
 OWN = "a flag of the script that no recipe key says"
 NO_VALUE = "has no value, and needs one"
@@ -362,3 +361,116 @@ def _take_rows(reading: Reading, rows: _Rows) -> None:
             reading.take("data.eval", [source], rows.eval.line, f"{rows.eval.name}: {shown(rows.eval.value)}")
     elif rows.share is not None and (share := as_number(rows.share.value)) is not None and 0 < share < 100:
         reading.take("data.eval", {"split": share / 100}, rows.share.line, f"{rows.share.name}: {share}")
+
+
+CONFIGURATIONS = ("config_name", "model_type", "config_overrides")
+"""Flags that describe a model, beside the one that names its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of a launch line."""
+
+    name: str
+    """Without its dashes, `-` as `_`."""
+    value: Any
+    """A text; several as a list; True without one."""
+    line: int
+    open: bool = False
+    """Whether the value is only known when the line is run."""
+
+
+def take_start(reading: Reading, flags: Sequence[Flag], program: Program, line: int) -> None:
+    """What names a configuration: of a model that starts at random where no weights are named."""
+    given = {flag.name: flag for flag in flags if flag.name in CONFIGURATIONS and not flag.open}
+    trained = "model_name_or_path" in reading.seen or "model.name_or_path" in program.defaults
+    for name, flag in given.items():
+        if trained and name == "model_type":
+            reading.know(name)
+        elif trained:
+            reading.drop(f"--{name}", flag.value, flag.line, Effect.TRAINING,
+                         "the model is trained as its checkpoint describes it")  # fmt: skip
+    if not trained and given:
+        said = " ".join(f"--{flag.name} {shown(flag.value)}" for flag in given.values())
+        reading.know(*given)
+        reason = f"{said} without --model_name_or_path: the model starts at random"
+        reading.needs("model.config", line, reason, "write model.config, not model.name_or_path")
+
+
+def list_silent(reading: Reading, flags: Sequence[Flag], program: Program, line: int) -> None:
+    """List defaults that change the training and have no recipe key."""
+    given = {flag.name: flag for flag in flags}
+    if "max_target_length" in program.flags.split() and "max_target_length" not in given:
+        reason = "targets are cut at this length there; here data.max_length cuts them and the inputs"
+        reading.drop("max_target_length", 128, line, Effect.TRAINING, reason)
+    held_out = {"validation_file", "validation_split_percentage"} & given.keys()
+    if program.name == "run_clm.py" and "train_file" in given and not held_out:
+        reason = "run_clm.py holds 5 % of the rows out; here all are trained on"
+        reading.drop("validation_split_percentage", 5, given["train_file"].line, Effect.TRAINING, reason,
+                     "write data.eval: {split: 0.05}")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One of transformers' examples/pytorch scripts."""
+
+    name: str
+    flags: str
+    """Its own flags beside those of all examples and of TrainingArguments, parted by spaces."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Recipe key -> what the script uses where the line is silent."""
+
+    @property
+    def task(self) -> str:
+        """What it trains."""
+        task = task_of_tool("transformers", self.name)
+        assert task is not None, f"no task is known as {self.name}"
+        return task.name
+
+    def names(self) -> set[str]:
+        """All its flags."""
+        return {*_OF_ALL.split(), *self.flags.split(), *field_names()}
+
+    def kind(self, flag: str) -> str | None:
+        """How many words a flag takes; None for one that the script does not have."""
+        if flag in _SWITCHES:
+            return "switch"
+        if flag in (*_OF_ALL.split(), *self.flags.split()):
+            return "one"
+        return field_kind(flag)
+
+
+_OF_ALL = """model_name_or_path config_name tokenizer_name cache_dir use_fast_tokenizer model_revision token
+    use_auth_token trust_remote_code dataset_name dataset_config_name train_file validation_file
+    max_train_samples max_eval_samples overwrite_cache preprocessing_num_workers"""
+_SWITCHES = (
+    "use_fast_tokenizer", "use_auth_token", "trust_remote_code", "overwrite_cache", "streaming",
+    "keep_linebreaks", "low_cpu_mem_usage", "pad_to_max_length", "ignore_mismatched_sizes", "do_regression",
+    "shuffle_train_dataset", "resize_position_embeddings", "ignore_pad_token_for_loss",
+)  # fmt: skip
+_PAIRS = """source_prefix max_source_length max_target_length val_max_target_length num_beams
+    pad_to_max_length ignore_pad_token_for_loss forced_bos_token max_predict_samples test_file"""
+_CLASSES = "max_seq_length pad_to_max_length max_predict_samples test_file ignore_mismatched_sizes"
+EXAMPLES: dict[str, Program] = {
+    program.name: program
+    for program in (
+        Program("run_clm.py", """model_type config_overrides torch_dtype dtype
+            low_cpu_mem_usage streaming block_size validation_split_percentage keep_linebreaks""",
+                {"data.max_length": 1024, "data.packing": True}),
+        Program("run_summarization.py", f"""{_PAIRS} lang text_column summary_column
+            resize_position_embeddings""", {"data.max_length": 1024, "data.overlong": "truncate"}),
+        Program("run_translation.py", f"{_PAIRS} source_lang target_lang",
+                {"data.max_length": 1024, "data.overlong": "truncate"}),
+        Program("run_glue.py", f"{_CLASSES} task_name",
+                {"data.max_length": 128, "data.overlong": "truncate"}),
+        Program("run_classification.py", f"""{_CLASSES} do_regression
+            text_column_names text_column_delimiter train_split_name validation_split_name test_split_name
+            remove_splits remove_columns label_column_name shuffle_train_dataset shuffle_seed metric_name""",
+                {"data.max_length": 128, "data.overlong": "truncate"}),
+        Program("run_image_classification.py", """model_type image_processor_name
+            feature_extractor_name train_dir validation_dir train_val_split image_column_name
+            label_column_name ignore_mismatched_sizes""",
+                {"model.name_or_path": "google/vit-base-patch16-224-in21k"}),
+    )
+}  # fmt: skip
+"""By the file's name (transformers 4 and 5)."""

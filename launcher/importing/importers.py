@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.importing import accelerate, axolotl, deepspeed, launch_line, llamafactory, lora_file, trl
-from launcher.importing.foreign import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
-from launcher.importing.found import Call, Place, Reading, without_tokens
-from launcher.importing.llamafactory_rows import tells_info
+from launcher.importing import accelerate, axolotl, deepspeed, launch_line, llamafactory, peft, trl
+from launcher.importing.llamafactory import tells_info
+from launcher.importing.reading import Call, Place, Reading, without_tokens
+from launcher.importing.unsupported import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
 from launcher.knowledge.lint.document import read_json
 from launcher.recipe.yaml_marks import parse_yaml
 
@@ -39,7 +39,7 @@ class Reader:
 MAPPINGS = (
     Reader("DeepSpeed config", deepspeed.tells, deepspeed.read),
     Reader("accelerate config", accelerate.tells, accelerate.read),
-    Reader("adapter_config.json", lora_file.tells, lora_file.read),
+    Reader("adapter_config.json", peft.tells, peft.read),
     Reader("axolotl recipe", axolotl.tells, axolotl.read),
     Reader(LLAMAFACTORY, llamafactory.tells, llamafactory.read),
     Reader("TRL recipe", trl.tells, trl.read),

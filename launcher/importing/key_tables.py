@@ -11,9 +11,8 @@ from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.user_files import parse_json
-from launcher.importing.adapter import take_adapter
-from launcher.importing.arguments import as_bool, as_number, take_field
-from launcher.importing.found import Effect, Place, Reading, shown
+from launcher.importing.arguments import as_bool, as_number, take_adapter, take_field
+from launcher.importing.reading import Effect, Place, Reading, shown
 from launcher.recipe.suggestions import close_key
 from launcher.recipe.yaml_marks import parse_yaml
 
