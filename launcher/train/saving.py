@@ -39,6 +39,7 @@ from launcher.train.own_run_dir import OwnRunDir
 from launcher.train.save_size import first_save_bytes
 from launcher.train.sealing import seal
 from launcher.train.together import of_all, of_rank_0
+from launcher.train.upstream.deepspeed_seams import finish_decoupled_save
 
 GROWTH = 0.01
 """A checkpoint may be this much larger than the one before: the log in trainer_state.json grows."""
@@ -100,7 +101,8 @@ class Saver:
             self._check_room(step, needed, best_step(trainer))
             with faults.saving(step):
                 write(self.aside)
-                _finish_decoupled(trainer)
+                if trainer.is_deepspeed_enabled:
+                    finish_decoupled_save(trainer.deepspeed)
             faults.inside_save(step)
             self._settle_best(trainer, step)
             total = seal(self.aside / f"checkpoint-{step}", self.folder.parent, step, begun, self.elapsed)
@@ -288,10 +290,3 @@ def best_step(trainer: Any) -> int | None:
         return None
     number = Path(best).name.rpartition("-")[2]
     return int(number) if number.isdigit() else None
-
-
-def _finish_decoupled(trainer: Any) -> None:
-    """DeepSpeed's writer beside the training is waited for: what is hashed must be there."""
-    engine = trainer.deepspeed if trainer.is_deepspeed_enabled else None
-    if engine is not None and engine.checkpoint_engine.is_decoupled():
-        engine._commit_decoupled_checkpoint()

@@ -26,9 +26,9 @@ from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
-from launcher.train.sharing import put_back
 from launcher.train.status import status
 from launcher.train.stopping import stop
+from launcher.train.upstream.deepspeed_seams import put_back
 from launcher.train.upstream.trainer_seams import SeamTrainer, columns_removed, per_device_batch, replaced
 from launcher.train.weight_names import check_missing, read_weights, weight_files
 
@@ -185,7 +185,7 @@ class PlannedTrainer(SeamTrainer):
         if self.streams:
             return self._stream_loader()
         loader = self._with_own_draws(super().get_train_dataloader())
-        batches = getattr(loader, "batch_sampler", None)
+        batches: Any = getattr(loader, "batch_sampler", None)
         batches = getattr(batches, "batch_sampler", batches)  # accelerate's shard of a rank holds the whole
         if isinstance(getattr(batches, "sampler", None), LengthGroupedSampler):
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed

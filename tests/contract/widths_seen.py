@@ -12,8 +12,8 @@ from typing import Any
 
 import cut_on_cpu  # noqa: F401  (patches when imported)
 
-from launcher.train.storages import local_part
 from launcher.train.trainers import PlannedTrainer
+from launcher.train.upstream.torch_seams import local_part
 
 plain = PlannedTrainer.compute_loss
 
