@@ -1,4 +1,4 @@
-"""What DeepSpeed's config knows: the shipped table, written by launcher/train/ds_vocabulary.py."""
+"""What DeepSpeed's config knows: the shipped table, written by `make tables`."""
 
 from __future__ import annotations
 

@@ -58,14 +58,15 @@ SEAMS = (
     ),
     Seam(
         _TRAINER, "Trainer._init_training_state", ("5.23.0", 1678), _SEAM_TRAINER, "context",
-        "Restores the state alone where restore_callback_states_from_checkpoint is off; launcher.train.going_on "
-        "does the rest in on_train_begin.",
+        "Restores the state alone where restore_callback_states_from_checkpoint is off; trainers.py restores "
+        "the rest in on_train_begin.",
         ("TrainerState.load_from_json(", "self._load_callback_state()"),
     ),
     Seam(
         _TRAINER, "Trainer._save_checkpoint", ("5.23.0", 3355), _SEAM_TRAINER, "override",
-        "A checkpoint is written aside, hashed and moved to its place when it is whole; no callback is around "
-        "the writing. It goes to args.output_dir, and is pushed in the middle where args.push_to_hub is set.",
+        "A checkpoint is written aside, hashed and moved to its place when it is whole; no callback is "
+        "around the writing. It goes to args.output_dir, and is pushed in the middle where args.push_to_hub "
+        "is set.",
         ("run_dir = self._get_output_dir(trial=trial)", "self.save_model(output_dir, _internal_call=True)",
          "if self.args.push_to_hub: self._push_from_checkpoint(output_dir)"),
     ),
@@ -76,13 +77,14 @@ SEAMS = (
     ),
     Seam(
         _TRAINER, "Trainer._load_from_checkpoint", ("5.23.0", 3602), _SEAM_TRAINER, "override",
-        "Weights are saved under other names than the modules have; upstream would only warn of those that it "
-        "does not find, and train on with the initial ones.",
+        "Weights are saved under other names than the modules have; upstream would only warn of those that "
+        "it does not find, and train on with the initial ones.",
         ("load_result = model.load_state_dict(state_dict, False)",),
     ),
     Seam(
         _TRAINER, "Trainer._load_best_model", ("5.23.0", 3735), _SEAM_TRAINER, "override",
-        "As _load_from_checkpoint; a stopped run keeps its last weights; DeepSpeed refuses states of other ranks.",
+        "As _load_from_checkpoint; a stopped run keeps its last weights; DeepSpeed refuses states that other "
+        "ranks wrote.",
         ("deepspeed_load_checkpoint(", "load_result = model.load_state_dict(state_dict, False)"),
     ),
     Seam(
@@ -110,7 +112,7 @@ SEAMS = (
     ),
     Seam(
         _TRAINER, "Trainer._get_collator_with_removed_columns", ("5.23.0", 1230), _SEAM_TRAINER, "call",
-        "The loader of a stream, which accelerate would divide among the ranks again, collates as upstream's.",
+        "The loader of a stream, which accelerate would divide among the ranks again, collates as upstream.",
         ("RemoveColumnsCollator(",),
     ),
     Seam(
@@ -157,7 +159,7 @@ SEAMS = (
     # --- trl --------------------------------------------------------------------------------------
     Seam(
         "trl.trainer.base_trainer", "_BaseTrainer._send_telemetry", ("1.16.0", 82), "upstream/trl_seams.py",
-        "override", "No run reports to anybody; the environment variable counts only before the first import.",
+        "override", "No run sends telemetry; the environment variable counts only before the first import.",
     ),
     Seam(
         "trl.trainer.dpo_trainer", "DPOTrainer._prepare_dataset", ("1.16.0", 1036), "upstream/trl_seams.py",
@@ -165,19 +167,19 @@ SEAMS = (
         ("self._tokenizer", "args.max_length"),
     ),
     Seam(
-        "trl.trainer.reward_trainer", "RewardTrainer._prepare_dataset", ("1.16.0", 649), "upstream/trl_seams.py",
-        "override", "Rows are prepared before the ranks start.",
+        "trl.trainer.reward_trainer", "RewardTrainer._prepare_dataset", ("1.16.0", 649),
+        "upstream/trl_seams.py", "override", "Rows are prepared before the ranks start.",
     ),
     # --- peft -------------------------------------------------------------------------------------
     Seam(
         "peft.tuners.tuners_utils", "BaseTunerLayer._cast_input_dtype", ("0.21.2", 2215), _MODELS, "patch",
-        "Casts, and so copies, each input before autocast would; its public switch also turns the cast off where "
-        "no autocast is.",
+        "Casts, and so copies, each input before autocast would; its public switch also turns the cast off "
+        "where no autocast is.",
     ),
     # --- DeepSpeed, and accelerate around it ------------------------------------------------------
     Seam(
-        "deepspeed.runtime.engine", "DeepSpeedEngine._commit_decoupled_checkpoint", ("0.19.8", 4968), _DEEPSPEED,
-        "call", "A background writer is waited for before a checkpoint is hashed.",
+        "deepspeed.runtime.engine", "DeepSpeedEngine._commit_decoupled_checkpoint", ("0.19.8", 4968),
+        _DEEPSPEED, "call", "A background writer is waited for before a checkpoint is hashed.",
     ),
     Seam(
         "deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer._update_model_bit16_weights",
@@ -187,19 +189,6 @@ SEAMS = (
     Seam(
         "deepspeed.utils.groups", "_get_sequence_parallel_rank", ("0.19.8", 876), _DEEPSPEED, "call",
         "Which part of a sample's tokens this rank takes.",
-    ),
-    Seam(
-        "deepspeed.runtime.config_utils", "DeepSpeedConfigModel.__init__", ("0.19.8", 54), 
-        "upstream/deepspeed_keys.py", "patch", "Which model reads a section of a config, for the table of lint.",
-    ),
-    Seam(
-        "deepspeed.runtime.config", "", ("0.19.8", 81), "upstream/deepspeed_keys.py", "call",
-        "Keys that DeepSpeed refuses, for the table of lint.",
-        ("_REMOVED_TOP_LEVEL_CONFIG_KEYS", "_REMOVED_ZERO_CONFIG_KEYS"),
-    ),
-    Seam(
-        "deepspeed.runtime.engine", "DeepSpeedEngine", ("0.19.8", 510), "upstream/deepspeed_keys.py", "call",
-        "Parameters of Muon's two halves, for the table of lint.", ("_MUON_HALF_KEYS", "_ADAM_HALF_KEYS"),
     ),
     Seam(
         "accelerate.accelerator", "Accelerator.deepspeed_ulysses_dl_adapter", ("1.15.0", 2497), _DEEPSPEED,
@@ -257,6 +246,6 @@ SEAMS = (
         "Bars of all libraries write to the status of the rank and not into its log.",
     ),
 )  # fmt: skip
-"""Not in the list: attributes of one model instance that upstream documents as replaceable or calls through the
-instance (`forward` and `loss_function` in head_loss.py, `save_pretrained` in tokens.py, `optimizer.step` in
-deepspeed_seams.py), and classes of a traced model's layers (trace_quantized.py)."""
+"""Not in the list: public methods that are replaced on one instance (`forward` and `loss_function` in
+head_loss.py, `save_pretrained` in tokens.py, `optimizer.step` in deepspeed_seams.py), and the classes of a
+traced model's layers (trace_quantized.py)."""
