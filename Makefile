@@ -36,6 +36,9 @@ test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
 test-full: $(STAMP) ## the tests that `test` leaves out
 	$(PYTEST) -m "(slow or gpu) and not cluster and not browser" -rs
 
+test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons
+	$(BIN)/python -m tools.versions $(VERSIONS)
+
 # One process: the tests share one browser. As root it is installed.
 test-browser: $(STAMP) ## the reports in a headless Chromium
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
