@@ -1,6 +1,6 @@
 # Every target uses .venv, which is made when absent. CI calls these same targets.
 .DEFAULT_GOAL := help
-.PHONY: help dev smoke test test-full test-browser test-cluster check docs fmt build bench bench-throughput stats clean
+.PHONY: help dev smoke test test-full test-versions test-browser test-cluster check tables docs fmt build bench bench-throughput stats clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -36,6 +36,9 @@ test: $(STAMP) ## the tests (at most 20 minutes on 2 cores)
 test-full: $(STAMP) ## the tests that `test` leaves out
 	$(PYTEST) -m "(slow or gpu) and not cluster and not browser" -rs
 
+test-versions: $(STAMP) ## contract tests at both ends of pyproject's ranges, planning under other Pythons
+	$(BIN)/python -m tools.versions $(VERSIONS)
+
 # One process: the tests share one browser. As root it is installed.
 test-browser: $(STAMP) ## the reports in a headless Chromium
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -65,6 +68,9 @@ check: $(STAMP) ## lint, format, types, import layers
 docs: $(STAMP) ## docs/ as a site in build/site, without a warning
 	$(BIN)/python docs/make.py --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+tables: $(STAMP) ## the generated tables, from the installed packages (SOURCES="axolotl=DIR" for others)
+	$(BIN)/python -m tools.tables $(foreach source,$(SOURCES),--source $(source))
 
 fmt: $(STAMP) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .

@@ -537,8 +537,8 @@ _TAKERS: dict[str, Callable[[Reading, Options], None]] = {
 
 _KEYS = ("partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude")
 _SBATCH_SHORT = {"-p": "partition", "-A": "account", "-q": "qos", "-t": "time", "-C": "constraint",
-          "-w": "nodelist", "-x": "exclude", "-N": "nodes", "-c": "cpus-per-task", "-J": "job-name", "-o": "output",
-          "-e": "error", "-n": "ntasks", "-G": "gpus"}  # fmt: skip
+          "-w": "nodelist", "-x": "exclude", "-N": "nodes", "-c": "cpus-per-task", "-J": "job-name",
+          "-o": "output", "-e": "error", "-n": "ntasks", "-G": "gpus"}  # fmt: skip
 _OURS = ("job-name", "output", "error", "ntasks", "ntasks-per-node", "chdir", "export", "array", "signal",
          "requeue", "open-mode")  # fmt: skip
 _COUNT = re.compile(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)")

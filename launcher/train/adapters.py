@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from launcher.train.tokens import (
     matches,
     train_added_rows,
 )
+from launcher.train.upstream.model_seams import leave_casts_to_autocast
 
 _REFUSALS = (
     ValueError, TypeError, AttributeError, LookupError, AssertionError, NotImplementedError, ImportError,
@@ -62,7 +63,7 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
     if ids:
         keep_rows_alone(model)
     if job.adapter.cast_input_dtype_enabled is False:
-        _leave_inputs(model)
+        leave_casts_to_autocast(model)
     if job.has_adapter and job.trainer.fp16:
         _trainable_to_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -146,28 +147,6 @@ def _keep_tied(settings: dict[str, Any], model: Any) -> dict[str, Any]:
 def _with_heads(given: Sequence[str] | None, heads: Sequence[str]) -> list[str]:
     """Heads are trained whole: they may be new, and peft adds only those named classifier and score."""
     return [*(given or ()), *(name for name in heads if name not in (given or ()))]
-
-
-def _leave_inputs(model: Any) -> None:
-    """Autocast brings inputs into its dtype; peft would bring them into the adapter's before, which copies.
-
-    Without autocast, as in `generate` of an evaluation, peft's cast stays: a 16-bit input would meet float32
-    weights there. So this is no matter of peft's own switch, `cast_input_dtype_enabled`.
-    """
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    for module in model.modules():
-        if isinstance(module, BaseTunerLayer):
-            module._cast_input_dtype = _left_to_autocast(module._cast_input_dtype)
-
-
-def _left_to_autocast(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    def cast(x: Any, dtype: torch.dtype) -> Any:
-        if x is not None and torch.is_autocast_enabled(x.device.type):
-            return x
-        return upstream(x, dtype)
-
-    return cast
 
 
 def _continue_adapter(
@@ -263,7 +242,6 @@ def unmatched(wanted: str | Sequence[str] | None, names: Iterable[str]) -> list[
 
 def linear_suffixes(model: Any) -> list[str]:
     """The last parts of the names of all linear layers, sorted; GPT-2's Conv1D is one."""
-    import torch
     from transformers.pytorch_utils import Conv1D
 
     found = {
@@ -282,7 +260,6 @@ def _has_conv1d(model: Any) -> bool:
 
 def _trainable_to_fp32(model: Any) -> None:
     """The gradient scaler of fp16 refuses fp16 gradients; peft leaves modules_to_save in fp16."""
-    import torch
 
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):

@@ -7,7 +7,6 @@ different steps.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from launcher.facts.atomic_writes import write_json
 from launcher.facts.checkpoint import complete_checkpoints, read_manifest
 from launcher.train.job import rank
-from launcher.train.status import status
 from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
 
 STOPPED = "stopped.json"
@@ -125,75 +123,6 @@ class Stopping(TrainerCallback):
             write_json(self._run_dir / STOPPED, said)
         except OSError as failed:  # the checkpoint is what counts; and `error` is told anyway
             print(f"WARNING: {self._run_dir / STOPPED} cannot be written: {failed}", flush=True)
-
-
-class Stoppable(Trainer):
-    """A Trainer that can be ended in the middle of an evaluation, which is made up for when it goes on."""
-
-    stopping: Stopping | None = None
-    """Set where a worker trains."""
-    owes_evaluation = False
-    """Whether the step that it goes on from should have been evaluated, and was not."""
-    _looked_back = False
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        before = random_states() if self.control.should_evaluate else None
-        try:
-            super()._maybe_log_save_evaluate(*args, **kwargs)
-        except EvaluationCut:
-            assert self.stopping is not None, "nobody else cuts an evaluation"
-            set_random_states(before)  # the evaluation draws again when the run goes on
-            self.stopping.end(self.control)
-            super()._maybe_log_save_evaluate(*args, **kwargs)
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.control.should_training_stop and self.state.global_step:
-            return  # a callback said at the beginning that the run had ended before
-        with contextlib.suppress(EndedBefore):
-            super()._run_epoch(*args, **kwargs)
-
-    def _evaluate(self, trial: Any, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> Any:
-        if skip_scheduler and self.state.global_step:
-            return {}  # eval_on_start: a run that goes on did that, and early stopping would count it
-        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._looked_back:
-            self._looked_back = True
-            if self.owes_evaluation:
-                self._make_up()
-        return super().training_step(*args, **kwargs)
-
-    def _make_up(self) -> None:
-        """The evaluation that a stop left out, with the weights and the random states that it would have had.
-
-        Here and not before: the Trainer reads the random states when the first batches are there. Raises
-        EndedBefore where early stopping ends the run with it.
-        """
-        stop.at_once = True  # the checkpoint that the run goes on from holds all there is
-        metrics = self._evaluate(None, None)
-        self._determine_best_metric(metrics=metrics, trial=None)
-        self._place_best()
-        if self.control.should_training_stop:
-            raise EndedBefore
-        stop.at_once = False
-
-    def _place_best(self) -> None:
-        """Let the state name the best checkpoint, which the one that is resumed may be by now."""
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """A stopped run does not end with the best weights: it goes on from the last ones."""
-        if self.stopping is not None and self.stopping.stopped:
-            self.state.best_model_checkpoint = None
-        with status().within("finish"):  # the best weights are loaded, uploads are waited for
-            return super()._finalize_training(*args, **kwargs)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with status().within("evaluate"):
-            try:
-                return super().evaluate(*args, **kwargs)
-            finally:
-                status().show(None)
 
 
 def evaluation_owed(strategy: str, delay: float, state: Any) -> bool:

@@ -22,6 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from launcher.train.upstream.torch_seams import never_compiled
+
 NAME = "varlen"
 KERNEL_WIDTHS = 256
 """The widest head that torch's variable-length kernel takes; widths are multiples of 8."""
@@ -161,7 +163,7 @@ def _check_row(
         raise ValueError(f"attention {NAME!r} does not know `{biased}` in a flattened row; use sdpa")
 
 
-@torch._disable_dynamo  # torch.compiler.disable imports the compiler here and now
+@never_compiled
 def _uncompiled(
     states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     bounds: torch.Tensor | None,

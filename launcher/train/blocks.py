@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job
+from launcher.train.upstream.model_seams import layer_classes
+from launcher.train.upstream.torch_seams import compile_or_run_plainly
 
 
 def compile_blocks(job: Job, model: Any) -> int:
@@ -32,9 +36,7 @@ def compile_blocks(job: Job, model: Any) -> int:
                 hint="model.compile_blocks: false, or name their classes in its _no_split_modules",
             )
         )
-    import torch._dynamo
-
-    torch._dynamo.config.suppress_errors = True
+    compile_or_run_plainly()
     # Rows of text differ in length from batch to batch, and each length would be compiled anew.
     dynamic = True if job.task.reads_tokens else None
     for layer in layers:
@@ -44,10 +46,8 @@ def compile_blocks(job: Job, model: Any) -> int:
 
 def repeated_layers(model: Any) -> list[Any]:
     """The modules of a ModuleList whose class the model names as a layer (_no_split_modules)."""
-    import torch
-
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    named = set(getattr(base, "_no_split_modules", None) or ())
+    named = layer_classes(base)
     return [
         layer
         for part in base.modules()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.train.job import Job
+from launcher.train.upstream.trainer_seams import save_state_dict
 
 
 def save_trained(job: Job, trainer: Any, folder: Path) -> None:
@@ -18,7 +19,7 @@ def save_trained(job: Job, trainer: Any, folder: Path) -> None:
         trainer.save_model(str(folder))
         return
     state = gathered(trainer.model, trained_alone=job.has_adapter)
-    trainer._save(str(folder), state_dict=state)
+    save_state_dict(trainer, folder, state)
     if hasattr(trainer, "drop_reference"):  # of DPO
         trainer.drop_reference(folder)
 

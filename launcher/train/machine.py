@@ -58,7 +58,9 @@ def torch_facts() -> dict[str, Any]:
         "p2p": [],
     }
     if torch.version.cuda:
-        facts["arch_list"] = torch.cuda.get_arch_list() or torch._C._cuda_getArchFlags().split()
+        from launcher.train.upstream.torch_seams import cuda_architectures
+
+        facts["arch_list"] = cuda_architectures()
         if torch.distributed.is_available() and torch.distributed.is_nccl_available():
             facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     if facts["available"]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from launcher.train.storages import local_part
+from launcher.train.upstream.deepspeed_seams import call_before_step
+from launcher.train.upstream.torch_seams import local_part, storage_key
 
 CPU = -1
 """The CPU among device indices."""
@@ -30,9 +31,9 @@ def bytes_by_device(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
     found: dict[int, int] = {}
     for tensor in tensors:
         storage = local_part(tensor).untyped_storage()
-        if storage._cdata in seen or storage.device.type == "meta":
+        if storage_key(storage) in seen or storage.device.type == "meta":
             continue
-        seen.add(storage._cdata)
+        seen.add(storage_key(storage))
         device = storage.device.index if storage.device.type == "cuda" else CPU
         found[device] = found.get(device, 0) + storage.nbytes()
     return found
@@ -77,11 +78,11 @@ def gradient_tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.T
 
 def optimizer_tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
     """States of the optimizer and the float32 copies of an engine, without the model's own parameters."""
-    own = {local_part(parameter).untyped_storage()._cdata for parameter in model.parameters()}
+    own = {storage_key(local_part(parameter).untyped_storage()) for parameter in model.parameters()}
     for level in _levels(optimizer):
         copies = [getattr(level, name, ()) for name in _MASTERS]
         copies.append([group["params"] for group in getattr(level, "param_groups", ())])
-        yield from (t for t in _tensors(copies) if local_part(t).untyped_storage()._cdata not in own)
+        yield from (t for t in _tensors(copies) if storage_key(local_part(t).untyped_storage()) not in own)
         yield from _tensors(list(getattr(level, "state", {}).values()))
 
 
@@ -114,7 +115,7 @@ class GradientBytes(TrainerCallback):
         """DeepSpeed's engine steps inside backward, where no callback reaches."""
         if self._deepspeed:
             engine = given["optimizer"].optimizer
-            _call_before_step(engine, lambda: self._take(given["model"], engine))
+            call_before_step(engine, lambda: self._take(given["model"], engine))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if not self._deepspeed:
@@ -123,15 +124,3 @@ class GradientBytes(TrainerCallback):
     def _take(self, model: torch.nn.Module, optimizer: Any) -> None:
         if not self.found:
             self.found = bytes_by_device(gradient_tensors(model, optimizer))
-
-
-def _call_before_step(optimizer: Any, action: Callable[[], None]) -> None:
-    """Call `action` before the next step; later steps are the optimizer's own again."""
-    step = optimizer.step
-
-    def first(*args: Any, **kwargs: Any) -> Any:
-        action()
-        optimizer.step = step
-        return step(*args, **kwargs)
-
-    optimizer.step = first

@@ -34,6 +34,7 @@ from launcher.train.trained import (
     trained_processing,
     trust,
 )
+from launcher.train.upstream.model_seams import attention_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 _HOST_SPARE = 3 * 2**29
@@ -133,7 +134,7 @@ def _merged(
         quantized=None if running is None else difference(found, running),
         quantization=kind,
     )
-    attention = model.config._attn_implementation
+    attention = attention_of(model.config)
     with _written_aside(target) as aside:
         _cast(model, dtype)
         model.save_pretrained(aside)

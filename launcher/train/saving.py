@@ -39,6 +39,7 @@ from launcher.train.own_run_dir import OwnRunDir
 from launcher.train.save_size import first_save_bytes
 from launcher.train.sealing import seal
 from launcher.train.together import of_all, of_rank_0
+from launcher.train.upstream.deepspeed_seams import finish_decoupled_save
 
 GROWTH = 0.01
 """A checkpoint may be this much larger than the one before: the log in trainer_state.json grows."""
@@ -76,8 +77,6 @@ class Saver:
         """When the run's time began to count."""
         self.earlier_s: float | None = 0.0
         """Seconds that the starts before took; None where the checkpoint does not have it."""
-        self.writing = False
-        """Whether the Trainer writes now; what it writes then belongs below `aside`."""
 
     @property
     def elapsed(self) -> float | None:
@@ -91,8 +90,8 @@ class Saver:
     def final(self, step: int) -> Path:
         return self.folder / f"checkpoint-{step}"
 
-    def save(self, trainer: Any, write: Callable[[], None]) -> Path:
-        """One checkpoint; `write`: the Trainer's own save. Returns where it lies.
+    def save(self, trainer: Any, write: Callable[[Path], None]) -> Path:
+        """One checkpoint; `write`: the Trainer's own save, into a folder. Returns where it lies.
 
         Raises SaveSkipped where there is no room for it, SaveFailed where the disk gave out in the middle.
         """
@@ -100,10 +99,10 @@ class Saver:
         needed = self._needed(trainer)
         with self._whole_or_nothing(f"checkpoint-{step}", self.aside, needed):
             self._check_room(step, needed, best_step(trainer))
-            self.writing = True
             with faults.saving(step):
-                write()
-                _finish_decoupled(trainer)
+                write(self.aside)
+                if trainer.is_deepspeed_enabled:
+                    finish_decoupled_save(trainer.deepspeed)
             faults.inside_save(step)
             self._settle_best(trainer, step)
             total = seal(self.aside / f"checkpoint-{step}", self.folder.parent, step, begun, self.elapsed)
@@ -125,7 +124,6 @@ class Saver:
         with self._whole_or_nothing(final.name, aside.parent, needed):
             if of_rank_0(_ready(aside, needed) if rank() == 0 else None) is not None:
                 raise OSError(errno.ENOSPC, "there is no room for the result")
-            self.writing = True
             write(aside)
             of_all(None)  # all have written
             if rank() == 0:
@@ -192,11 +190,8 @@ class Saver:
         if rank() == 0:
             with self.told(name, aside.parent, needed):
                 self._own.check()  # before anything is made or removed there
-        try:
-            with self.told(name, aside.parent, needed, aside):
-                yield
-        finally:
-            self.writing = False
+        with self.told(name, aside.parent, needed, aside):
+            yield
 
     @contextlib.contextmanager
     def told(self, name: str, folder: Path, needed: int = SPARE, aside: Path | None = None) -> Iterator[None]:
@@ -295,10 +290,3 @@ def best_step(trainer: Any) -> int | None:
         return None
     number = Path(best).name.rpartition("-")[2]
     return int(number) if number.isdigit() else None
-
-
-def _finish_decoupled(trainer: Any) -> None:
-    """DeepSpeed's writer beside the training is waited for: what is hashed must be there."""
-    engine = trainer.deepspeed if trainer.is_deepspeed_enabled else None
-    if engine is not None and engine.checkpoint_engine.is_decoupled():
-        engine._commit_decoupled_checkpoint()

@@ -24,6 +24,8 @@ import torch
 
 from launcher.train.data.encoded import IGNORED
 from launcher.train.trainers import PlannedTrainer
+from launcher.train.upstream.deepspeed_seams import give_whole_samples, rank_in_copy, rows_shared_by
+from launcher.train.upstream.trainer_seams import per_device_batch
 
 
 class SequenceTrainer(PlannedTrainer):
@@ -39,22 +41,13 @@ class SequenceTrainer(PlannedTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = True  # the labels of a step are counted, as compute_loss needs it
-        self.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, model: loader
+        give_whole_samples(self.accelerator)
         self._parts = self.accelerator.parallelism_config.sp_size
         self.shared_by = self._parts
 
     def get_train_dataloader(self) -> Any:
-        """accelerate gives the same rows to all ranks of a group of a mesh's dimension `tp`."""
-        from torch.distributed.device_mesh import init_device_mesh
-
-        state = self.accelerator.state
-        ranks = self.accelerator.num_processes
-        shape = (ranks // self._parts, self._parts)
-        state.ds_device_mesh = init_device_mesh(self.args.device.type, shape, mesh_dim_names=("dp", "tp"))
-        try:
+        with rows_shared_by(self.accelerator, self._parts, self.args.device.type):
             return super().get_train_dataloader()
-        finally:
-            del state.ds_device_mesh  # an evaluation has other rows for every rank
 
     def get_sp_size(self) -> int:
         return 1 if self._whole else super().get_sp_size()
@@ -76,7 +69,7 @@ class SequenceTrainer(PlannedTrainer):
 
     def get_total_train_batch_size(self, args: Any) -> int:
         ranks = args.world_size // self._parts
-        return int(self._train_batch_size * args.gradient_accumulation_steps * ranks)
+        return int(per_device_batch(self) * args.gradient_accumulation_steps * ranks)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """The loss as it is reported: the Trainer takes the mean over all ranks, each of which has a part."""
@@ -89,9 +82,7 @@ class SequenceTrainer(PlannedTrainer):
         """This rank's part of the step's loss, times the ranks over which ZeRO takes the mean."""
         if self._whole:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        from deepspeed.utils import groups
-
-        part = part_of(inputs, groups._get_sequence_parallel_rank(), self._parts)
+        part = part_of(inputs, rank_in_copy(), self._parts)
         outputs = model(**part, num_items_in_batch=num_items_in_batch)
         loss = outputs.loss * self._averaged_over()
         return (loss, outputs) if return_outputs else loss

@@ -57,14 +57,3 @@ def check_shared(job: Job, model: Any) -> None:
                 hint="drop sp_size and cp_size; ZeRO-3 takes such models",
             )
         )
-
-
-def put_back(engine: Any) -> None:
-    """Let the parameters be parts of ZeRO's buffers again, as they are after each of its steps.
-
-    To save a model, AutoTP gathers each matrix, and puts a copy of the rank's own part in its place
-    (module_inject/layers.py _tp_partition): until the next step a rank would hold these twice.
-    """
-    if engine.autotp_size() > 1 and engine.zero_optimization_stage() in (1, 2):
-        for number in range(len(engine.optimizer.bit16_groups)):
-            engine.optimizer._update_model_bit16_weights(number)

@@ -7,17 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from launcher.train.upstream.torch_seams import DispatchMode, leaves, local_part, storage_key
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor: its shard of one that FSDP2 spreads over the ranks."""
-    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return shard
-
-
-class StorageWatch(TorchDispatchMode):
+class StorageWatch(DispatchMode):
     """Sees each storage from its first use as an output of an operation until it is freed."""
 
     def __init__(self) -> None:
@@ -38,7 +32,7 @@ class StorageWatch(TorchDispatchMode):
             storage = local_part(tensor).untyped_storage()
         except (NotImplementedError, RuntimeError):
             return None
-        key = storage._cdata
+        key = storage_key(storage)
         if key not in self._known:
             self._known[key] = self.born(storage, tensor)
             weakref.finalize(storage, self._free, key)
@@ -56,7 +50,7 @@ class StorageWatch(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         # Most operations return one tensor, and walking a tree of one costs more than looking.
-        for leaf in (out,) if isinstance(out, torch.Tensor) else tree_leaves(out):
+        for leaf in (out,) if isinstance(out, torch.Tensor) else leaves(out):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf)
         return out

@@ -97,12 +97,8 @@ def _replays(
 @contextlib.contextmanager
 def device_of(request: Any) -> Iterator[None]:
     """What the plan's device does otherwise than fake CPU tensors."""
-    from launcher.train.trace_kernels import (
-        documents_one_by_one,
-        experts_of_any_dtype,
-        imitating_cuda,
-        plain_positions,
-    )
+    from launcher.train.trace_kernels import documents_one_by_one, imitating_cuda
+    from launcher.train.upstream.model_seams import experts_of_any_dtype, plain_positions
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(experts_of_any_dtype())
@@ -116,14 +112,13 @@ def device_of(request: Any) -> Iterator[None]:
 
 def record(request: Any, config: Any, names: Sequence[str], depths: Sequence[int], batch: int) -> Any:
     """The tape of one step with stacks of these depths and a micro-batch of this size."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     from launcher.train.trace_model import build, cut, make_inputs, place
     from launcher.train.trace_step import record_step
+    from launcher.train.upstream.torch_seams import fake_tensors
 
     short = cut(config, names, depths)
     model = build(request, short)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_tensors():
         place(model)
         inputs = make_inputs(request, short, batch)
         logits = inputs["labels"].numel() * (request.labels or short.vocab_size)

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from launcher.train.upstream.torch_seams import (
+    autocast_kernels,
+    efficient_attention,
+    flash_attention,
+    without_cpu_autocast,
+)
 
 _ATEN = torch.ops.aten
 # Operations that autocast runs in float32 on CUDA and leaves alone on a CPU: torch 2.13,
@@ -35,27 +41,10 @@ def imitating_cuda(capability: tuple[int, int] | None) -> Iterator[None]:
     functional.scaled_dot_product_attention, functional.dropout = _attention(flash), _dropout
     functional.log_softmax = _log_softmax(functional.log_softmax)
     try:
-        with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some of these have a kernel, which is replaced
-            for name in _FLOAT32_ON_CUDA:
-                library.impl(name, _in_float32(_overload(name)), "AutocastCPU")
+        with autocast_kernels({name: _in_float32(_overload(name)) for name in _FLOAT32_ON_CUDA}):
             yield
     finally:
         functional.scaled_dot_product_attention, functional.dropout, functional.log_softmax = upstream
-
-
-@contextlib.contextmanager
-def experts_of_any_dtype() -> Iterator[None]:
-    """Grouped products of fake tensors are checked as if compiled, for bfloat16 alone; upstream's own
-    stand-in for them keeps the same and takes every dtype."""
-    from transformers.integrations import moe
-
-    upstream = moe._can_use_grouped_mm
-    moe._can_use_grouped_mm = lambda *given: given[0].dtype == torch.bfloat16 and upstream(*given)
-    try:
-        yield
-    finally:
-        moe._can_use_grouped_mm = upstream
 
 
 @contextlib.contextmanager
@@ -80,23 +69,6 @@ def documents_one_by_one(length: int) -> Iterator[None]:
         register_varlen()
 
 
-@contextlib.contextmanager
-def plain_positions(*, documents: bool) -> Iterator[None]:
-    """Let transformers see that rows hold one document each, unless they hold several.
-
-    It looks at the positions' values, which fake tensors do not have, and takes them for several.
-    """
-    from transformers import masking_utils
-
-    upstream = masking_utils.find_packed_sequence_indices
-    if not documents:
-        masking_utils.find_packed_sequence_indices = lambda _position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = upstream
-
-
 def _overload(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(_ATEN, packet), overload or "default")
@@ -104,14 +76,13 @@ def _overload(name: str) -> Any:
 
 def _in_float32(operation: Any) -> Callable[..., Any]:
     """The operation on float32 copies of its 16-bit inputs, as autocast wraps it on CUDA."""
-    excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
     def widen(value: Any) -> Any:
         narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
         return value.float() if narrow else value
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with without_cpu_autocast():
             return operation(*(widen(value) for value in args), **kwargs)
 
     return call
@@ -159,9 +130,7 @@ def _attention(flash: bool) -> Callable[..., torch.Tensor]:
         same = width == value.shape[-1]
         if flash and half and attn_mask is None and width <= 256 and same:
             query, key, value = (_padded(x, 8) for x in (query, key, value))
-            out = _ATEN._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, scale=scale
-            )[0]
+            out = flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
             return out[..., :width] if out.shape[-1] != width else out
         if enable_gqa and key.shape[1] != query.shape[1]:
             repeats = query.shape[1] // key.shape[1]
@@ -189,10 +158,7 @@ def _efficient(
             mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     needs_sums = any(x.requires_grad for x in (query, key, value))
-    out: torch.Tensor = _ATEN._scaled_dot_product_efficient_attention(
-        query, key, value, mask, needs_sums, dropout_p, is_causal, scale=scale
-    )[0]
-    return out
+    return efficient_attention(query, key, value, mask, needs_sums, dropout_p, is_causal, scale=scale)
 
 
 def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ from launcher.train.job import Job
 from launcher.train.models import auto_class
 from launcher.train.tasks import train_task
 from launcher.train.trace_quantized import adapters_over_quantized, stand_in
+from launcher.train.upstream.torch_seams import replace_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,7 @@ def place(model: Any) -> Any:
         return moved[id(tensor)]
 
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            held.update({name: new(tensor) for name, tensor in held.items() if tensor is not None})
+        replace_tensors(module, new)
     return model
 
 

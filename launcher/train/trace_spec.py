@@ -17,6 +17,7 @@ from launcher.train.adapters import new_adapter
 from launcher.train.heads import head_modules
 from launcher.train.models import auto_class
 from launcher.train.trace_step import stacks
+from launcher.train.upstream.model_seams import has_sdpa
 
 _NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 _NORM = re.compile(r"norm", re.IGNORECASE)
@@ -49,7 +50,7 @@ def describe(config: Any, task: str) -> dict[str, Any]:
         "norms": len(norms),
         "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
         "vision": not task_named(task).reads_tokens,
-        "has_sdpa": bool(model._supports_sdpa),
+        "has_sdpa": has_sdpa(model),
     }
 
 

@@ -1,88 +1,108 @@
-"""Trainers that also count packed tokens, read streams, and report perplexity."""
+"""Trainers that stop and resume at any step, save whole checkpoints, count packed tokens and read streams."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch.nn.modules.module import _IncompatibleKeys
 from torch.utils.data import DataLoader
-from transformers import Seq2SeqTrainer
-from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
-from launcher.train.agreeing import Stoppable
+from launcher.train.agreeing import (
+    EndedBefore,
+    EvaluationCut,
+    Stopping,
+    random_states,
+    set_random_states,
+)
 from launcher.train.best_weights import load_weights, written_otherwise
 from launcher.train.going_on import go_on, place_best, restore_callbacks
 from launcher.train.memory_meter import Meter
 from launcher.train.pushing import Pusher
 from launcher.train.saving import Saver, SaveSkipped
-from launcher.train.sharing import put_back
 from launcher.train.status import status
+from launcher.train.stopping import stop
+from launcher.train.upstream.deepspeed_seams import put_back
+from launcher.train.upstream.trainer_seams import SeamTrainer, columns_removed, per_device_batch, replaced
 from launcher.train.weight_names import check_missing, read_weights, weight_files
 
 
-class PlannedTrainer(Stoppable):
-    """Trainer for samples made by `launcher.train.data`."""
+class PlannedTrainer(SeamTrainer):
+    """Trainer for samples made by `launcher.train.data`, which can be stopped and resumed at any step."""
 
     streams = False
     """Whether the training rows are an endless stream, of which each process reads a share of its own."""
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
-
     shared_by = 1
     """Ranks that train on the same rows."""
     evaluated_by = 1
     """Ranks that evaluate the same rows, each all of them."""
-
-    data_collator: Any
     collate_eval: Any = None
     """Samples to a batch of an evaluation; None: as in training."""
-
-    _sampler: Any = None
-    _uncounted: Any = None
-    """This rank's tokens that `num_input_tokens_seen` lacks: an int, or int64, 0-d, on the device."""
+    stopping: Stopping | None = None
+    """Set where a worker trains."""
     resumed: Path | None = None
-    """The checkpoint that training goes on from."""
+    """The checkpoint that training continues from."""
+    owes_evaluation = False
+    """Whether the step that training continues from should have been evaluated, and was not."""
     meter: Meter | None = None
     """Measures evaluations apart from training."""
     largest_batch = 0
     """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
+
+    data_collator: Any
+    _order: Any = None
+    """The sampler or batch sampler whose order depends on the epoch."""
+    _uncounted: Any = None
+    """This rank's tokens that `num_input_tokens_seen` lacks: an int, or int64, 0-d, on the device."""
     _read = False
     """Whether a batch has been read."""
+    _looked_back = False
+    """Whether an evaluation that a stop left out has been made up for."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # First of all callbacks: the others see the restored state.
+        kwargs["callbacks"] = [_Resume(self), *(kwargs.get("callbacks") or ())]
+        self._drawing: WeakSet[Any] = WeakSet()
         super().__init__(*args, **kwargs)
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
         self.pusher = Pusher(Path(self.args.output_dir).parent)
         # The Trainer would remove checkpoints by its own rule, at the end of training even the last one.
         self.args.save_total_limit = None
+        # It would put new callbacks, built from the checkpoint's arguments, behind all others.
+        self.args.restore_callback_states_from_checkpoint = False
 
-    def _init_training_state(
-        self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
-    ) -> Any:
-        found = super()._init_training_state(max_steps, steps_per_epoch, epochs, checkpoint, trial)
-        if checkpoint is not None:
-            self.resumed = Path(checkpoint)
-            go_on(self, self.resumed, max_steps)
-        return found
+    # --- resuming ---------------------------------------------------------------------------------
 
-    def _load_callback_state(self) -> None:
-        restore_callbacks([*self.callback_handler.callbacks, self.control], self.state)
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self.resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not self._read_by_name(Path(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def read_weights(self, checkpoint: Path) -> bool:
+        """Read a whole model's weights; False where they are an adapter, or the engine has its own states."""
+        cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
+        if cut or not weight_files(checkpoint):
+            return False
+        missing, unexpected = read_weights(self.model, checkpoint)
+        check_missing(self.model, missing, checkpoint)
+        if unexpected:
+            print(f"WARNING: {checkpoint} has weights that the model does not have: {unexpected}")
+        return True
 
-    def _load_best_model(self) -> None:
-        best = Path(self.state.best_model_checkpoint)
-        if self.is_deepspeed_enabled and self._states_of_others(best):
-            load_weights(self.model, best)
-        elif not self._read_by_name(best):
-            super()._load_best_model()
+    def read_best(self, checkpoint: Path) -> bool:
+        if self.stopping is not None and self.stopping.stopped:
+            return True  # a stopped run does not end with the best weights: it continues from the last ones
+        if self.is_deepspeed_enabled and self._states_of_others(checkpoint):
+            load_weights(self.model, checkpoint)
+            return True
+        return self.read_weights(checkpoint)
 
     def _states_of_others(self, checkpoint: Path) -> bool:
         """Whether DeepSpeed could not read a checkpoint's states in this run; every rank must call it."""
@@ -91,96 +111,117 @@ class PlannedTrainer(Stoppable):
             checkpoint, engine.zero_optimization_stage()
         )
 
-    def _read_by_name(self, checkpoint: Path) -> bool:
-        """Read a whole model's weights; False where they are an adapter, or the engine has its own states."""
-        cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
-        if cut or not weight_files(checkpoint):
-            return False
-        missing, unexpected = read_weights(self.model, checkpoint)
-        check_missing(self.model, missing, checkpoint)
-        super()._issue_warnings_after_load(_IncompatibleKeys([], unexpected))
-        return True
+    def _make_up(self) -> None:
+        """Run the evaluation that a stop left out, with the weights and random states of its step.
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Upstream only warns of weights that were not there."""
-        check_missing(self.model, load_result.missing_keys, self.resumed)
-        super()._issue_warnings_after_load(load_result)
-
-    def _place_best(self) -> None:
+        Not before the first step: the Trainer reads the random states when the first batches are there.
+        Raises EndedBefore where early stopping ends the run with it.
+        """
+        stop.at_once = True  # the checkpoint that the run continues from holds all there is
+        self.evaluate_after_step()
         if self.resumed is not None:
             place_best(self, self.resumed)
+        if self.control.should_training_stop:
+            raise EndedBefore
+        stop.at_once = False
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    # --- steps ------------------------------------------------------------------------------------
+
+    def run_epoch(self, epoch: int, proceed: Callable[[], None]) -> None:
+        ended_before = self.control.should_training_stop and self.state.global_step
+        if not ended_before:  # as a callback found when training began
+            # accelerate and the Trainer look for samplers at known depths; one that skips batches is deeper.
+            if hasattr(self._order, "set_epoch"):
+                self._order.set_epoch(epoch)
+            with contextlib.suppress(EndedBefore):
+                proceed()
+        if self.control.should_training_stop:
+            status().enter("finish")  # the best weights are loaded, uploads are waited for
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if "input_ids" in inputs:
+            tokens = inputs["input_ids"].numel()
+            if getattr(self.model.config, "is_encoder_decoder", False):
+                tokens = -(-(tokens + inputs["labels"].numel()) // 2)
+            self.largest_batch = max(self.largest_batch, tokens)
+        if not self._looked_back:
+            self._looked_back = True
+            if self.owes_evaluation:
+                self._make_up()
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def after_step(self, proceed: Callable[[], None]) -> None:
+        before = random_states() if self.control.should_evaluate else None
+        try:
+            try:
+                proceed()
+            except EvaluationCut:
+                assert self.stopping is not None, "nobody else cuts an evaluation"
+                set_random_states(before)  # the evaluation draws again when the run is resumed
+                self.stopping.end(self.control)
+                proceed()
+        except SaveSkipped as skipped:
+            # Saving comes last; no callback hears of a checkpoint that does not exist.
+            self.control.should_save = False
+            if self.stopping is not None:
+                self.stopping.record(self.state.global_step, skipped)
+
+    def save_checkpoint(self, write: Callable[[Path], None]) -> None:
         """The Trainer's own save, written aside, and moved to its place when it is whole."""
-        self._count_tokens()
+        self._gather_counts()
         with status().within("save"):
-            final = self.saver.save(self, lambda: super(PlannedTrainer, self)._save_checkpoint(model, trial))
+            final = self.saver.save(self, write)
         if self.is_deepspeed_enabled:
             put_back(self.deepspeed)
         if self.args.push_to_hub and not (self.stopping is not None and self.stopping.stopped):
             self.pusher.checkpoint(self, final)
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Saving is the last thing that this does; no callback hears of a checkpoint that there is not."""
-        try:
-            super()._maybe_log_save_evaluate(*args, **kwargs)
-        except SaveSkipped as skipped:
-            self.control.should_save = False
-            if self.stopping is not None:
-                self.stopping.record(self.state.global_step, skipped)
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self.saver.aside) if self.saver.writing else str(super()._get_output_dir(trial))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: it is not whole yet. `pusher` sends what is."""
-
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing either: what calls this is `save_model`, before the result is in its place."""
+        """Nothing: `save_model` calls this before the result is in its place; `pusher` sends it."""
 
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        sampler = super()._get_train_sampler(*args, **kwargs)
-        if isinstance(sampler, LengthGroupedSampler):
-            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            sampler = ByLength(sampler, seed)
-        self._sampler = sampler
-        return sampler
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """accelerate and the Trainer look for samplers at known depths; one that skips batches is deeper."""
-        if hasattr(self._sampler, "set_epoch"):
-            self._sampler.set_epoch(kwargs["epoch"])
-        super()._run_epoch(*args, **kwargs)
+    # --- batches ----------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        """A stream goes past accelerate, which would deal each process's share out once more."""
-        if not self.streams:
-            return super().get_train_dataloader()
+        if self.streams:
+            return self._stream_loader()
+        loader = self._with_own_draws(super().get_train_dataloader())
+        batches: Any = getattr(loader, "batch_sampler", None)
+        batches = getattr(batches, "batch_sampler", batches)  # accelerate's shard of a rank holds the whole
+        if isinstance(getattr(batches, "sampler", None), LengthGroupedSampler):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            batches.sampler = ByLength(batches.sampler, seed)
+        if isinstance(batches, BatchRebalanceSampler):
+            self._order = batches
+        elif isinstance(getattr(batches, "sampler", None), ByLength):
+            self._order = batches.sampler
+        return loader
+
+    def _stream_loader(self) -> DataLoader[Any]:
+        """Without accelerate, which would deal each process's share out once more."""
         return DataLoader(
             self.train_dataset,
-            batch_size=self._train_batch_size,
-            collate_fn=self._telling(
-                self._get_collator_with_removed_columns(self.data_collator, description="training")
-            ),
+            batch_size=per_device_batch(self),
+            collate_fn=self._telling(columns_removed(self, self.data_collator)),
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
 
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        in_training = self.data_collator
-        if self.collate_eval is not None and not kwargs.get("is_training"):
-            self.data_collator = self.collate_eval
-        try:
-            loader = super()._get_dataloader(*args, **kwargs)
-        finally:
-            self.data_collator = in_training
-        if self.args.dataloader_persistent_workers:
-            # Its first pass alone draws a seed for the workers, in a run that goes on at another place: from
-            # the generator of everything, what is dropped in the next epoch would be something else.
-            own = torch.Generator().manual_seed(self.args.seed)
-            getattr(loader, "base_dataloader", loader).generator = own  # accelerate's passes are the base's
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        with replaced(self, data_collator=self.collate_eval or self.data_collator):
+            return self._with_own_draws(super().get_eval_dataloader(*args, **kwargs))
+
+    def _with_own_draws(self, loader: Any) -> Any:
+        """A generator for the seeds of persistent workers.
+
+        The first pass alone draws one, in a resumed run at another place: taken from the global generator,
+        the next epoch's dropout would be different.
+        """
+        base = getattr(loader, "base_dataloader", loader)  # accelerate's passes are the base's
+        if self.args.dataloader_persistent_workers and base not in self._drawing:
+            base.generator = torch.Generator().manual_seed(self.args.seed)
+            self._drawing.add(base)
         return loader
 
     def _telling(self, collate: Any) -> Any:
@@ -195,31 +236,32 @@ class PlannedTrainer(Stoppable):
 
         return told
 
-    def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if "input_ids" in inputs:
-            tokens = inputs["input_ids"].numel()
-            if getattr(self.model.config, "is_encoder_decoder", False):
-                tokens = -(-(tokens + inputs["labels"].numel()) // 2)
-            self.largest_batch = max(self.largest_batch, tokens)
-        return super().training_step(model, inputs, *args, **kwargs)
-
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         skips = self.streams and self.state.global_step > 0 and not self._read
         self._read = True
-        # The first batch of a stream that goes on comes behind all that were trained.
+        # The first batch of a resumed stream comes after all that were trained.
         with status().within("skip") if skips else contextlib.nullcontext():
             batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
             self._watch(batch)
         return batches, items
 
-    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self._watch(inputs)
-        return super().prediction_step(model, inputs, *args, **kwargs)
-
     def _watch(self, batch: Any) -> None:
         if self.meter is not None:
             self.meter.comes(batch)
+
+    # --- evaluations ------------------------------------------------------------------------------
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with status().within("evaluate"):
+            try:
+                return super().evaluate(*args, **kwargs)
+            finally:
+                status().show(None)
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._watch(inputs)
+        return super().prediction_step(model, inputs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         if self.evaluated_by > 1:
@@ -243,7 +285,9 @@ class PlannedTrainer(Stoppable):
         state = self.accelerator.gradient_state
         return own[: state.remainder] if state.end_of_dataloader and state.remainder > 0 else own
 
-    def _track_num_input_tokens(self, inputs: Any) -> None:
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def count_tokens(self, inputs: Any) -> None:
         """Noted where the tokens are: upstream waits at each micro-batch for the device and for all ranks."""
         if self.args.include_num_input_tokens_seen != "no":
             found = real_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
@@ -251,7 +295,7 @@ class PlannedTrainer(Stoppable):
                 found = int(found)  # nothing is waited for there
             self._uncounted = found if self._uncounted is None else self._uncounted + found
 
-    def _count_tokens(self) -> None:
+    def _gather_counts(self) -> None:
         """Bring `num_input_tokens_seen` up to date, each token once: ranks may read the same rows.
 
         Every rank must call it at the same place.
@@ -264,8 +308,25 @@ class PlannedTrainer(Stoppable):
         self.state.num_input_tokens_seen += total // self.shared_by
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        self._count_tokens()
+        self._gather_counts()
         super().log(*args, **kwargs)
+
+
+class _Resume(TrainerCallback):
+    """Gives a resumed run what upstream does not take from its checkpoint."""
+
+    def __init__(self, trainer: PlannedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        trainer = self._trainer
+        if trainer.resumed is None:
+            return
+        restore_callbacks([*trainer.callback_handler.callbacks, control], state)
+        control.should_training_stop = False  # set in the checkpoint of a stop
+        go_on(trainer, trainer.resumed, state.max_steps)
+        if state.global_step:
+            args.eval_on_start = False  # done when the run began; early stopping would count it again
 
 
 class ByLength(LengthGroupedSampler):

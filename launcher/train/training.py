@@ -50,6 +50,7 @@ from launcher.train.sealing import SEEN_S
 from launcher.train.sharing import ranks_of_copy
 from launcher.train.tasks import train_task
 from launcher.train.together import of_all, of_rank_0
+from launcher.train.upstream.model_seams import layer_classes
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
 
@@ -154,7 +155,7 @@ def check_positions(job: Job, model: Any) -> None:
 
 def check_units(job: Job, model: Any) -> None:
     """RecipeError when FSDP would find no layers: the whole model as one unit is gathered at once, by all."""
-    if job.engine == "fsdp" and not getattr(model, "_no_split_modules", None):
+    if job.engine == "fsdp" and not layer_classes(model):
         raise RecipeError(
             Problem(
                 "fsdp-no-layers",

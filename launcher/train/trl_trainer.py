@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from launcher.train.trainers import PlannedTrainer
+from launcher.train.upstream.trl_seams import RowsArePrepared
 
 
-class PreparedTrainer(PlannedTrainer):
+class PreparedTrainer(RowsArePrepared, PlannedTrainer):
     """A trainer of trl, which follows in the list of bases, for rows that are samples already.
 
     Trained weights keep the data type that they came with.
@@ -23,12 +24,6 @@ class PreparedTrainer(PlannedTrainer):
         for name, parameter in model.named_parameters():
             if name in before:
                 parameter.data = before[name].to(parameter.device)
-
-    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
-        return dataset
-
-    def _send_telemetry(self) -> None:
-        """Nobody is told of a run."""
 
 
 def _trainable_copies(model: Any) -> dict[str, torch.Tensor]:

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from launcher.errors import Problem, RunFailed
+from launcher.train.upstream.model_seams import names_not_saved
 
 
 def weight_files(checkpoint: Path) -> list[Path]:
@@ -97,7 +98,7 @@ def check_missing(model: Any, missing: list[str], checkpoint: Path | None) -> No
     checkpoint: its folder, None where nobody knows.
     """
     own = model.state_dict(keep_vars=True)
-    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    ignored = names_not_saved(model)
     read = {id(value) for name, value in own.items() if name not in missing}
     lost = [name for name in missing if name in own and name not in ignored and id(own[name]) not in read]
     if lost:

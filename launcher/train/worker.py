@@ -171,12 +171,12 @@ def set_timeouts(job: Job) -> None:
     collectives would have torch's own default, under NCCL 10 minutes: rank 0 may need longer to save or to
     read. DEEPSPEED_TIMEOUT does not reach that group either (deepspeed/utils/groups.py _clone_world_group).
     """
-    from torch.distributed import distributed_c10d
     from transformers import TrainingArguments
 
+    from launcher.train.upstream.torch_seams import set_group_timeout
+
     seconds = job.trainer.ddp_timeout
-    limit = timedelta(seconds=TrainingArguments.ddp_timeout if seconds is None else seconds)
-    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
+    set_group_timeout(timedelta(seconds=TrainingArguments.ddp_timeout if seconds is None else seconds))
 
 
 def join_processes(job: Job) -> None:

@@ -11,7 +11,7 @@ from launcher.commands.foreign import find_spec
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.lora import DEFAULT_TARGETS, adapted_by, module_names
+from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.tiny import NARROW, tiny_recipe
@@ -291,12 +291,6 @@ def test_an_adapter_of_the_head_alone_keeps_nothing_of_the_layers(tmp_path):
     text = {"head": {"target_modules": ".*lm_head"}, "layers": {"target_modules": ["q_proj"]}}
     kept = {name: planned_job(tmp_path, fields, spec).components.activations for name, fields in text.items()}
     assert kept["head"] < kept["layers"]
-
-
-def test_names_of_modules_are_those_of_the_installed_classes():
-    from launcher.train.module_names import names
-
-    assert module_names() == names()
 
 
 def test_default_targets_are_those_of_peft():

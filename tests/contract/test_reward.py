@@ -129,6 +129,8 @@ def test_losses_are_those_of_the_plain_trainer(tmp_path):
     """Six steps of two micro-batches, beside trl's trainer on the same samples."""
     from trl import RewardTrainer
 
+    from launcher.train.trainers import PlannedTrainer
+
     changes = {"trainer.max_steps": 6, "trainer.gradient_accumulation_steps": 2}
     trainer, _ = run(tmp_path / "ours", changes, scorer())
     ours = [row["loss"] for row in metrics(tmp_path / "ours") if "loss" in row]
@@ -138,7 +140,7 @@ def test_losses_are_those_of_the_plain_trainer(tmp_path):
     theirs = [row["loss"] for row in plain.state.log_history if "loss" in row]
     assert len(ours) == 6
     assert ours == pytest.approx(theirs, rel=1e-5)
-    assert type(trainer).__mro__[2].__name__ == "PlannedTrainer"
+    assert isinstance(trainer, PlannedTrainer)
 
 
 @pytest.mark.parametrize("adapter", [True, False], ids=["lora", "full"])

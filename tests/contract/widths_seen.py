@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher.train.storages import local_part
 from launcher.train.trainers import PlannedTrainer
+from launcher.train.upstream.torch_seams import local_part
 
 plain = PlannedTrainer.compute_loss
 

@@ -11,12 +11,12 @@ import pytest
 
 from launcher.facts.shipped import recipes_dir
 from launcher.recipe.field_tables import TABLES, installed_package, shipped_table
-from launcher.recipe.generate_tables import SCHEMA, schema_text
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.layers import shipped_names
 from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.recipe.yaml_marks import parse_yaml
 from launcher.tasks import FORMATS
+from tools.tables.fields import schema_text
 
 RECIPES = sorted(recipes_dir().rglob("*.yaml"))
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
@@ -85,8 +85,8 @@ def test_the_shipped_schema_is_the_generated_one():
         found = installed_package(package)
         if found and found[0] != json.loads(shipped_table(name).read_text(encoding="utf-8"))["version"]:
             pytest.skip(f"the tested version of {package} is not installed")
-    text = (recipes_dir() / SCHEMA).read_text(encoding="utf-8")
-    assert text == schema_text(), "run: python -m launcher.recipe.generate_tables"
+    text = (recipes_dir() / "recipe.schema.json").read_text(encoding="utf-8")
+    assert text == schema_text(), "run: make tables"
 
 
 def test_it_is_what_the_command_prints(capsys):

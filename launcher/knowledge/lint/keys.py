@@ -1,4 +1,4 @@
-"""The keys that DeepSpeed knows (written by launcher/train/ds_vocabulary.py), and findings about others."""
+"""The keys that DeepSpeed knows (written by `make tables`), and findings about others."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from transformers import set_seed
@@ -23,6 +22,7 @@ from launcher.train.job import Job
 from launcher.train.processing import local_or_hub
 from launcher.train.tasks.task import Shown, TrainTask
 from launcher.train.trl_trainer import PreparedTrainer
+from launcher.train.upstream.trl_seams import preference_samples
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
@@ -86,24 +86,15 @@ def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
 def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
     """Rows {prompt, chosen, rejected}, all text or all messages, as prompt_ids, chosen_ids and rejected_ids.
 
-    trl's own preparation does it, through a stream, so that no batch leaves a cache file or a progress bar.
-    Samples stay uncut: trl's collator cuts them. `tokens` are those of both sequences, prompt with chosen and
-    prompt with rejected; a row whose prompt alone fills max_length is dropped (no-targets).
+    trl's own preparation makes them. Samples stay uncut: trl's collator cuts them. `tokens` are those of both
+    sequences, prompt with chosen and prompt with rejected; a row whose prompt alone fills max_length is
+    dropped (no-targets).
     """
-    from datasets import IterableDataset
-
     limit = job.data.max_length
-    settings = SimpleNamespace(max_length=limit, truncation_mode=DPOConfig.truncation_mode)
     different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
     refuse_mixture([rows[number] for number in different])
     numbered = [{**rows[number].values, "row": number} for number in different]
-    stream = IterableDataset.from_generator(lambda: iter(numbered))
-    holder = SimpleNamespace(_tokenizer=tokenizer)
-    prepared = (
-        []
-        if not numbered
-        else list(DPOTrainer._prepare_dataset(holder, stream, tokenizer, settings, "train"))
-    )
+    prepared = preference_samples(numbered, tokenizer, limit)
     batch = EncodedBatch({name: [sample[name] for sample in prepared] for name in _COLUMNS})
     batch.rows = [sample["row"] for sample in prepared]
     batch.kept = len(prepared)

@@ -1,0 +1,84 @@
+"""Private parts of transformers' models and of peft's layers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def layer_classes(model: Any) -> frozenset[str]:
+    """Class names of a model's repeated layers; empty where it does not name them."""
+    return frozenset(getattr(model, "_no_split_modules", None) or ())
+
+
+def names_not_saved(model: Any) -> frozenset[str]:
+    """Weights that save_pretrained leaves out, such as the twin of a tied weight."""
+    return frozenset(getattr(model, "_keys_to_ignore_on_save", None) or ())
+
+
+def attention_of(config: Any) -> str:
+    """The attention implementation that a model was loaded with."""
+    name: str = config._attn_implementation
+    return name
+
+
+def has_sdpa(model: Any) -> bool:
+    return bool(model._supports_sdpa)
+
+
+def leave_casts_to_autocast(model: Any) -> None:
+    """Let autocast, where it is on, cast the inputs of adapters; peft would cast before it, which copies.
+
+    Without autocast, as in `generate` of an evaluation, peft's cast stays: a 16-bit input would meet float32
+    weights. Its own switch, `cast_input_dtype_enabled`, turns both off.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    def left(upstream: Any) -> Any:
+        def cast(x: Any, dtype: torch.dtype) -> Any:
+            if x is not None and torch.is_autocast_enabled(x.device.type):
+                return x
+            return upstream(x, dtype)
+
+        return cast
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            module._cast_input_dtype = left(module._cast_input_dtype)
+
+
+@contextlib.contextmanager
+def experts_of_any_dtype() -> Iterator[None]:
+    """Let experts run on fake tensors of any dtype.
+
+    Grouped products of fake tensors are checked as if compiled, for bfloat16 alone; upstream's own fallback
+    keeps the same tensors and takes every dtype.
+    """
+    from transformers.integrations import moe
+
+    upstream = moe._can_use_grouped_mm
+    moe._can_use_grouped_mm = lambda *given: given[0].dtype == torch.bfloat16 and upstream(*given)
+    try:
+        yield
+    finally:
+        moe._can_use_grouped_mm = upstream
+
+
+@contextlib.contextmanager
+def plain_positions(*, documents: bool) -> Iterator[None]:
+    """Let transformers know that each row holds one document, unless rows hold several.
+
+    It looks at the values of the positions, which fake tensors do not have, and assumes several.
+    """
+    from transformers import masking_utils
+
+    upstream = masking_utils.find_packed_sequence_indices
+    if not documents:
+        masking_utils.find_packed_sequence_indices = lambda _position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = upstream

@@ -1,0 +1,95 @@
+"""Private parts of torch: storages, fake tensors, kernels and defaults that have no public name."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["DispatchMode", "leaves", "never_compiled"]
+
+DispatchMode = TorchDispatchMode
+leaves = tree_leaves
+never_compiled = torch._disable_dynamo  # torch.compiler.disable imports the compiler at once
+_ATEN = torch.ops.aten
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: its shard of one that FSDP2 spreads over the ranks.
+
+    DTensor.to_local() would add an operation, which a DispatchMode sees.
+    """
+    shard: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return shard
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """The same for all Python objects of one storage, fake ones included, whose data_ptr is always 0."""
+    return int(storage._cdata)
+
+
+def fake_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Operations within this compute shapes alone."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode
+
+
+def replace_tensors(module: torch.nn.Module, new: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace each parameter and buffer of a module itself, which setattr refuses for some."""
+    for held in (module._parameters, module._buffers):
+        held.update({name: new(tensor) for name, tensor in held.items() if tensor is not None})
+
+
+def compile_or_run_plainly() -> None:
+    """A layer that torch cannot compile here trains as it is, with torch's warning."""
+    import torch._dynamo
+
+    torch._dynamo.config.suppress_errors = True
+
+
+def cuda_architectures() -> list[str]:
+    """The architectures that torch was built for, on a machine without a driver too."""
+    return list(torch.cuda.get_arch_list() or torch._C._cuda_getArchFlags().split())
+
+
+def set_group_timeout(limit: timedelta) -> None:
+    """The timeout of process groups that are made without one."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
+
+
+@contextlib.contextmanager
+def autocast_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Run other code for operations of aten where CPU autocast is on; names as `pow.Tensor_Scalar`."""
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of these have a kernel, which is replaced
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "AutocastCPU")
+        yield
+
+
+def without_cpu_autocast() -> contextlib.AbstractContextManager[Any]:
+    excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    guard: contextlib.AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(excluded)
+    return guard
+
+
+def flash_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """The flash kernel of scaled_dot_product_attention: its output."""
+    out: torch.Tensor = _ATEN._scaled_dot_product_flash_attention(*args, **kwargs)[0]
+    return out
+
+
+def efficient_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """The memory-efficient kernel of scaled_dot_product_attention: its output."""
+    out: torch.Tensor = _ATEN._scaled_dot_product_efficient_attention(*args, **kwargs)[0]
+    return out

@@ -1,0 +1,74 @@
+"""`make tables` leaves the tree as it is: the shipped tables are those of the tested versions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from launcher.facts.tp_plans import has_tp_plan
+from launcher.recipe.field_tables import TABLES, shipped_table
+from tools.tables import peers
+from tools.tables.__main__ import table_text
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    **{shipped_table(name): package for name, package in TABLES.items()},
+    **{ROOT / f"launcher/facts/data/{name}.json": "transformers" for name in ("module_names", "tp_plans")},
+    ROOT / "launcher/knowledge/lint/tables/deepspeed.json": "deepspeed",
+    ROOT / "launcher/importing/tables/trl.json": "trl",
+}
+
+
+def test_every_table_is_what_its_generator_makes_of_the_installed_packages():
+    for file, package in PACKAGES.items():
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            pytest.skip(f"{package} is not installed")
+        if found != (tested := json.loads(file.read_text("utf-8"))["version"]):
+            pytest.skip(f"{package} is {found}, the tables are of {tested}")
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.tables", "--check", "--offline"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "differs" not in done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(peers.PEERS))
+def test_a_table_of_another_tool_states_its_version_and_is_in_the_generators_format(name):
+    text = (ROOT / f"launcher/importing/tables/{name}.json").read_text("utf-8")
+    table = json.loads(text)
+    assert table["version"]
+    assert list(table["keys"]) == sorted(table["keys"])
+    assert text == table_text(table)
+
+
+def test_defaults_are_read_from_source(tmp_path):
+    """A literal, a product, an enum's member, a Field with an alias, and an inherited field."""
+    (tmp_path / "hparams").mkdir()
+    (tmp_path / "extras").mkdir()
+    (tmp_path / "extras" / "constants.py").write_text("class Kind:\n    A = 'a'\n")
+    (tmp_path / "hparams" / "args.py").write_text(
+        "class Base:\n    below: int = 1\n    low: int = 2\n"
+        "class ModelArguments(Base):\n    low: int = 3\n    size: int = field(default=4 * 5, metadata={})\n"
+        "    kind: Kind = field(default=Kind.A)\n    named: str = Field('x', alias='other')\n"
+        "    made: list = field(default_factory=list)\n    _hidden: int = 0\n    kept: ClassVar[int] = 0\n"
+    )
+    assert peers.llamafactory(tmp_path, "1") == {
+        "version": "1",
+        "keys": {
+            "below": 1, "kind": "a", "low": 3, "made": None, "named": "x", "other": "x", "size": 20,
+        },
+    }  # fmt: skip
+
+
+def test_families_with_and_without_a_tensor_parallel_plan():
+    assert has_tp_plan("llama")
+    assert not has_tp_plan("gpt2")
+    assert not has_tp_plan("unheard-of")

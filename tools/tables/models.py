@@ -1,0 +1,93 @@
+"""Facts about the model families that are known, from transformers' own classes.
+
+`module_names`: the modules that LoRA cannot adapt, or that have no closed form; and the model types that read
+images and text. `config_defaults`: defaults that decide sizes. `tp_plans`: how transformers cuts the layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+from launcher.facts.heads import FAMILY_TASKS
+from launcher.train.models import auto_class
+
+_COUNTED = ("Linear", "Conv1D", "Embedding")
+_LAYERS = ("h", "layers", "layer", "block")
+"""Names of the lists of layers."""
+
+
+def names() -> dict[str, dict[str, str]]:
+    """Family -> module's name, `{}` for the layer's index -> class."""
+    return {family: _of_family(family) for family in FAMILY_TASKS}
+
+
+def _of_family(family: str) -> dict[str, str]:
+    config = transformers.AutoConfig.for_model(family)
+    with torch.device("meta"):
+        model = auto_class(FAMILY_TASKS[family][0]).from_config(config)
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if name and kind not in _COUNTED:
+            found[_template(name)] = kind
+    return found
+
+
+def _template(name: str) -> str:
+    """`{}` for the first index alone: blocks of T5 have numbered parts."""
+    parts = name.split(".")
+    place = next((i for i, part in enumerate(parts) if part.isdigit() and parts[i - 1] in _LAYERS), None)
+    if place is not None:
+        parts[place] = "{}"
+    return ".".join(parts)
+
+
+def module_names() -> dict[str, Any]:
+    types = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    return {"version": transformers.__version__, "names": names(), "image_text_to_text": types}
+
+
+SIZES = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings",
+    "tie_word_embeddings", "attention_bias", "mlp_bias", "hidden_act", "resid_pdrop", "use_bias",
+    "residual_dropout", "n_embd", "n_inner", "n_layer", "n_head", "n_positions", "multi_query",
+    "activation_function", "attn_pdrop", "hidden_dropout", "ffn_dim", "word_embed_proj_dim",
+    "do_layer_norm_before", "_remove_final_layer_norm", "enable_bias",
+    "layer_norm_elementwise_affine", "dropout", "num_local_experts", "num_experts_per_tok",
+    "num_experts", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers", "d_model",
+    "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads",
+    "relative_attention_num_buckets", "feed_forward_proj", "dropout_rate", "type_vocab_size",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "image_size", "patch_size",
+    "num_channels", "qkv_bias",
+)  # fmt: skip
+"""Fields of configurations that decide sizes."""
+
+
+def config_defaults() -> dict[str, Any]:
+    """Model type -> field of SIZES -> default; without those that the class does not have."""
+    found = {}
+    for family in FAMILY_TASKS:
+        own = {field.name: field.default for field in dataclasses.fields(CONFIG_MAPPING[family])}
+        found[family] = {
+            name: own[name] for name in SIZES if own.get(name, dataclasses.MISSING) is not dataclasses.MISSING
+        }
+    return {"version": transformers.__version__, "defaults": found}
+
+
+def tp_plans() -> dict[str, Any]:
+    """Model type -> module pattern -> style; {} for a family without a plan."""
+    plans = {family: CONFIG_MAPPING[family].base_model_tp_plan or {} for family in sorted(FAMILY_TASKS)}
+    return {"version": transformers.__version__, "plans": plans}
+
+
+TABLES: dict[str, Callable[[], dict[str, Any]]] = {
+    "module_names": module_names, "config_defaults": config_defaults, "tp_plans": tp_plans,
+}  # fmt: skip
