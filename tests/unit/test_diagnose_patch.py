@@ -109,7 +109,7 @@ def test_the_fixed_recipe_is_new_and_valid(recipe):
     assert target.read_text() == SMALL.replace("max_steps: 2", "max_steps: 3")
     assert recipe.read_text() == SMALL
     target.write_text("mine")
-    with pytest.raises(RecipeError, match=r"small\.fixed\.yaml"):
+    with pytest.raises(RecipeError, match=r"small\.mended\.yaml"):
         write_fixed(recipe, recipe.parent, {"trainer.max_steps": 4})
     assert target.read_text() == "mine"
 
