@@ -6,9 +6,11 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import Forks
 
 from launcher.execute.shared_buffers import SHARED_MEMORY
 from launcher.facts.machine_disk import mapped_files
@@ -48,6 +50,32 @@ _LIBRARIES_OWN = (
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    """The process that forks ranks, once: its imports take most of ten seconds."""
+    home = str(tmp_path_factory.mktemp("forks-home"))
+    environ = {**os.environ, "EFFILAUNCH_CACHE": home, "HOME": home, "XDG_CACHE_HOME": home}
+    for name in ("EFFILAUNCH_RESUME", "EFFILAUNCH_DRILL", "EFFILAUNCH_SUPERVISOR"):
+        environ.pop(name, None)
+    with Forks(environ, tmp_path_factory.mktemp("forks")) as found:
+        assert found.threads == [], "a fork would lose the other threads"
+        yield found
+
+
+@pytest.fixture
+def warm(forks) -> Iterator[Forks]:
+    """What `sys.executable` runs is a fork of a process that has imported the stack."""
+    with forks.as_interpreter():
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def warm_module(forks) -> Iterator[Forks]:
+    """The same for fixtures of a whole module, and from then on for all its tests."""
+    with forks.as_interpreter():
+        yield forks
 
 
 @pytest.fixture(autouse=True)

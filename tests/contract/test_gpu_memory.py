@@ -19,6 +19,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu_memory  # noqa: E402  (benchmarks is no package)
 from gpu_grid import ROWS, GpuRow  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KINDS = (
     "vit-large-fp16",
     "bert-large-adafactor",

@@ -18,6 +18,8 @@ from launcher.memory.engine import largest_tensor, sharded_states
 from launcher.memory.job import MemoryJob
 from launcher.memory.optimizers import model_shapes
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("deepspeed")
 
 SPEC = read_model_spec(
@@ -94,7 +96,7 @@ def predicted(job: MemoryJob) -> int:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def held(warm_module: object, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     out = tmp_path_factory.mktemp("engines") / "held.json"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

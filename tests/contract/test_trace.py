@@ -18,6 +18,8 @@ from launcher.train.attention import register_varlen
 from launcher.train.head_loss import chunk_loss
 from launcher.train.memory_meter import Meter
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 LLAMA = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 6,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 512,
