@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +47,28 @@ _LIBRARIES_OWN = (
     "PYTEST_", "PYTORCH_", "RANK", "TF", "TORCH", "TRITON_", "WANDB_", "WORLD_SIZE",
     "CROSS_", "PMI_",
 )  # fmt: skip
+
+
+_BEGAN = time.monotonic()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """For `make stats`: how long it took, on what. A busy machine shows in seconds beside CPU seconds."""
+    path = os.environ.pop("TEST_SECONDS", None)
+    if path is None or exitstatus != 0 or hasattr(session.config, "workerinput"):
+        return
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(used.ru_utime + used.ru_stime for used in spent)
+    jobs, cores = session.config.getoption("numprocesses", None) or 1, os.cpu_count()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(
+        f"{time.monotonic() - _BEGAN:.0f} ({cpu:.0f} of CPU; {jobs} processes, {cores} cores,"
+        f" commit {commit.stdout.strip()})\n"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ def test_every_row_is_predicted_at_its_published_size() -> None:
         assert 0 < predicted.total < 80 * 10**9, row.name
 
 
+@pytest.mark.slow
 def test_a_rehearsal_measures_each_kind_of_row(tmp_path: Path) -> None:
     out = tmp_path / "rehearsal.json"
     done = rehearse("--out", str(out), "--only", *KINDS)

@@ -45,6 +45,7 @@ def check(entries: list[dict]) -> None:
         assert "error" not in entry
 
 
+@pytest.mark.slow
 def test_each_kind_of_row_runs(tmp_path):
     entries = rehearse(tmp_path / "record.json", *KINDS)
     assert [entry["name"] for entry in entries] == list(KINDS)

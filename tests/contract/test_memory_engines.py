@@ -118,6 +118,7 @@ def held(warm_module: object, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_states_are_what_the_engine_keeps(held: dict[str, int], name: str) -> None:
     assert held[name] == pytest.approx(predicted(JOBS[name]), rel=0.01)

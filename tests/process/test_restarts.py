@@ -123,6 +123,7 @@ def test_the_same_twice_at_the_same_step_is_not_tried_a_third_time(tried):
     assert caught.value.problems[0].code == "rank-lost"
 
 
+@pytest.mark.slow
 def test_restarts_that_make_no_progress_are_used_up(tried):
     """It dies in another way than before each time, and before the next checkpoint."""
     each = "if rank == 1 and step == 3: os.kill(os.getpid(), 9) if try_number != 1 else fail('a bug')"
@@ -181,6 +182,7 @@ def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
     assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_rank_that_a_signal_has_stopped_is_named_with_its_state(tried, monkeypatch):
     """It is in the same step as the other one, and writes no calls."""
     monkeypatch.setattr("launcher.execute.following._STACKS_S", 2.0)
@@ -194,6 +196,7 @@ def test_a_rank_that_a_signal_has_stopped_is_named_with_its_state(tried, monkeyp
     assert "rank 0 stands in meet (<string>" in problem.message
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, monkeypatch):
     monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
     tried.run(ranks("if step == 4: time.sleep(4)"), 0, limits=Limits(step=1.0, first_steps=1.0, leave=0.2))
@@ -201,6 +204,7 @@ def test_ranks_that_cannot_write_what_they_do_are_not_taken_for_hanging(tried, m
     assert "nothing can be written (No space left on device)" in said
 
 
+@pytest.mark.slow
 def test_a_rank_that_could_not_say_that_it_ended_does_not_end_the_others(tried, monkeypatch):
     """Rank 1 has nothing more to do; rank 0 writes the result."""
     monkeypatch.setattr("launcher.execute.following.unwritable_by", lambda folder: "No space left on device")
@@ -241,6 +245,7 @@ def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_neither_the_restart_nor_the_result(tried, monkeypatch):
     monkeypatch.setattr("launcher.execute.restarts.RESTARTS", "gone/restarts.jsonl")
     monkeypatch.setattr("launcher.execute.restarts.write_text", full)
@@ -253,6 +258,7 @@ def test_a_full_disk_loses_neither_the_restart_nor_the_result(tried, monkeypatch
     assert "result.json cannot be written (No space left on device)" in said
 
 
+@pytest.mark.slow
 def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(tried, monkeypatch):
     """Without its own sizes of the logs, an earlier try's errors would be taken for those of the next."""
     record, times = local.record_bound, []
