@@ -81,7 +81,7 @@ def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]
         one = row(entry["name"])
         plan = plan_of(one)
         plan = replace(plan, job=job_of(one, plan))
-        extra = host_share(plan.model, plan.job)
+        extra = host_share(plan.spec, plan.job)
         found = trace_of(one.name, plan) if trace else None
         yield _compared(one.name, one.half, entry["measured_bytes"], plan, extra, found)
 
@@ -89,7 +89,7 @@ def compare_measured(half: str, trace: bool, record: Path) -> Iterator[Compared]
 def compare_published(trace: bool) -> Iterator[Compared]:
     for one in published_rows():
         plan = one.plan()
-        context = estimate_memory(plan.model, plan.job, plan.hardware).components.context
+        context = estimate_memory(plan.spec, plan.job, plan.hardware).components.context
         found = trace_of(one.name, plan) if trace else None
         unseen = 0 if one.with_context else -context
         yield _compared(one.name, "published", one.measured_bytes, plan, unseen, found)
@@ -97,8 +97,8 @@ def compare_published(trace: bool) -> Iterator[Compared]:
 
 def _compared(name: str, half: str, measured: int, plan: Plan, extra: int, trace: Trace | None) -> Compared:
     """`extra`: bytes that the measurement sees beside the device's, or does not see of them (negative)."""
-    estimate = estimate_memory(plan.model, plan.job, plan.hardware)
-    traced = estimate_memory(plan.model, plan.job, plan.hardware, trace=trace)
+    estimate = estimate_memory(plan.spec, plan.job, plan.hardware)
+    traced = estimate_memory(plan.spec, plan.job, plan.hardware, trace=trace)
     parts = asdict(estimate.components)
     if extra < 0:
         parts["context"] += extra

@@ -35,8 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # some CPU kernels allocate a buffer for ea
 from memory_grid import HALVES, ROWS, Row, row
 from memory_rows import DOCUMENTS, STEPS, ds_config_of, plan_of
 
-from launcher.execute.build_locks import remove_stale_locks
-from launcher.execute.shared_buffers import remove_shared_buffers
+from launcher.execute.leftovers import remove_shared_buffers, remove_stale_locks
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json, plan_json
 from launcher.render.command import render_env
@@ -89,16 +88,16 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
     from launcher.train.data.collate import make_collator
 
     count = (STEPS + 1) * row.accumulation * row.micro_batch * row.processes
-    task = plan.value("task")
+    task = plan.task.name
     if task == "image-classification":
         from launcher.train.tasks.image_classification import stack_images
 
-        return RandomData(Pictures(count, plan.model.config["image_size"]), stack_images)
+        return RandomData(Pictures(count, plan.spec.config["image_size"]), stack_images)
     made = torch.Generator().manual_seed(0)
     rows: list[dict[str, Any]] = []
     for index in range(count):
         length = row.length - (row.length // 8 if row.padded and index % 2 else 0)
-        ids = torch.randint(4, plan.model.vocab_size, (length,), generator=made).tolist()
+        ids = torch.randint(4, plan.spec.vocab_size, (length,), generator=made).tolist()
         sample: dict[str, Any] = {"input_ids": ids}
         sample["labels"] = index % 2 if task == "sequence-classification" else list(ids)
         if row.packing:
@@ -143,7 +142,7 @@ def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
     if row.engine == "fsdp":
         args = fsdp_arguments(args)
     join_processes(job)
-    processing = None if plan.value("task") == "image-classification" else tokenizer()
+    processing = None if plan.task.name == "image-classification" else tokenizer()
     data = random_data(row, plan, processing)
     set_seed(args.seed)
     model = load_model(job, processing)

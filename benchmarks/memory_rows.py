@@ -13,7 +13,7 @@ from memory_grid import MODELS, Row
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
-from launcher.memory.engine import sharded_states
+from launcher.memory.engines import engine_of
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
@@ -117,5 +117,5 @@ def ds_config_of(row: Row, plan: Plan) -> dict[str, Any] | None:
 def host_share(spec: ModelSpec, job: MemoryJob) -> int:
     """Bytes of offloaded states of one process, and of the buffers through which they travel: on a CPU they
     lie in the same memory as the rest."""
-    states = sharded_states(spec, job)
+    states = engine_of(job).states(spec, job)
     return states.host + states.staging

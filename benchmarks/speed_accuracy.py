@@ -58,9 +58,9 @@ def predict(row: Row, record: dict[str, Any]) -> StepTime:
     """What the planner predicts for the row on the processor of the record."""
     plan = plan_of(row)
     job, hardware = job_of(row, plan), parse_hardware(f"{row.processes}xcpu")
-    kept = kept_by_sample(job, lambda alone: estimate_memory(plan.model, alone, hardware))
+    kept = kept_by_sample(job, lambda alone: estimate_memory(plan.spec, alone, hardware))
     processor = Processor(**record["processor"])
-    return predict_step(plan.model, job, hardware, kept=kept, processor=processor, cores=record["cores"])
+    return predict_step(plan.spec, job, hardware, kept=kept, processor=processor, cores=record["cores"])
 
 
 def timed_rows(record: dict[str, Any]) -> list[Timed]:

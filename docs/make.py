@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from failures_page import linked, page_text
 from recipe_page import NOTE, recipe_page, shown_value, table
 
 from launcher import errors
-from launcher.failures.page import linked, page_text
 from launcher.importing.axolotl import row_types
 from launcher.importing.mapping import mapping_rows
 from launcher.parsing import COMMANDS, build_parser

@@ -75,7 +75,7 @@ def _submit(args: argparse.Namespace) -> Outcome:
     from launcher.commands.submitting import submit_command
 
     return submit_command(
-        args.target, args.overrides, on=args.on, sweeps=args.sweep, dry_run=args.dry_run,
+        args.target, args.overrides, to=args.to, on=args.on, sweeps=args.sweep, dry_run=args.dry_run,
         tiny=args.tiny, output_dir=args.output_dir, detach=args.detach, follow=args.follow,
         cancel=args.cancel, as_json=args.json,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
 
             return diagnose_command(args.paths, apply=args.apply)
         case "init":
-            from launcher.commands.starting import init_command
+            from launcher.commands.init import init_command
 
             return init_command(
                 args.model, args.data, args.on, args.goal,

@@ -149,7 +149,9 @@ def _add_submit(submit: argparse.ArgumentParser) -> None:
     submit.add_argument(
         "target", metavar="RECIPE|RUN_DIR", help="a recipe; with --follow or --cancel what was submitted"
     )
-    submit.add_argument("--to", choices=["slurm"], default="slurm", help="which scheduler")
+    from launcher.schedulers import QUEUES
+
+    submit.add_argument("--to", choices=QUEUES, default=QUEUES[0], help="which scheduler")
     _add_overrides(submit)
     _add_on(submit)
     _add_quiet(submit)
@@ -239,7 +241,7 @@ def _add_diagnose(diagnose: argparse.ArgumentParser) -> None:
     diagnose.add_argument(
         "paths", metavar="RUN_DIR|LOG", nargs="+", help="a run directory, logs, or - for stdin"
     )
-    diagnose.add_argument("--apply", action="store_true", help="write NAME.mended.yaml beside the recipe")
+    diagnose.add_argument("--apply", action="store_true", help="write NAME.fixed.yaml beside the recipe")
 
 
 def _add_generate(generate: argparse.ArgumentParser) -> None:

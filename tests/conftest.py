@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from forked import Forks
 
-from launcher.execute.shared_buffers import SHARED_MEMORY
+from launcher.execute.leftovers import SHARED_MEMORY
 from launcher.facts.machine_disk import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,7 +10,7 @@ from launcher.facts.hardware import parse_hardware, with_host_memory
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.plan.inputs import Facts
-from launcher.plan.plan import Plan
+from launcher.plan.plan import Plan, Provenance
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 
@@ -53,3 +53,15 @@ def plan(folder: Path, on: str = "8xA100-80GB", text: str = BASE, **overrides: o
     loaded = recipe(folder, text, **overrides)
     model = loaded.recipe.model.name_or_path or "huggyllama/llama-7b"
     return make_plan(loaded, facts(on, model, loaded.recipe.task))
+
+
+def with_settings(made: Plan, values: dict[str, object]) -> Plan:
+    """The plan with other values of settings, named as in plan.json; None takes one away."""
+    settings, known = made.settings.copy(), dict(made.provenance)
+    for name, value in values.items():
+        settings.put(name, value)
+        known[name] = Provenance("recipe", "recipe.yaml:1", "set by the test")
+    gone = {name for name, value in values.items() if value is None}
+    return replace(
+        made, settings=settings, provenance={name: one for name, one in known.items() if name not in gone}
+    )

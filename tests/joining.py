@@ -6,9 +6,9 @@ import socket
 import threading
 from dataclasses import replace
 
-from launcher.execute.channel import Rhythm
-from launcher.execute.group import Group
-from launcher.execute.member import serve
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.member import serve
+from launcher.execute.nodes.wire import Rhythm
 from launcher.facts.place import Place
 
 FAST = Rhythm(0.1, 0.6)

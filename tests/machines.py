@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from launcher.doctor import CHECKS, Verdict
 from launcher.facts.hardware import MIB
 from launcher.facts.machine import Machine
 from launcher.facts.machine_build import BuildFacts
@@ -14,6 +13,7 @@ from launcher.facts.machine_gpu import Gpu, GpuFacts
 from launcher.facts.machine_host import HostFacts
 from launcher.facts.machine_network import NetworkFacts
 from launcher.facts.machine_software import TESTED, SoftwareFacts
+from launcher.knowledge.doctor import CHECKS, Verdict
 from launcher.plan.plan import Plan
 
 GIB = 2**30

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher.facts.hardware import parse_hardware
+from launcher.facts.architectures import Layout
+from launcher.facts.hardware import Hardware, parse_hardware
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
+from launcher.memory.activations import make_block
+from launcher.memory.engines import engine_of
+from launcher.memory.engines.engine import Held
 from launcher.memory.job import MemoryJob
+from launcher.memory.layers import Dtypes, record
+from launcher.memory.states import States
 
 GIB = 2**30
 A100 = parse_hardware("1xA100-80GB")
@@ -57,3 +63,34 @@ JOB_1B = replace(FULL, micro_batch=4, trainable_params=LLAMA_1B.params)
 LORA_1B = LLAMA_1B.lora_params(16, "all-linear")
 ZERO = replace(FULL, engine="deepspeed", precision="bf16", data_parallel=8, devices_per_node=8)
 """The 7B under DeepSpeed on a node of eight."""
+
+
+def layer_bytes(
+    model: ModelSpec,
+    dtypes: Dtypes,
+    *,
+    attention: str,
+    sequence: int,
+    rank: int = 0,
+    layout: Layout | None = None,
+) -> float:
+    """Bytes per token that one layer (of the first stack) keeps without activation checkpointing."""
+    block = make_block(model, dtypes, layout or model.layout, 1, sequence, attention)
+    tape, _ = record(replace(block, rank=rank), counted=True)
+    return tape.saved()[0] / sequence
+
+
+def states_of(model: ModelSpec, job: MemoryJob) -> States:
+    return engine_of(job).states(model, job)
+
+
+def held_of(model: ModelSpec, job: MemoryJob) -> Held:
+    return engine_of(job).held(model, job)
+
+
+def buffers_of(model: ModelSpec, job: MemoryJob) -> int:
+    return engine_of(job).buffers(model, job)
+
+
+def step_of(model: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
+    return engine_of(job).step(model, job, hardware)

@@ -16,9 +16,9 @@ from typing import Any
 
 from factories import plan
 
-from launcher.execute import local
-from launcher.execute.local import execute
+from launcher.execute import start
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.render.bundle import Bundle, render
 
@@ -189,8 +189,8 @@ def main(folder: Path, settings: Mapping[str, Any]) -> None:
     from launcher.errors import EffilaunchError
     from launcher.report import outcome
 
-    local.LEAST_STOP_S = settings.get("stop_s", local.LEAST_STOP_S)
-    local.WORKERS_LEAVE_S = settings.get("leave_s", local.WORKERS_LEAVE_S)
+    start.LEAST_STOP_S = settings.get("stop_s", start.LEAST_STOP_S)
+    start.WORKERS_LEAVE_S = settings.get("leave_s", start.WORKERS_LEAVE_S)
 
     def echo(line: str) -> None:
         if settings.get("broken") and line == "ranks are started":

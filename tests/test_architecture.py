@@ -18,7 +18,6 @@ TRAINING_STACK = (
     "tensorboard", "trackio",
 )  # fmt: skip
 MODULES = sorted((ROOT / "launcher").rglob("*.py"))
-MAX_LINES = 400
 
 RUN_AND_LIST = """
 import sys
@@ -115,9 +114,8 @@ def test_layers_hold():
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_module_is_short_and_says_what_it_is(path):
+def test_module_says_what_it_is(path):
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_LINES
     assert path.name not in ("utils.py", "helpers.py", "common.py")
     if text.strip():
         assert text.startswith('"""')

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.diagnose.examine import diagnose
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.failures.catalogue import FAILURES
 
 CORPUS = Path(__file__).parent / "corpus"
 INDEX = [json.loads(line) for line in (CORPUS / "index.jsonl").read_text("utf-8").splitlines()]

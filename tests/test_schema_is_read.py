@@ -1,7 +1,7 @@
 """No key of the recipe is ignored: each is a setting that the worker or the written files are made from.
 
-Counted are real reads alone, by syntax: `job.value("x")`, `job.section("x")`, `plan.value("x")`, and for what
-lies inside a setting `source["x"]` or `source.get("x")`. A name that only stands in a message is not read.
+Counted are real reads alone, by syntax: `job.data.x`, `plan.data.x`, `job.fields(job.adapter)`, and for what
+is inside a setting `source["x"]` or `source.get("x")`. A name that is only in a message is not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from launcher.facts.hardware import parse_hardware
 from launcher.plan.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
-from launcher.render.slurm import Submission, render_array, render_job, render_prepare_job
+from launcher.schedulers.scheduler import Submission
+from launcher.schedulers.slurm_script import render_array, render_job, render_prepare_job
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = """\
@@ -127,13 +128,10 @@ CHANGED: dict[str, str] = {
 }
 # Reads whose name is not written at the place of the call: (file, what is read there) -> the names.
 SPOTS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("train/job.py", "name"): (),  # `section` itself, whose callers count
     ("train/data/prepare.py", "name"): (),  # names the cache, which is no use of a value
-    ("train/data/recognise.py", "f'data.{name}'"): ("data.train", "data.eval"),
-    ("train/training.py", "key"): ("data.packing", "data.padding_free"),
-    ("render/ds_config.py", "f'sharding.{what}'"): ("sharding.offload_optimizer", "sharding.offload_param"),
+    ("render/bundle.py", "key"): (),  # plan.json itself
 }
-# Sections that are read as a whole: by `job.section`, and launch.env by render/command.py.
+# Sections that are read as a whole: by `fields`, and launch.env by render/command.py.
 SECTIONS = ("trainer.", "adapter.", "fsdp.", "launch.env.")
 # Settings that only say what follows from others.
 SAID = {
@@ -167,22 +165,51 @@ def kinds(annotation: Any) -> list[Any]:
     return [kind for argument in arguments if argument is not type(None) for kind in kinds(argument)]
 
 
+HOLDERS = ("job", "self", "self._job", "self.job", "plan", "own")
+WHOLE = {"precision", "seed", "tiny", "on_oom", "task"}
+"""Settings without a section."""
+
+
+def holds(node: ast.expr) -> bool:
+    return ast.unparse(node) in HOLDERS or ast.unparse(node).endswith((".job", ".plan"))
+
+
 def calls(code: str) -> Iterator[tuple[str, ast.expr]]:
-    """(value | section, its argument) of every read of a setting: by a job, or by a plan."""
+    """(at | fields, its argument) of every read of settings by text, or of a whole section."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            holder = ast.unparse(node.func.value)
-            if node.func.attr in ("value", "section") and holder in ("job", "self", "self._job", "plan"):
+            holder = node.func.value
+            named = holder.value if ast.unparse(holder).endswith(".settings") else holder  # type: ignore[attr-defined]
+            if node.func.attr in ("at", "fields") and holds(named):
                 yield node.func.attr, node.args[0]
 
 
 def settings_read(code: str) -> set[str]:
-    """Names that are read at the place where they are written."""
-    return {
-        argument.value
+    """Dotted names that are read as attributes, or by a name at the place of the call."""
+    found = {
+        str(argument.value)
         for kind, argument in calls(code)
-        if kind == "value" and isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+        if kind == "at" and isinstance(argument, ast.Constant)
     }
+    tree = ast.parse(code)
+    names = {  # `trainer = plan.trainer`, from which fields are read then
+        target.id: node.value.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute) and holds(node.value.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        section = node.value
+        if holds(section) and node.attr in WHOLE:
+            found.add(node.attr)
+        elif isinstance(section, ast.Attribute) and holds(section.value) and not holds(section):
+            found.add(f"{section.attr}.{node.attr.removesuffix('_type')}")
+        elif isinstance(section, ast.Name) and section.id in names:
+            found.add(f"{names[section.id]}.{node.attr}")
+    return found
 
 
 def fields_read(code: str, holders: Iterable[str]) -> set[str]:
@@ -219,7 +246,7 @@ def is_read(name: str, read: set[str]) -> bool:
 
 
 # `run` itself does what on_oom and launch.max_restarts say: a worker that is gone cannot; and it watches.
-OF_THE_RUN = ("commands/adapting.py", "execute/local.py")
+OF_THE_RUN = ("commands/adapting.py", "execute/start.py")
 RUNNING = modules("commands", "execute")
 READERS = {**modules("train", "render"), **{name: RUNNING[name] for name in OF_THE_RUN}}
 READ = all_read(READERS)
@@ -230,28 +257,28 @@ def test_every_read_is_by_a_written_name_or_listed():
         (file, ast.unparse(argument))
         for file, code in READERS.items()
         for _, argument in calls(code)
-        if not isinstance(argument, ast.Constant)
+        if not isinstance(argument, (ast.Constant, ast.Attribute))
     }
     assert spots == set(SPOTS), "list the read with its names in SPOTS"
 
 
 def test_sections_are_read_whole():
     named = {
-        argument.value
+        argument.attr
         for code in READERS.values()
         for kind, argument in calls(code)
-        if kind == "section" and isinstance(argument, ast.Constant)
+        if kind == "fields" and isinstance(argument, ast.Attribute)
     }
-    assert {f"{name}." for name in named} | {"launch.env."} == set(SECTIONS)
-    assert '"launch.env."' in READERS["render/command.py"]
+    assert {f"{name}." for name in named - {"deepspeed"}} | {"launch.env."} == set(SECTIONS)
+    assert "dict(plan.launch.env)" in READERS["render/command.py"]
 
 
 def test_a_name_that_is_only_written_somewhere_is_not_read():
     code = """
 problem = Problem("x", path="data.fake")
 names = ("data.fake", "data.other")
-kept = {"data.fake": other.value("data.fake"), "weight": row["weight"], "name": row.get("name")}
-real = job.value("data.real") or self._job.value("data.more")
+kept = {"data.fake": other.data.fake, "weight": row["weight"], "name": row.get("name")}
+real = job.data.real or self._job.data.more
 fields = source["path"], chosen.settings.get("split"), settings.get("revision")
 settings["format"] = source
 """
@@ -265,7 +292,7 @@ settings["format"] = source
 )
 def test_a_read_that_is_taken_out_is_missed(name):
     """The name stays in the code, as it does in messages."""
-    without = {file: code.replace(f'job.value("{name}")', f'str("{name}")') for file, code in READERS.items()}
+    without = {file: code.replace(f"job.{name}", f'str("{name}")') for file, code in READERS.items()}
     assert any(name in code for code in without.values())
     assert is_read(name, READ)
     assert not is_read(name, all_read(without))
@@ -346,7 +373,7 @@ def with_values(changes: dict[str, str]) -> str:
 def test_every_key_of_slurm_changes_a_script(leaf, tmp_path):
     def scripts(changes: dict[str, str]) -> list[str | None]:
         loaded = recipe(tmp_path, with_values(changes))
-        job = Submission("job", "python", "/", parse_hardware("8xA100-80GB"), loaded.recipe.launch.slurm)
+        job = Submission("job", "python", "/", parse_hardware("8xA100-80GB"), loaded.recipe.launch)
         plan = make_plan(loaded, facts("8xA100-80GB"))
         return [render_job(job, plan, "/r"), render_array(job, plan, "/s", ["/r"]),
                 render_prepare_job(job, "/r", ["/r"])]  # fmt: skip

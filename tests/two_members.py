@@ -67,8 +67,8 @@ class Pair:
 def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
     from launcher.errors import EffilaunchError
     from launcher.execute import following
-    from launcher.execute.channel import Rhythm
-    from launcher.execute.member import serve
+    from launcher.execute.nodes.member import serve
+    from launcher.execute.nodes.wire import Rhythm
     from launcher.facts.place import Place
     from launcher.report.outcome import echo
 
@@ -89,12 +89,12 @@ def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
 def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> None:
     """The head's command, from the group to its goodbye."""
     from launcher.commands.adapting import run_tries
-    from launcher.commands.gathering import _goodbye
-    from launcher.execute.group import Group
+    from launcher.execute.nodes.group import Group
     from launcher.execute.run_dir import write_run_dir
     from launcher.execute.supervise import Limits
     from launcher.render.bundle import render
     from launcher.report.outcome import echo
+    from launcher.schedulers.rendezvous import leaving_together
 
     given = {"launch__max_restarts": settings.get("restarts", 0), "launch__hang_factor": 2}
     bundle = replace(
@@ -103,7 +103,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
         command=(sys.executable, "-c", settings["script"], "{run_dir}", "{node_rank}"),
     )
     group = Group(place, "", rhythm)
-    with _goodbye(group):
+    with leaving_together(group):
         group.await_all(20.0, echo)
         write_run_dir(bundle, folder / "run", resume=False)
         run_tries(

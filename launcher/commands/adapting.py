@@ -12,20 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.adapted import (
+from launcher.execute.endings import KnownFailure
+from launcher.execute.following import Look, blind
+from launcher.execute.nodes.group import Group
+from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
+from launcher.execute.run_dir import (
+    DISK_FULL,
+    UNWRITABLE,
     Record,
     earlier_settings,
     last_step,
+    locked,
     read_record,
     with_record,
     write_next_try,
 )
-from launcher.execute.failed import KnownFailure
-from launcher.execute.following import Look, blind
-from launcher.execute.group import Group
-from launcher.execute.local import execute, is_prepared
-from launcher.execute.restarts import FIRST_PAUSE_S, Begun, Restarts, with_restarts
-from launcher.execute.run_dir import DISK_FULL, UNWRITABLE, locked
+from launcher.execute.start import execute, is_prepared
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.software import require_modules
@@ -94,7 +96,7 @@ def run_tries(
     record, prepare = read_record(run_dir), True
     with locked(run_dir) as lock:
         begun, plan = Begun(run_dir, resume), bundle.plan
-        restarts = Restarts(begun, int(plan.value("launch.max_restarts")), say, first_pause_s)
+        restarts = Restarts(begun, int(plan.launch.max_restarts), say, first_pause_s)
         if group is not None:
             restarts.check = group.raise_if_over
         failed: RunFailed | None = None
@@ -143,7 +145,7 @@ def _beginning_again(failure: RunFailed | None) -> Iterator[None]:
 
 def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:
     """Whether adapting may mend it, and is asked for."""
-    asked = plan.value("on_oom") == "adapt"
+    asked = plan.on_oom == "adapt"
     return asked and is_out_of_memory(failure.finding.failure.id, plan.hardware)
 
 
@@ -158,7 +160,7 @@ def _next(
     if step is None:
         raise _nothing_left(failure, record, "nothing is left to try") from failure
     try:
-        if step.plan.value("sharding.engine") == "deepspeed":
+        if step.plan.sharding.engine == "deepspeed":
             require_modules(["deepspeed"])
     except MachineError as error:
         left = f"what is left to try cannot be done here: {error.problems[0].message}"
@@ -189,7 +191,7 @@ def _next_try(
     """
     run_dir = begun.run_dir
     reached = last_step(run_dir)
-    goes_on, begins, words = begun.goes_on()
+    goes_on, begins, words = begun.resumes()
     had_any = goes_on is not None
     if not step.keeps_checkpoints:
         goes_on, begins, words = None, 0, []

@@ -14,8 +14,8 @@ from launcher.report.tables import table
 
 def fixes_command(name: str | None) -> Outcome:
     """The known fixes, or one of them."""
+    from launcher.facts.requirements import holds
     from launcher.facts.software import installed_versions
-    from launcher.failures.versions import holds
     from launcher.plan.fixes import FIXES
 
     chosen = [fix for fix in FIXES if name in (None, fix.id)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pwd
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.report.questions import ask, can_ask
-from launcher.train.job import Job, read_job
+from launcher.train.job import read_job
 
 
 def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) -> None:
@@ -22,10 +21,10 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
     if allowed:
         return
     job = read_job(run_dir)  # the worker's reader: what it would run is what is asked about
-    file = _value(job, "python.file") if hooks else None
+    file = job.at("python.file") if hooks else None
     code = [f"the Python file {file}"] if isinstance(file, str) and file else []
-    if _value(job, "model.trust_remote_code"):
-        code.append(f"the code of the model {_value(job, 'model.name_or_path')}")
+    if job.at("model.trust_remote_code"):
+        code.append(f"the code of the model {job.at('model.name_or_path')}")
     if not code:
         return
     own = os.geteuid()
@@ -40,11 +39,6 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
     )
     if not can_ask() or not ask(f"{problem.file} {message}. Run it? (yes/no)", "no", _yes):
         raise RecipeError(problem)
-
-
-def _value(job: Job, dotted: str) -> Any:
-    """A setting as the worker sees it, None where the plan has none."""
-    return job.value(dotted) if dotted in job.plan["settings"] else None
 
 
 def _owner(path: Path) -> int | None:

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.diagnose.examine import diagnose
-from launcher.diagnose.findings import Diagnosis
-from launcher.diagnose.patch import edits, write_mended
-from launcher.diagnose.run_dir import is_run_dir
 from launcher.errors import Problem, RecipeError
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.shipped import recipes_dir
 from launcher.facts.user_files import parse_json
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.diagnose.findings import Diagnosis
+from launcher.knowledge.diagnose.patch import edits, write_fixed
+from launcher.knowledge.diagnose.run_dir import is_run_dir
+from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
 
@@ -135,4 +135,4 @@ def _apply(diagnosis: Diagnosis, recipe: Path | None) -> Path:
         )
     changes = {edit.path: edit.new for edit in edited[0].recipe}
     shipped = recipe.resolve().is_relative_to(recipes_dir().resolve())
-    return write_mended(recipe, Path.cwd() if shipped else recipe.parent, changes)
+    return write_fixed(recipe, Path.cwd() if shipped else recipe.parent, changes)

@@ -14,15 +14,15 @@ from typing import Any
 from launcher import __version__
 from launcher.commands.first_rows import data_problems
 from launcher.commands.gather import gather
-from launcher.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
-from launcher.doctor.needs import hub_model, nvme_path, reports_to, setting
-from launcher.doctor.redact import Private, redact, redact_json
 from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
-from launcher.execute.environment import mend_environment
+from launcher.execute.binding import fixed_environment
 from launcher.execute.run_dir import default_run_dir
 from launcher.facts.machine import Machine, Subject, gather_machine
 from launcher.facts.model_config import NOT_HERE
 from launcher.facts.secrets import is_secret_name
+from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
+from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
+from launcher.knowledge.doctor.redact import Private, redact, redact_json
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
@@ -136,19 +136,18 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
     if plan is None:
         return Subject(sys.executable, Path.cwd() / "runs")
     env = {
-        name.removeprefix(_ENV): str(entry.value)
-        for name, entry in plan.settings.items()
-        # A value that is bound late is not known here.
-        if name.startswith(_ENV) and "{" not in str(entry.value)
+        name: value
+        for name, value in plan.launch.env.items()
+        if "{" not in value  # a value that is bound late is not known here
     }
-    env |= mend_environment({**os.environ, **env}, "none")[0]
+    env |= fixed_environment({**os.environ, **env}, "none")[0]
     return Subject(
-        python=plan.python,
+        python=plan.interpreter,
         run_dir=default_run_dir(str(recipe), Path.cwd()),
         env=env,
         hub_model=hub_model(plan),
-        revision=setting(plan, "model.revision") or "main",
-        cache_dir=setting(plan, "model.cache_dir"),
+        revision=plan.model.revision or "main",
+        cache_dir=plan.model.cache_dir,
         nvme_path=nvme_path(plan),
         wandb=reports_to(plan, "wandb"),
     )

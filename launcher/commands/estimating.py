@@ -115,5 +115,5 @@ def _recipe_jobs(
         plan = make_plan(loaded, facts)
     except DoesNotFit as error:
         plan = error.nearest_miss
-    fixed = {dotted for dotted, setting in plan.settings.items() if setting.source in EXPLICIT}
+    fixed = {dotted for dotted, known in plan.provenance.items() if known.source in EXPLICIT}
     return facts.model, open_jobs(plan.job, fixed), machines

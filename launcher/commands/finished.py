@@ -15,7 +15,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import MARKER
 from launcher.facts.checkpoint import FINISHED_BEFORE
 from launcher.facts.user_files import read_json
-from launcher.failures.noise import is_noise
+from launcher.knowledge.failures.noise import is_noise
 from launcher.report.outcome import note
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,17 @@ from launcher.facts.model import ModelSpec
 from launcher.facts.model_config import find_model_config
 from launcher.facts.processor import probe_processor
 from launcher.facts.shipped import ds_configs_dir
-from launcher.facts.slurm import read_allocation
 from launcher.facts.software import installed_versions
 from launcher.facts.user_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.plan.inputs import Facts
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
+from launcher.schedulers.hostfile import equal_hosts
+from launcher.schedulers.slurm_allocation import read_allocation
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
-    from launcher.facts.hostfile import Host
-    from launcher.lint.finding import Finding
+    from launcher.knowledge.lint.document import Finding
 
 
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
@@ -39,7 +39,7 @@ def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
     elif recipe.hardware is not None:
         asked = recipe_hardware(recipe)
     elif recipe.launch.hostfile is not None:
-        hosts = _equal_hosts(recipe.launch.hostfile)
+        hosts = equal_hosts(recipe.launch.hostfile)
         asked = replace(probe.probe_hardware(), num_nodes=len(hosts), devices_per_node=hosts[0].slots)
     else:
         return _allocated(probe.probe_hardware())
@@ -70,82 +70,6 @@ def usable_cores() -> int:
 def _own_memory(loaded: LoadedRecipe, on: str | None) -> int | None:
     """Bytes of this machine's memory; None for a plan for another, of which nothing is known but devices."""
     return probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None
-
-
-def read_hostfile(path: str) -> tuple[Host, ...]:
-    """The machines of `launch.hostfile`. RecipeError where it cannot be read, or has a wrong line."""
-    try:
-        text = read_text(path, LARGEST_TEXT)
-    except (OSError, ValueError) as error:
-        absent = isinstance(error, FileNotFoundError | NotADirectoryError)
-        message = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
-        hint = "a file with a line `HOST slots=N` for each machine; relative paths are relative to the recipe"
-        code = "hostfile-missing" if absent else "hostfile-unreadable"
-        raise RecipeError(Problem(code, message, path="launch.hostfile", hint=hint)) from None
-    from launcher.facts.hostfile import parse_hostfile
-
-    return parse_hostfile(text, path)
-
-
-def _equal_hosts(path: str) -> tuple[Host, ...]:
-    """The same, where the file alone says how many devices each machine has."""
-    first, *others = hosts = read_hostfile(path)
-    problems = [
-        Problem(
-            "bad-hostfile",
-            f"{other.name} has {other.slots} slots and {first.name} has {first.slots}: "
-            "machines must be equal",
-            file=path,
-            line=other.line,
-            hint="give all the same number, or say with `hardware` or --on how many devices of each are used",
-        )
-        for other in others
-        if other.slots != first.slots
-    ]
-    if problems:
-        raise RecipeError(problems)
-    return hosts
-
-
-def check_hosts(hosts: Sequence[Host], hardware: Hardware, file: str) -> None:
-    """RecipeError where a plan for several machines asks for more of them than there are, or for more devices
-    than one of the first ones has."""
-    if hardware.num_nodes > len(hosts):
-        message = f"{hardware.label} asks for {hardware.num_nodes} machines, the hostfile names {len(hosts)}"
-        hint = "add the others, or plan for fewer: `hardware` or --on"
-        raise RecipeError(Problem("bad-hostfile", message, file=file, path="launch.hostfile", hint=hint))
-    problems = [
-        Problem(
-            "bad-hostfile",
-            f"{hardware.label} takes {hardware.devices_per_node} devices of each machine, "
-            f"{host.name} has {host.slots} slots",
-            file=file,
-            line=host.line,
-        )
-        for host in hosts[: hardware.num_nodes]
-        if host.slots < hardware.devices_per_node
-    ]
-    if problems:
-        raise RecipeError(problems)
-
-
-def hostfile_warnings(recipe: Recipe, hardware: Hardware | None) -> list[str]:
-    """A warning where the hostfile is not on this machine, which plans for others. RecipeError where it is
-    there, and is wrong or does not fit the hardware (None: the file says what there is)."""
-    file = recipe.launch.hostfile
-    if file is None:
-        return []
-    try:
-        hosts = _equal_hosts(file) if hardware is None else read_hostfile(file)
-    except RecipeError as error:
-        if error.problems[0].code != "hostfile-missing":
-            raise
-        return [f"{problem.message} ({problem.path})" for problem in error.problems]
-    if hardware is not None and hardware.num_nodes > 1:
-        # Which machine leads is not known here: behind those that take part in any case the best one.
-        first, rest = hosts[: hardware.num_nodes - 1], hosts[hardware.num_nodes - 1 :]
-        check_hosts([*first, *sorted(rest, key=lambda host: -host.slots)], hardware, file)
-    return []
 
 
 def recipe_hardware(recipe: Recipe) -> Hardware:
@@ -211,7 +135,7 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
         raise RecipeError(
             Problem("profile-unreadable", f"cannot read {path}: {error.strerror}", path="sharding.config")
         ) from None
-    from launcher.lint.check import read_profile
+    from launcher.knowledge.lint.check import read_profile
 
     profile, wrong = read_profile(raw, str(path))
     if wrong:

@@ -13,7 +13,7 @@ from launcher.facts.model_config import NOT_HERE
 from launcher.importing.found import Dropped, Effect
 from launcher.importing.join import Imported, import_files
 from launcher.importing.writing import beside, recipe_text
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.new_file import existing, write_new, writing

@@ -12,14 +12,14 @@ from launcher.commands.first_rows import data_problems
 from launcher.commands.gather import gather
 from launcher.commands.running import check_machine
 from launcher.commands.showing import Showing, showing
-from launcher.doctor.needs import NEEDED
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.local import execute, prepare_data
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import claimed, default_run_dir, write_run_dir
+from launcher.execute.start import execute, prepare_data
 from launcher.facts import probe
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.software import require_modules
+from launcher.knowledge.doctor.needs import NEEDED
 from launcher.memory.estimate import MemoryEstimate
 from launcher.plan.as_run import predict_as_run
 from launcher.plan.inputs import Facts

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import DoesNotFit, Problem, RecipeError
-from launcher.lint.check import LARGEST, Rule, decoded, lint_text
-from launcher.lint.finding import Finding, printable
-from launcher.lint.mend import mended
+from launcher.knowledge.lint.check import LARGEST, Rule, apply_fixes, decoded, lint_text
+from launcher.knowledge.lint.document import Finding, printable
 from launcher.render.new_file import write_new
 from launcher.report.outcome import Outcome
 
@@ -85,7 +84,7 @@ def _refuse_existing(targets: dict[str, Path]) -> None:
 def _against(recipe: str) -> Rule:
     """The rule that compares with the plan of a recipe; its own base profile is left out of that plan."""
     from launcher.commands.gather import gather
-    from launcher.lint.against_recipe import AgainstRecipe
+    from launcher.knowledge.lint.against_recipe import AgainstRecipe
     from launcher.plan.planner import make_plan
     from launcher.recipe.loading import load_recipe
 
@@ -103,7 +102,7 @@ def _against(recipe: str) -> Rule:
 
 def _fix(text: str, target: Path, found: list[Finding], rules: Sequence[Rule]) -> dict[str, Any] | None:
     """Write the mended text; None where nothing could be mended."""
-    better, left = mended(text, str(target), *rules)
+    better, left = apply_fixes(text, str(target), *rules)
     if better == text:
         return None
     try:

@@ -16,7 +16,7 @@ from launcher.execute.record import read_run, without_secrets
 from launcher.execute.run_dir import locked
 from launcher.facts.secrets import hider, secret_values
 from launcher.facts.software import require_modules
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.report.model_card import CardFacts, model_card
 from launcher.report.outcome import Outcome, note
 from launcher.report.results_text import merged_text, pushed_lines
@@ -84,7 +84,7 @@ def _own_repository(folder: Path) -> str:
     """The recipe's trainer.hub_model_id. RecipeError without one."""
     from launcher.train.job import read_job
 
-    found = read_job(folder).section("trainer").get("hub_model_id")
+    found = read_job(folder).trainer.hub_model_id
     if not isinstance(found, str) or not found:
         message = "--push names no repository, and neither does the recipe of the run"
         hint = "write `--push OWNER/NAME`; of a run to come, trainer.hub_model_id says it"

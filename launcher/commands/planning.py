@@ -9,15 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from launcher.commands.first_rows import judged_data
-from launcher.commands.gather import check_model, gather, hostfile_warnings, recipe_hardware
+from launcher.commands.gather import check_model, gather, recipe_hardware
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan, plan_first
 from launcher.plan.search import Search, search
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome, note
+from launcher.schedulers.hostfile import hostfile_warnings
 
 if TYPE_CHECKING:
     from launcher.render.bundle import Bundle

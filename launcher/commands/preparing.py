@@ -10,8 +10,8 @@ from launcher.commands.first_rows import data_problems
 from launcher.commands.gather import gather
 from launcher.commands.showing import showing
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.execute.local import prepare_data
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.start import prepare_data
 from launcher.facts.software import require_modules
 from launcher.facts.user_files import read_record
 from launcher.plan.planner import make_plan

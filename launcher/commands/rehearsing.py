@@ -11,22 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.gather import gather
-from launcher.commands.gathering import await_members, digest_of_request, find_gathering, gathered, take_part
+from launcher.commands.gather import find_hardware, gather
 from launcher.commands.running import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
-from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
-from launcher.execute.group import HOST_LOST, Group
-from launcher.execute.local import execute
+from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
+from launcher.execute.nodes.group import HOST_LOST, Group
 from launcher.execute.run_dir import MARKER, written
+from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.rehearsal import COURSE, PREFIX, RESULT, SHARES, Course
 from launcher.facts.status import read_statuses
 from launcher.facts.user_files import parse_json
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.rehearsal import SECONDS, make_course
@@ -34,6 +33,14 @@ from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.rehearsal_text import course_line, rehearsal_text
+from launcher.schedulers.rendezvous import (
+    Request,
+    await_members,
+    digest_of_request,
+    find_gathering,
+    gathered,
+    take_part,
+)
 
 REHEARSE = "launcher.train.rehearse"
 TOLD = ("ranks", "all_reduce", "links", "devices", "waiting", "save")
@@ -63,10 +70,11 @@ def rehearse_command(
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
-    gathering = find_gathering(loaded, on, node_rank, master_addr, command=command)
+    hardware = partial(find_hardware, loaded.recipe, on)
+    gathering = find_gathering(Request(loaded, hardware, note, node_rank, master_addr, command))
     asked = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     if gathering is not None and not gathering.place.is_head:
-        return take_part(gathering.place, asked, say)
+        return Outcome(take_part(gathering.place, asked, say), "the run has finished")
     with gathered(gathering, asked, say) as group:
         outcome = _rehearse(
             loaded, group, say, on=on, seconds=seconds, output_dir=output_dir, meet_s=meet_s,
@@ -110,7 +118,7 @@ def _rehearse(
         )  # fmt: skip
         failed = _outcome_of(start, run_dir)
     each_alone = group is not None and group.place.is_one_rank
-    launcher = "srun" if each_alone else str(plan.value("launch.launcher"))
+    launcher = "srun" if each_alone else str(plan.launch.launcher)
     return conclude(plan, course, run_dir, failed, named, launcher)
 
 
@@ -169,13 +177,12 @@ def conclude(
     started the ranks."""
     problems = [] if failed is None else [_of_a_rehearsal(p, run_dir) for p in failed.problems]
     measured = _read(run_dir)
-    known = plan.settings.get("runtime.stop_seconds")
     planned = Planned(
         launcher=launcher,
         ranks=plan.hardware.num_devices,
         on_cpu=plan.hardware.is_cpu,
         gradient_bytes=course.gradient_bytes,
-        stop_seconds=None if known is None else float(known.value),
+        stop_seconds=plan.runtime.stop_seconds,
     )
     findings = judge(measured, planned, problems)
     rows = [finding.to_json() for finding in findings]
@@ -196,7 +203,7 @@ def conclude(
 def _of_a_rehearsal(problem: Problem, run_dir: Path) -> Problem:
     """A process that was lost, told for a rehearsal: on which machine, and without a checkpoint to go on
     from."""
-    if problem.code not in (LOST, LAUNCHER_LOST, HANG, HOST_LOST):
+    if problem.code not in (RANK_LOST, LAUNCHER_LOST, HANG, HOST_LOST):
         return problem
     statuses = read_statuses(run_dir)
     named = {int(number) for number in re.findall(r"\brank (\d+)", problem.message)}

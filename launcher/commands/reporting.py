@@ -13,13 +13,13 @@ from typing import Any
 
 from launcher import __version__
 from launcher.commands.diagnosing import recipe_of, with_recipe
-from launcher.diagnose.examine import diagnose
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.secrets import hider, secret_values
-from launcher.failures.catalogue import FAILURES
-from launcher.lint.finding import printable
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report.html.compare import differing
 from launcher.report.html.page import compare_page, plan_record, run_page

@@ -13,13 +13,14 @@ from typing import Any
 
 from launcher.commands.aside import run_dir_aside
 from launcher.errors import Problem, RecipeError
-from launcher.execute.converting import converted, remove_converted, show_start
 from launcher.execute.following import Look, blind
-from launcher.execute.local import prepare_data
 from launcher.execute.restarts import LENGTH
 from launcher.execute.resume import (
     Chosen,
     choose_checkpoint,
+    converted,
+    remove_converted,
+    show_start,
     verify_checkpoint,
     verify_origin,
     write_origin,
@@ -29,10 +30,11 @@ from launcher.execute.run_dir import (
     claimed,
     default_run_dir,
     newest_run_dir,
+    set_aside_after,
     unwritable,
     write_run_dir,
 )
-from launcher.execute.superseded import put_aside_behind
+from launcher.execute.start import prepare_data
 from launcher.facts.checkpoint import (
     FINISHED_BEFORE,
     SUPERSEDED,
@@ -282,7 +284,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
 def set_newer_aside(begins: Beginning, say: Callable[[str], None]) -> None:
     """Before the start: nobody shall take up what lies behind the checkpoint that this run goes on from."""
     if begins.chosen is not None:
-        put_aside_behind(begins.run_dir, begins.chosen.step, say)
+        set_aside_after(begins.run_dir, begins.chosen.step, say)
 
 
 def keep_beginning(begins: Beginning, bundle: Bundle) -> None:

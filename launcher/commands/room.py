@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import inf
 from pathlib import Path
 
-from launcher.doctor.check import size
-from launcher.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes, saved_text
 from launcher.errors import MachineError, Problem
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
 from launcher.facts.machine_disk import read_folder
+from launcher.knowledge.doctor.check import size
+from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes, saved_text
 from launcher.plan.plan import Plan
 
 

@@ -11,14 +11,7 @@ from typing import Any
 
 from launcher.commands.adapting import as_adapted, run_tries
 from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import gather
-from launcher.commands.gathering import (
-    await_members,
-    digest_of_request,
-    find_gathering,
-    gathered,
-    take_part,
-)
+from launcher.commands.gather import find_hardware, gather
 from launcher.commands.planning import bundle_json
 from launcher.commands.resuming import (
     Beginning,
@@ -34,18 +27,17 @@ from launcher.commands.resuming import (
 from launcher.commands.room import check_room
 from launcher.commands.showing import Showing, showing
 from launcher.commands.swapping import check_nvme, holding_nvme
-from launcher.diagnose.patch import edits
-from launcher.doctor.needs import needed_modules
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.adapted import Record, read_record, with_record
-from launcher.execute.failed import KnownFailure
-from launcher.execute.group import Group
+from launcher.execute.endings import KnownFailure
+from launcher.execute.nodes.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import written
+from launcher.execute.run_dir import Record, read_record, with_record, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
-from launcher.lint.finding import printable
+from launcher.knowledge.diagnose.patch import edits
+from launcher.knowledge.doctor.needs import needed_modules
+from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import Resumption
@@ -54,6 +46,14 @@ from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
 from launcher.report.text import adapted_lines, plan_text, result_text
+from launcher.schedulers.rendezvous import (
+    Request,
+    await_members,
+    digest_of_request,
+    find_gathering,
+    gathered,
+    take_part,
+)
 from launcher.tasks import task_named
 
 
@@ -78,11 +78,13 @@ def run_command(
     """
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
-    gathering = find_gathering(loaded, on, node_rank, master_addr, command=command, alone=alone)
+    hardware = partial(find_hardware, loaded.recipe, on)
+    request = Request(loaded, hardware, note, node_rank, master_addr, command, alone)
+    gathering = find_gathering(request)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     with showing(as_json=as_json) as shown:
         if gathering is not None and not gathering.place.is_head:
-            return take_part(gathering.place, asked, shown.say)
+            return Outcome(take_part(gathering.place, asked, shown.say), "the run has finished")
         with gathered(gathering, asked, shown.say) as group:
             if not (dry_run or tiny) and (absent := data_problems(loaded)):
                 raise RecipeError(absent)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.following import Look
-from launcher.execute.new_rows import NewRows
+from launcher.execute.record import NewRows
 from launcher.facts.long_steps import is_passing
 from launcher.facts.status import RankStatus
 from launcher.plan.plan import Plan

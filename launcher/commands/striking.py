@@ -1,4 +1,4 @@
-"""One fault of a drill: a run that is struck and resumed as a process of its own, and what came of it."""
+"""One fault of a drill: a run in a process of its own that is interrupted by a fault and resumed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from launcher.render.bundle import dump_json
 
 VARIABLE = "EFFILAUNCH_DRILL"
 STRUCK = Path("logs") / ".drilled"
-"""A worker leaves it in the run directory when the fault strikes."""
+"""Written by a worker into the run directory when the fault is injected."""
 RESUMING = re.compile(r"^resuming from (.+)$", re.MULTILINE)
 SLOWER = 4.0
-"""A struck run may take this many times the undisturbed one, and SLACK_S; then it hangs, and is killed."""
+"""A run with a fault may take this many times the undisturbed one, and SLACK_S; then it is killed."""
 SLACK_S = 180.0
 
 
@@ -41,14 +41,14 @@ class Drill:
     """What drill.json holds."""
     say: Callable[[str], None]
     expected: Losses = field(default_factory=dict)
-    """Of the run that nothing struck."""
+    """Losses of the run without a fault."""
 
     @property
     def ranks(self) -> int:
         return self.plan.hardware.num_devices
 
     def save(self) -> None:
-        """drill.json as far as the drill went."""
+        """Write drill.json with what is known so far."""
         write_text(self.folder / "drill.json", dump_json(self.data))
 
     def run(self, name: str, *more: str, fault: dict[str, Any] | None = None) -> Watched:
@@ -64,7 +64,7 @@ class Drill:
 
 
 def new_record(fault: Fault) -> dict[str, Any]:
-    """A fault before it has struck."""
+    """The record of a fault before it is injected."""
     unknown = (
         "reason", "struck", "exit_code", "seconds", "left", "cause", "checkpoint", "resumed_at", "compared",
         "difference", "run_dir",
@@ -73,9 +73,9 @@ def new_record(fault: Fault) -> dict[str, Any]:
 
 
 def strike(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> None:
-    """Run into one fault and go on; what came of it goes into its record."""
+    """Run into one fault and resume; the result goes into its record."""
     if fault.id == "kill-rank" and drill.ranks == 1:
-        record |= {"status": "same", "reason": "one process: to kill its only rank is to kill all"}
+        record |= {"status": "same", "reason": "one process: killing its only rank kills all"}
         return
     run_dir = drill.folder / name
     record["run_dir"] = str(run_dir)
@@ -86,7 +86,7 @@ def strike(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> Non
 
 
 def _struck(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> str | None:
-    """Run into the fault; what is wrong with how the run ended."""
+    """Run into the fault; what is wrong with the end of the run."""
     run_dir, step = drill.folder / name, drill.course.strikes(fault)
     rank = {"rank": drill.ranks - 1} if fault.id == "kill-rank" else {}
     ended = drill.run(name, fault={"fault": fault.id, "step": step, "times": 1, **rank})
@@ -108,12 +108,11 @@ def _struck(drill: Drill, fault: Fault, record: dict[str, Any], name: str) -> st
 
 
 def _stop_seconds(plan: Plan) -> float:
-    found = plan.settings.get("runtime.stop_seconds")
-    return 0.0 if found is None or found.value is None else float(found.value)
+    return float(plan.runtime.stop_seconds or 0)
 
 
 def _resumed(drill: Drill, record: dict[str, Any], name: str) -> str | None:
-    """Go on from the last checkpoint; what is wrong with that."""
+    """Resume from the last checkpoint; what is wrong with that."""
     run_dir = drill.folder / name
     before = losses(run_dir)
     early = {step: loss for step, loss in drill.expected.items() if step in before}
@@ -123,7 +122,7 @@ def _resumed(drill: Drill, record: dict[str, Any], name: str) -> str | None:
     found, wanted = _resumed_at(run_dir), record["checkpoint"]
     record["resumed_at"] = found
     if found != wanted:
-        return f"it went on from {f'step {found}' if found else 'the start'}, not from step {wanted}"
+        return f"it resumed from {f'step {found}' if found else 'the start'}, not from step {wanted}"
     after = compare(losses(run_dir), drill.expected)
     record |= {"compared": after.steps, "difference": after.difference}
     tolerance = drill.data["reference"]["tolerance"]
@@ -131,7 +130,7 @@ def _resumed(drill: Drill, record: dict[str, Any], name: str) -> str | None:
 
 
 def _resumed_at(run_dir: Path) -> int | None:
-    """The step of the checkpoint that rank 0 says it went on from."""
+    """The step of the checkpoint that rank 0 resumed from, by its log."""
     log = (run_dir / "logs" / "rank-0.log").read_text(encoding="utf-8", errors="replace")
     found = RESUMING.findall(log)
     number = Path(found[-1]).name.removeprefix("checkpoint-") if found else ""
@@ -145,6 +144,6 @@ def losses(run_dir: Path) -> dict[int, float | None]:
 
 
 def drop_weights(run_dir: Path) -> None:
-    """The weights of a few steps are of no use, and one copy after the other would fill a disk."""
+    """Remove the weights of a run of few steps, which would fill the disk."""
     for name in ("checkpoints", "model", "adapter"):
         shutil.rmtree(run_dir / name, ignore_errors=True)

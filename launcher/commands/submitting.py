@@ -1,48 +1,47 @@
-"""`submit`: a recipe as jobs of a Slurm, checked before they wait in a queue, submitted and followed."""
+"""`submit`: a recipe as jobs of a cluster: checked before they wait in a queue, submitted, followed."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.checking_queue import check_queue, placed
 from launcher.commands.first_rows import data_problems
-from launcher.commands.following import cancel_command, follow_command, follow_submitted
 from launcher.commands.gather import find_hardware, gather
 from launcher.commands.room import check_room
-from launcher.commands.sweeping import Values, combine, folder_name, refuse_same, said, swept_overrides
-from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
-from launcher.execute.run_dir import claimed, default_run_dir, unwritable, write_run_dir
-from launcher.execute.submit import RECORD, SWEEP, Submitted, submit_scripts
+from launcher.errors import (
+    DoesNotFit,
+    EffilaunchError,
+    Interrupted,
+    MachineError,
+    Problem,
+    RecipeError,
+    RunFailed,
+)
+from launcher.execute.record import total_seconds
+from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.hardware import Hardware
-from launcher.facts.queue import has_slurm
-from launcher.facts.shell import check_shell
+from launcher.facts.user_files import read_jsonl
+from launcher.plan.draft import Draft
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.snapshot import snapshot
+from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, said, swept_overrides
 from launcher.render.bundle import Bundle, render
-from launcher.render.slurm import (
-    JOB,
-    PREPARE,
-    SUBMITTED,
-    Submission,
-    check_devices,
-    check_warning,
-    cpus_of_task,
-    render_array,
-    render_job,
-    render_prepare_job,
-    warning_seconds,
-)
 from launcher.report.outcome import Outcome, echo, note
-from launcher.report.submit_text import dry_run_text, submitted_text
-from launcher.report.text import plan_text
+from launcher.report.submit_text import cancelled_text, dry_run_text, submitted_text, sweep_text
+from launcher.report.text import plan_text, result_text
+from launcher.schedulers import queue_named
+from launcher.schedulers.jobs import follow, judge
+from launcher.schedulers.scheduler import Job, PlannedRun, Queue, Submission
+from launcher.schedulers.submitted import RECORD, SWEEP, Run, Submitted, read_submitted
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,16 @@ class Configuration:
     """What its job asks for."""
     run_dir: Path
 
+    @property
+    def run(self) -> PlannedRun:
+        return PlannedRun(self.run_dir, self.bundle.plan, self.values)
+
 
 def submit_command(
     target: str,
     overrides: Sequence[str],
     *,
+    to: str,
     on: str | None,
     sweeps: Sequence[str],
     dry_run: bool,
@@ -75,27 +79,32 @@ def submit_command(
     """Submit a recipe, and follow it unless `detach`; or follow or cancel what was submitted before."""
     say = note if as_json else echo
     if follow or cancel:
-        return cancel_command(target) if cancel else follow_command(target, say)
-    _refuse_run_dir(Path(target))
+        submitted = read_submitted(Path(target).absolute())
+        return cancel_submitted(submitted) if cancel else follow_submitted(submitted, say)
+    queue = queue_named(to)
+    _refuse_run_dir(queue, Path(target))
     if not dry_run:
-        _require_slurm()
+        queue.require()
     recipe = load_recipe(target, overrides).path
     with _own_folder(str(recipe), output_dir, dry_run=dry_run) as folder:
-        configurations = _configurations(target, overrides, on, sweeps, tiny, folder, dry_run=dry_run)
-        job = _submission(configurations[0], tiny)
-        for warning in _warnings(job):
+        found = _configurations(queue, target, overrides, on, sweeps, tiny, folder, dry_run=dry_run)
+        loaded, job, runs = found[0].loaded, _submission(found[0], tiny), [c.run for c in found]
+        for warning in queue.warnings(job):
             note(warning)
-        scripts = _scripts(job, configurations, folder)
-        _check_job(job, configurations)
-        heard = _ask_slurm(configurations[0].loaded, job, scripts, dry_run=dry_run)
-        files = _files(configurations, folder, scripts)
+        files = queue.render(job, folder, runs)
+        _refuse(queue.check(job, runs), loaded)
+        problems, answers, unasked = queue.ask(job, files, dry_run=dry_run)
+        _refuse(problems, loaded)
+        if unasked:
+            note(f"{unasked}: the job files were not checked by the scheduler")
         if dry_run:
-            data = {"folder": str(folder), "files": files}
-            return Outcome(data, dry_run_text(configurations[0].bundle, scripts, heard))
-        say(plan_text(configurations[0].bundle))
-        for line in heard:
+            data = {"folder": str(folder), "files": _all_files(found, folder, files)}
+            return Outcome(data, dry_run_text(found[0].bundle, files, answers))
+        say(plan_text(found[0].bundle))
+        for line in answers:
             say(line)
-        submitted = _submit(configurations, folder, scripts, tiny=tiny)
+        _write(queue, found, folder, files, tiny=tiny)
+        submitted = queue.submit(folder, str(loaded.path.absolute()), files, runs)
     say(submitted_text(submitted))
     if detach:
         return Outcome({"folder": str(folder), **submitted.to_json()}, "")
@@ -104,7 +113,7 @@ def submit_command(
 
 @contextlib.contextmanager
 def _own_folder(recipe: str, output_dir: str | None, *, dry_run: bool) -> Iterator[Path]:
-    """The folder of a submission, which no other one gets; gone again where nothing came to lie in it."""
+    """The folder of this submission alone; removed at the end where it is empty."""
     folder = (Path(output_dir) if output_dir else default_run_dir(recipe, Path.cwd())).absolute()
     if output_dir or dry_run:
         yield folder
@@ -118,20 +127,15 @@ def _own_folder(recipe: str, output_dir: str | None, *, dry_run: bool) -> Iterat
                 made.rmdir()
 
 
-def _refuse_run_dir(target: Path) -> None:
+def _refuse_run_dir(queue: Queue, target: Path) -> None:
     if any((target / name).is_file() for name in (RECORD, SWEEP)):
         message = f"a job was submitted from {target} already"
-        hint = f"--follow follows it, --cancel ends it; `sbatch {target / JOB}` starts it again by hand"
+        hint = f"--follow follows it, --cancel ends it; {queue.restart_hint(target)}"
         raise RecipeError(Problem("already-submitted", message, hint=hint))
 
 
-def _require_slurm() -> None:
-    if not has_slurm():
-        hint = "run it on a login node of the cluster; --dry-run shows the scripts anywhere"
-        raise MachineError(Problem("slurm-missing", "no `sbatch` is on this machine", hint=hint))
-
-
 def _configurations(
+    queue: Queue,
     target: str,
     overrides: Sequence[str],
     on: str | None,
@@ -148,7 +152,7 @@ def _configurations(
     for index, values in enumerate(every):
         run_dir = folder / folder_name(index, values, len(every)) if values else folder
         try:
-            found.append(_configuration(target, overrides, on, values, run_dir, tiny, dry_run=dry_run))
+            found.append(_configuration(queue, target, overrides, on, values, run_dir, tiny, dry_run=dry_run))
         except (RecipeError, DoesNotFit) as error:
             errors.append((values, error))
     if errors:
@@ -159,6 +163,7 @@ def _configurations(
 
 
 def _configuration(
+    queue: Queue,
     target: str,
     overrides: Sequence[str],
     on: str | None,
@@ -178,7 +183,7 @@ def _configuration(
         raise RecipeError(Problem("submit-hardware", message, file=str(loaded.path), hint=hint))
     hardware = find_hardware(loaded.recipe, on)
     planned, facts = gather(loaded, on, tiny=tiny)
-    if cpus := cpus_of_task(loaded.recipe.launch.slurm, facts.hardware):
+    if cpus := queue.cpus_per_node(loaded.recipe.launch, facts.hardware):
         # What the job has, and not this machine.
         facts = replace(facts, cpu_cores=cpus, processor=None)
     bundle = render(make_plan(planned, facts))
@@ -222,114 +227,129 @@ def _check_sizes(found: Sequence[Configuration]) -> None:
 
 def _submission(first: Configuration, tiny: bool) -> Submission:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", first.loaded.path.stem).strip("-") or "effilaunch"
-    return Submission(
-        stem, sys.executable, str(Path.cwd()), first.hardware, first.loaded.recipe.launch.slurm, tiny
-    )
+    return Submission(stem, sys.executable, str(Path.cwd()), first.hardware, first.loaded.recipe.launch, tiny)
 
 
-def _warnings(job: Submission) -> list[str]:
-    if job.slurm.cpus_per_task is None and not job.hardware.is_cpu and "exclusive" not in job.slurm.options:
-        return [
-            "launch.slurm.cpus_per_task is not given: most Slurms then give a node's task one CPU, which "
-            "all its devices share"
-        ]
-    return []
-
-
-def _scripts(job: Submission, configurations: Sequence[Configuration], folder: Path) -> dict[str, str]:
-    """Name -> text; the one that prepares first."""
-    run_dirs = [str(c.run_dir) for c in configurations]
-    longest = max((c.bundle.plan for c in configurations), key=warning_seconds)
-    scripts: dict[str, str] = {}
-    prepare = render_prepare_job(job, str(folder), _unlike_data(configurations))
-    if prepare is not None:
-        scripts[PREPARE] = prepare
-    if configurations[0].values:
-        scripts[JOB] = render_array(job, longest, str(folder), run_dirs)
-    else:
-        scripts[JOB] = render_job(job, longest, run_dirs[0])
-    return scripts
-
-
-def _unlike_data(configurations: Sequence[Configuration]) -> list[str]:
-    """Run directories whose data differs, as far as the recipe says: one of each kind is prepared."""
-    found: dict[str, str] = {}
-    for c in configurations:
-        settings = c.bundle.plan.settings
-        decides = {k: s.value for k, s in settings.items() if not k.startswith(_NOT_DATA)}
-        found.setdefault(repr(sorted(decides.items(), key=lambda item: item[0])), str(c.run_dir))
-    return list(found.values())
-
-
-_NOT_DATA = ("trainer.", "adapter.", "sharding.", "launch.", "deepspeed.", "fsdp.", "runtime.", "precision")
-
-
-def _check_job(job: Submission, configurations: Sequence[Configuration]) -> None:
-    longest = max((c.bundle.plan for c in configurations), key=warning_seconds)
-    loaded = configurations[0].loaded
-    setup = check_shell(job.slurm.setup, "launch.slurm.setup")
-    found = [check_warning(job, longest), check_devices(job), setup]
-    if loaded.recipe.launch.hostfile is not None:
-        hint = "take it away for Slurm: --set launch.hostfile=null"
-        message = "names the machines, which Slurm chooses"
-        found.append(Problem("slurm-hostfile", message, path="launch.hostfile", hint=hint))
-    if problems := [placed(problem, loaded) for problem in found if problem is not None]:
-        raise RecipeError(problems)
-
-
-def _ask_slurm(
-    loaded: LoadedRecipe, job: Submission, scripts: Mapping[str, str], *, dry_run: bool
-) -> list[str]:
-    """What Slurm says of the scripts; a dry run does without one, and tells so."""
-    if dry_run and not has_slurm():
-        note("no Slurm is on this machine: its own checks of the job scripts were not made")
-        return []
-    try:
-        problems, heard = check_queue(loaded, job, list(scripts.items()))
-    except MachineError as error:
-        if not dry_run:
-            raise
-        note(f"{error.problems[0].message}: its own checks of the job scripts were not made")
-        return []
+def _refuse(problems: Sequence[Problem], loaded: LoadedRecipe) -> None:
+    """RecipeError with the problems, each with its line of the recipe."""
     if problems:
-        raise RecipeError(problems)
-    return heard
+        raise RecipeError(list(dict.fromkeys(_placed(problem, loaded) for problem in problems)))
 
 
-def _files(
-    configurations: Sequence[Configuration], folder: Path, scripts: Mapping[str, str]
-) -> dict[str, str]:
+def _placed(problem: Problem, loaded: LoadedRecipe) -> Problem:
+    """The problem with the line of its key, or of the nearest section around it."""
+    draft = Draft(loaded.origins)
+    path = problem.path or ""
+    while path and draft.origin(path) is None:
+        path = path.rpartition(".")[0]
+    file, line = draft.place(path) if path else (None, None)
+    return replace(problem, file=file or str(loaded.path), line=line)
+
+
+def _all_files(found: Sequence[Configuration], folder: Path, files: Mapping[str, str]) -> dict[str, str]:
     """Every file that a submission writes, relative to its folder."""
-    files = dict(scripts)
-    for c in configurations:
+    written = dict(files)
+    for c in found:
         place = "" if c.run_dir == folder else f"{c.run_dir.name}/"
-        files |= {f"{place}{name}": text for name, text in c.bundle.files.items()}
-        files[f"{place}{SUBMITTED}"] = snapshot(c.loaded, c.hardware)
-    return files
+        written |= {f"{place}{name}": text for name, text in c.bundle.files.items()}
+        written[f"{place}{SUBMITTED}"] = snapshot(c.loaded, c.hardware)
+    return written
 
 
-def _submit(
-    configurations: Sequence[Configuration], folder: Path, scripts: Mapping[str, str], *, tiny: bool
-) -> Submitted:
-    """Write all that the jobs need, and submit them. Never into a folder in which something lies."""
-    if configurations[0].values and folder.exists() and any(folder.iterdir()):
+def _write(
+    queue: Queue, found: Sequence[Configuration], folder: Path, files: Mapping[str, str], *, tiny: bool
+) -> None:
+    """Write everything that the jobs need. RecipeError where something is in the folder already."""
+    if found[0].values and folder.exists() and any(folder.iterdir()):
         hint = "name another --output-dir"
         raise RecipeError(Problem("run-dir-not-empty", f"the folder {folder} is not empty", hint=hint))
-    for c in configurations:
+    for c in found:
         write_run_dir(c.bundle, c.run_dir, resume=False)
     try:
         (folder / "logs").mkdir(exist_ok=True)
-        for name, text in scripts.items():
+        for name, text in files.items():
             write_text(folder / name, text)
-        for c in configurations:
+        for c in found:
             write_text(c.run_dir / SUBMITTED, snapshot(c.loaded, c.hardware))
-            if c.values:  # to start one of them again by hand
-                write_text(c.run_dir / JOB, render_job(_submission(c, tiny), c.bundle.plan, str(c.run_dir)))
+            if c.values:  # to start this run again alone
+                write_text(c.run_dir / queue.job_file, queue.render_run(_submission(c, tiny), c.run))
     except OSError as error:
         raise unwritable(folder, error) from error
-    prepare = folder / PREPARE if PREPARE in scripts else None
-    values: list[Mapping[str, Any]] = [c.values for c in configurations if c.values]
-    run_dirs = [c.run_dir for c in configurations]
-    return submit_scripts(
-        folder, (prepare, folder / JOB), str(configurations[0].loaded.path.absolute()), run_dirs, values
+
+
+def cancel_submitted(submitted: Submitted) -> Outcome:
+    """Remove the jobs from the queue, or end them, for good. Of one run of a sweep its own job."""
+    queue = queue_named(submitted.to)
+    queue.cancel(submitted.own_jobs)
+    try:
+        states = {number: job.state for number, job in queue.jobs(submitted.jobs).items()}
+    except MachineError:  # the jobs are cancelled all the same
+        states = {}
+    return Outcome({**submitted.to_json(), "states": states}, cancelled_text(submitted))
+
+
+def follow_submitted(submitted: Submitted, say: Say) -> Outcome:
+    """Follow to the end; the result of the run, or the table of the sweep. Raises as `run` does."""
+    try:
+        jobs = follow(submitted, say)
+    except KeyboardInterrupt:
+        raise Interrupted(_goes_on(submitted)) from None
+    if submitted.is_sweep:
+        return _sweep(submitted, jobs)
+    (run,) = submitted.runs
+    result = judge(submitted, run, jobs)
+    data = {"run_dir": str(run.run_dir), **submitted.to_json(), "result": result}
+    return Outcome(data, result_text(result, str(run.run_dir), []))
+
+
+def _goes_on(submitted: Submitted) -> Problem:
+    return Problem(
+        "interrupted",
+        f"job {submitted.job} is no longer followed; it continues",
+        hint=f"`effilaunch submit {submitted.place} --follow` follows it again, `--cancel` ends it",
     )
+
+
+def _sweep(submitted: Submitted, jobs: Mapping[str, Job | None]) -> Outcome:
+    """A row for each run, and what became of those that did not finish."""
+    rows: list[dict[str, Any]] = []
+    problems: list[Problem] = []
+    for run in submitted.runs:
+        row, problem = _row(submitted, run, jobs)
+        rows.append(row)
+        if problem is not None:
+            problems.append(problem)
+    code = RunFailed.exit_code if problems else 0
+    return Outcome({**submitted.to_json(), "table": rows}, sweep_text(submitted, rows), problems, code)
+
+
+def _row(
+    submitted: Submitted, run: Run, jobs: Mapping[str, Job | None]
+) -> tuple[dict[str, Any], Problem | None]:
+    metrics = read_jsonl(run.run_dir / "metrics.jsonl")
+    row: dict[str, Any] = {
+        "run_dir": str(run.run_dir),
+        "job": run.job,
+        "values": dict(run.values),
+        "state": "done",
+        "loss": _last(metrics, "loss"),
+        "eval_loss": _last(metrics, "eval_loss"),
+        "seconds": None,
+    }
+    try:
+        result = judge(submitted, run, jobs)
+    except EffilaunchError as error:
+        job = jobs.get(run.job)
+        row["state"] = "gone" if job is None else job.text
+        problem = error.problems[0]
+        return row, Problem(
+            problem.code, f"run {run.run_dir.name}: {problem.message}", problem.file, hint=problem.hint
+        )
+    row |= {"loss": result["loss"]["last"], "seconds": total_seconds(result) or result["seconds"]}
+    row["eval_loss"] = (result.get("eval") or {}).get("eval_loss", row["eval_loss"])
+    return row, None
+
+
+def _last(rows: list[dict[str, Any]], name: str) -> float | None:
+    found = [row[name] for row in rows if isinstance(row.get(name), (int, float))]
+    return float(found[-1]) if found else None

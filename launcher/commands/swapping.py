@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.doctor.check import Verdict, size
-from launcher.doctor.checks_build import compiler, deepspeed_ops, libaio, ninja, python_headers
-from launcher.doctor.checks_storage import nvme_folder
-from launcher.doctor.needs import nvme_path
 from launcher.errors import MachineError, Problem
-from launcher.execute.swap_files import LOCK, claimed, swap_files
+from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.facts.machine_build import BuildFacts, read_build
 from launcher.facts.machine_disk import read_folder
 from launcher.facts.stack import Stack, ask_stack
+from launcher.knowledge.doctor.build_checks import compiler, deepspeed_ops, libaio, ninja, python_headers
+from launcher.knowledge.doctor.check import Verdict, size
+from launcher.knowledge.doctor.needs import nvme_path
+from launcher.knowledge.doctor.storage_checks import nvme_folder
 from launcher.plan.plan import Plan
 
 _BUILD = {
@@ -50,7 +50,7 @@ def check_nvme(plan: Plan) -> None:
         return
     verdicts = {"nvme": nvme_folder(read_folder(folder), plan, _left(folder))}
     if verdicts["nvme"].status != "fail":
-        machine = _Builder(read_build(os.environ), ask_stack(plan.python, os.environ))
+        machine = _Builder(read_build(os.environ), ask_stack(plan.interpreter, os.environ))
         verdicts |= {name: check(machine, plan) for name, check in _BUILD.items()}
     failed = [_problem(name, said) for name, said in verdicts.items() if said.status == "fail"]
     if failed:

@@ -39,7 +39,7 @@ def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
         if known.step_for(choices) is not None:
             return facts
         reason = why_not(plan.job, facts.model.task)
-        if "adapter.path" in plan.settings:
+        if plan.adapter.path is not None:
             reason = "the adapter that it goes on with lies in files"
         elif count == ROUNDS:
             reason = f"each of {ROUNDS} traces led to another plan"
@@ -58,8 +58,8 @@ def trace_rows(plan: Plan, facts: Facts) -> dict[str, Any] | None:
     """The key `trace` of `plan --trace`: both estimates of the job; None where it is not traced."""
     if facts.trace is None or facts.trace.step_for(choices_of(plan.job, plan.hardware)) is None:
         return None
-    closed = estimate_memory(plan.model, plan.job, plan.hardware)
-    traced = estimate_memory(plan.model, plan.job, plan.hardware, trace=facts.trace)
+    closed = estimate_memory(plan.spec, plan.job, plan.hardware)
+    traced = estimate_memory(plan.spec, plan.job, plan.hardware, trace=facts.trace)
     both = {"closed_form": closed, "traced": traced}
     parts = {
         name: {"components": asdict(one.components), "total": one.total, "phase": one.phase}
@@ -78,7 +78,7 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
     """One step of the plan's model, and the versions it was traced with. Untraceable, MachineError."""
-    answer = ask_child(trace_request(plan), plan.python)
+    answer = ask_child(trace_request(plan), plan.interpreter)
     fragmentation = _fragmentation(answer, expandable=_expandable(plan))
     step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
     return step, answer["versions"]
@@ -91,8 +91,8 @@ def trace_request(plan: Plan) -> dict[str, Any]:
         "ask": "trace",
         "plan": json.loads(render(plan).files["plan.json"]),
         "memory": asdict(plan.job),
-        "config": dict(plan.model.config),
-        "labels": plan.model.head.out_features if task_named(plan.model.task).adds_head else None,
+        "config": dict(plan.spec.config),
+        "labels": plan.spec.head.out_features if task_named(plan.spec.task).adds_head else None,
         "on_cpu": plan.hardware.is_cpu,
         "capability": None if capability is None else list(capability),
         "batches": [micro // 2 or 1, micro if micro > 1 else 2],
@@ -101,8 +101,8 @@ def trace_request(plan: Plan) -> dict[str, Any]:
 
 def _expandable(plan: Plan) -> bool:
     """Whether the workers' environment lets the allocator's segments grow."""
-    found = (plan.settings.get(f"launch.env.{name}") for name in ALLOCATOR_OPTIONS)
-    return has_expandable_segments(next((str(one.value) for one in found if one is not None), ""))
+    env = plan.launch.env
+    return has_expandable_segments(next((env[name] for name in ALLOCATOR_OPTIONS if name in env), ""))
 
 
 def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> Line:

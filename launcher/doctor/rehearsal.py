@@ -6,18 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.doctor.check import Finding, Verdict, fail, ok, skip, warn
-from launcher.doctor.rehearsed_links import (
-    ABSURD_BYTES_PER_S,
-    Slow,
-    slow_devices,
-    slow_links,
-    stragglers,
-)
+from launcher.doctor.rehearsed_links import ABSURD_BYTES_PER_S, Slow, slow_devices, slow_links, stragglers
 from launcher.doctor.rehearsed_save import Saving, judge_save, judge_shared, judge_stop
 from launcher.doctor.units import amount, duration, flops, rate
 from launcher.errors import Problem
-from launcher.facts.meeting import LOOPBACK, UNKNOWN
+from launcher.facts.interfaces import LOOPBACK, UNKNOWN
+from launcher.knowledge.doctor.check import Finding, Verdict, fail, ok, skip, warn
 
 TITLES = {
     "rehearsal-start": "start",

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launcher.doctor.check import Verdict, fail, ok, skip, warn
 from launcher.doctor.rehearsed_links import slow_writers
 from launcher.doctor.units import amount, duration, rate
+from launcher.knowledge.doctor.check import Verdict, fail, ok, skip, warn
 
 SLOW_WRITER = 1 / 3
 """Of the others' median: clients of one file server share it, never evenly. A third is another mount, another

@@ -1,4 +1,5 @@
-"""A bundle's command and environment with the late values in place, on the machine that starts them."""
+"""The command and the environment of an attempt on one node: late values filled in, outdated variables
+fixed."""
 
 from __future__ import annotations
 
@@ -10,27 +11,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.environment import mend_environment
 from launcher.execute.supervise import Limits
 from launcher.facts.interfaces import interface_of, own_address_towards
 from launcher.facts.place import Place
+from launcher.facts.wandb_server import wandb_obstacle
+from launcher.knowledge.doctor.needs import trackers
 from launcher.recipe.env import resolve_env
 
 RESUME = "EFFILAUNCH_RESUME"
-"""Tells the workers which checkpoint they go on from."""
+"""Environment variable: the checkpoint that the workers resume from."""
 INTERFACES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """Variable -> how it takes a name. NCCL takes one without `=` for the beginning of a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One try of a run as every member starts its part of it. Values are as the bundle has them."""
+    """One attempt of a run as every node starts its part of it. Values are those of the bundle."""
 
     run_dir: str
     command: tuple[str, ...]
     worker: tuple[str, ...]
     env: Mapping[str, str]
-    """With `${ENV:…}` as it is written: each machine resolves it, and no secret travels."""
+    """With `${ENV:…}` as it is written: each node resolves it, so no secret is sent."""
     master_addr: str
     """Of the head, as the member reaches it."""
     master_port: int
@@ -42,7 +44,7 @@ class Order:
     save_s: float
     resume: str | None
     nvme: str | None = None
-    """Folder on each machine's own disk that an offload writes to."""
+    """Folder on each node's own disk that an offload writes to."""
     limits: Limits = field(default_factory=Limits)
 
     def to_json(self) -> dict[str, Any]:
@@ -57,15 +59,15 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a member starts."""
+    """What a node starts."""
 
     argv: list[str]
     env: dict[str, str]
     """The whole environment."""
     interface: str
-    """Over which the machines meet; empty where the user chose."""
+    """Network interface between the nodes; empty where the user chose it."""
     notes: list[str]
-    """What was changed in the environment, for the user."""
+    """Notes on changes of the environment, for the user."""
 
 
 def fill(words: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -79,7 +81,7 @@ def whole_environment(env: Mapping[str, str], report_to: Any) -> tuple[dict[str,
     full = {**os.environ, **{k: resolve_env(v, os.environ) for k, v in env.items()}}
     # ninja and the launchers' children are looked up beside this interpreter.
     full["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), full.get("PATH", "")])
-    added, notes = mend_environment(full, report_to)
+    added, notes = fixed_environment(full, report_to)
     return {**full, **added}, notes
 
 
@@ -123,3 +125,36 @@ def _of_one_rank(order: Order, place: Place, devices: Sequence[str]) -> dict[str
         own = len(devices) == 1
         env |= {"CUDA_VISIBLE_DEVICES": ",".join(devices), **({"LOCAL_RANK": "0"} if own else {})}
     return env
+
+
+_TRUE = {"1", "true", "yes", "on"}
+_OLD_CACHES = ("TRANSFORMERS_CACHE", "PYTORCH_TRANSFORMERS_CACHE", "PYTORCH_PRETRAINED_BERT_CACHE")
+_NEW_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME")
+_WANDB_IDENTITIES = ("WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE")
+
+
+def fixed_environment(environ: Mapping[str, str], report_to: Any) -> tuple[dict[str, str], list[str]]:
+    """Variables to set in addition, and notes for the user.
+
+    environ: the environment of the workers. report_to: trainer.report_to, a name or a list of names. Nothing
+    that is set already is replaced. Where wandb is asked for, its server is, too, for a few seconds.
+    """
+    added: dict[str, str] = {}
+    notes: list[str] = []
+    old = next((name for name in _OLD_CACHES if environ.get(name)), None)
+    if old is not None and not any(environ.get(name) for name in _NEW_CACHES):
+        added["HF_HUB_CACHE"] = environ[old]
+        notes.append(f"{old} is no longer read: its folder is used as HF_HUB_CACHE")
+    if "wandb" not in trackers(report_to):
+        return added, notes
+    if environ.get("WANDB_DISABLED", "").lower() in _TRUE:
+        notes.append(
+            "WANDB_DISABLED is no longer read: the run reports to wandb; trainer.report_to: none stops it"
+        )
+    chosen = any(environ.get(name) for name in _WANDB_IDENTITIES)
+    if not chosen and (obstacle := wandb_obstacle(environ)) is not None:
+        added["WANDB_MODE"] = "offline"
+        notes.append(
+            f"{obstacle}: the run is logged offline (WANDB_MODE=offline); `wandb sync` uploads it later"
+        )
+    return added, notes

@@ -1,7 +1,7 @@
-"""A run as a child process that is watched from outside: how it ended, and what it left behind.
+"""A run of a drill as a child process: how it ended, and which processes it left.
 
-All its descendants carry a word of the drill's own in their environment, whatever session they are in, so
-that what outlives the run is found without trusting the run.
+All its descendants carry a token of the drill in their environment, so that processes that outlive the run
+are found without relying on the run.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from launcher.execute.signals import stopping_signals
 from launcher.facts.user_files import parse_json
 
 WORD = "EFFILAUNCH_DRILLED"
-"""The variable that marks a drilled run's processes."""
+"""Environment variable that marks the processes of a drilled run."""
 REAP_S = 2.0
-"""A process that was killed along with the run may be seen for a moment longer."""
+"""A process that was killed with the run may be visible for a moment longer."""
 STOP_S = 180.0
-"""So long an interrupted drill waits for its run to save and end, before it kills it."""
+"""Time for the run of an interrupted drill to save and end, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Watched:
 
     @property
     def cause(self) -> str:
-        """Its first error in its own words."""
+        """The message of its first error."""
         errors = self.answer.get("errors") or [{}]
         return str(errors[0].get("message", ""))
 

@@ -1,49 +1,47 @@
-"""What the supervisor itself saw of a run's end: a lost rank, a hang, a launcher that died, a stop."""
+"""How a run ended, as an error: what the supervisor saw, what the ranks reported, the known failure."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.diagnose.run_dir import earlier_bytes, launcher_logs
-from launcher.errors import Interrupted, Problem
-from launcher.execute.adapted import last_step
+from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.following import Ended
+from launcher.execute.nodes.peers import Part
+from launcher.execute.run_dir import last_step, read_stopped
 from launcher.execute.signals import STOPPING
-from launcher.execute.stacks import STATES, Stack
-from launcher.execute.supervise import Watch, describe_lost
+from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
+from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
+from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.status import LEFT_EARLY, RankStatus
 from launcher.facts.user_files import parse_json
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.diagnose.findings import Error, Finding
+from launcher.knowledge.diagnose.matching import recognise, weight
+from launcher.knowledge.diagnose.run_dir import LOST, earlier_bytes, launcher_logs
+from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.render.bundle import dump_json
 
-LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
+RANK_LOST, LAUNCHER_LOST, HANG = "rank-lost", "launcher-lost", "hang"
 """Codes of the problems."""
-STOPPED = "stopped.json"
-"""Written by rank 0 when a signal ended the run with a checkpoint."""
 
 # torchrun's table of processes and deepspeed's last line; the numbers below 0 are signals.
 _OF_A_PID = re.compile(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _OF_ANY = re.compile(r"exits with return code = (-?\d+)")
 
 
-def read_stopped(run_dir: Path) -> dict[str, Any] | None:
-    """What rank 0 wrote when it stopped; None where nothing stopped this run."""
-    try:
-        found = parse_json((run_dir / STOPPED).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def was_stopped(run_dir: Path, ended: Ended) -> bool:
-    """Whether somebody else than this process stopped the ranks, which saved and left.
+    """Whether the ranks were stopped, and saved, by somebody else than this process.
 
-    So does a scheduler that signals them and their launcher but not `effilaunch run`: what it ends must not
-    be started again. Where the launcher was lost by other means, this process has told the ranks itself.
-    Before the first step they have nothing to save, and leave no word but their exit code.
+    A scheduler may signal the ranks and their launcher but not `effilaunch run`; such a run must not be
+    restarted. Where the launcher was lost in another way, this process has stopped the ranks itself. Before
+    the first step they have nothing to save, and leave only their exit code.
     """
     stopped = read_stopped(run_dir)
     if stopped is None and _left_early(run_dir, ended):
@@ -56,7 +54,7 @@ def was_stopped(run_dir: Path, ended: Ended) -> bool:
 def _left_early(run_dir: Path, ended: Ended) -> bool:
     """Whether a signal ended ranks before the first step, and no rank failed otherwise.
 
-    A launcher sends one, too, to those that are left when it sees another fail.
+    A launcher, too, signals the remaining ranks when one has failed.
     """
     watch = ended.watch
     if watch is None or watch.lost or ended.hang is not None:
@@ -76,7 +74,7 @@ def interruption(
 ) -> Interrupted:
     """The error of a run that a signal stopped.
 
-    failed: what ranks said that failed while they stopped; again: what the user may do next.
+    failed: errors of ranks that failed while they stopped; again: the hint.
     """
     stopped = read_stopped(run_dir)
     name = ended.stopped_by.name if ended.stopped_by else str((stopped or {}).get("signal", "a signal"))
@@ -92,12 +90,12 @@ def _where(run_dir: Path, stopped: dict[str, Any] | None, killed: str) -> str:
     how = f"the run was killed: {killed}" if killed else "the run was stopped"
     whole = complete_checkpoints(run_dir / "checkpoints")
     if whole:
-        return f"{how}; its newest whole checkpoint is {whole[max(whole)].name}"
+        return f"{how}; its newest complete checkpoint is {whole[max(whole)].name}"
     return f"{how} before its first checkpoint"
 
 
 def saved_at(run_dir: Path) -> str:
-    """Of a run that was ended without a signal from outside: what it stopped with, in words."""
+    """Where a run stopped that got no signal from outside; empty without a checkpoint."""
     stopped = read_stopped(run_dir)
     if stopped is None or not stopped.get("checkpoint"):
         return ""
@@ -105,20 +103,21 @@ def saved_at(run_dir: Path) -> str:
 
 
 def lost_ranks(run_dir: Path, ended: Ended, watch: Watch) -> tuple[str, int | None]:
-    """What became of the ranks that vanished, one sentence; and their exit code, None where nobody tells.
-
-    Below 0 the code is a signal's.
-    """
+    """One sentence on the ranks that vanished, and their exit code: negative for a signal."""
     code = _exit_code(run_dir, ended, watch)
     hosts = {rank: status.host for rank, status in watch.lost.items() if watch.others}
     return describe_lost(watch.lost, ending(code), last_step(run_dir), hosts), code
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, in words."""
+    """How a process ended, as a verb phrase."""
     if code is None:
         return "was lost"
-    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code} and no word"
+    return (
+        f"was killed by {signal_name(-code)}"
+        if code < 0
+        else f"ended with exit code {code} without an error message"
+    )
 
 
 def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
@@ -129,7 +128,7 @@ def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
             return int(code)
     if own := [ended.rank_codes[rank] for rank in watch.lost if rank in ended.rank_codes]:
         return own[0]
-    # Deepspeed's is of the rank that it saw first: above 0 of one that failed because another was lost.
+    # DeepSpeed reports the rank that it saw first; above 0 that may have failed because another was lost.
     said = [int(code) for code in _OF_ANY.findall(text)]
     if found := [code for code in said if code < 0 or len(watch.statuses) == 1]:
         return found[0]
@@ -139,7 +138,7 @@ def _exit_code(run_dir: Path, ended: Ended, watch: Watch) -> int | None:
 
 
 def launcher_said(run_dir: Path) -> str:
-    """What the launchers of all machines and rank 0 wrote in the last try."""
+    """The output of the launchers of all nodes and of rank 0 in the last attempt."""
     said, earlier = [], earlier_bytes(run_dir)
     for log in launcher_logs(run_dir):
         try:
@@ -159,18 +158,18 @@ def signal_name(number: int) -> str:
 
 
 def lost_problem(run_dir: Path, message: str, ranks: Sequence[int]) -> Problem:
-    """A rank that is gone, where nothing tells why."""
+    """The problem of a lost rank without a known cause."""
     return Problem(
-        LOST,
+        RANK_LOST,
         message,
         file=str(run_dir / "logs" / f"rank-{ranks[0]}.log"),
-        hint="somebody or the scheduler ended that process; `--resume auto` goes on from the last "
-        "checkpoint, launch.max_restarts does so by itself",
+        hint="somebody or the scheduler ended that process; `--resume auto` continues from the last "
+        "checkpoint, launch.max_restarts does so automatically",
     )
 
 
 def launcher_problem(run_dir: Path, code: int, host: str = "", log: str = "launcher.log") -> Problem:
-    """A launcher that was killed while its ranks lived. host, log: where it is not this machine's."""
+    """The problem of a launcher that was killed while its ranks lived. host, log: on another node."""
     message = f"the launcher {f'on {host} ' if host else ''}{ending(code)}"
     if saved := saved_at(run_dir):
         message += f"; {saved}"
@@ -179,20 +178,20 @@ def launcher_problem(run_dir: Path, code: int, host: str = "", log: str = "launc
 
 
 def hang_problem(run_dir: Path, ended: Ended) -> Problem:
-    """A run without progress: who is behind, and where every rank stands."""
+    """The problem of a run without progress: which ranks are behind, and what every rank executes."""
     hang = ended.hang
     assert hang is not None, "asked for a run that hung"
     if not hang.statuses:
         return Problem(
             HANG,
-            f"no rank had begun after {hang.seconds:.0f} s (limit {hang.limit:.0f} s)",
+            f"no rank had started after {hang.seconds:.0f} s (limit {hang.limit:.0f} s)",
             file=str(run_dir / "logs" / "launcher.log"),
-            hint="its launcher never started them; the log's last lines may say what it waits for",
+            hint="the launcher never started them; the last lines of the log may show what it waits for",
         )
     step = max(status.step for status in hang.statuses.values())
     stopped = [rank for rank, stack in sorted(ended.stacks.items()) if stack.is_stopped]
     behind = stopped or hang.behind
-    if not behind:  # all wait in the same step: those are at fault that do not wait for another rank
+    if not behind:  # all are in the same step: the ranks that do not wait for another one are the cause
         busy = [rank for rank, stack in sorted(ended.stacks.items()) if stack.frames and not stack.waits]
         behind = busy if len(busy) < len(hang.statuses) else []
     others = [rank for rank in sorted(hang.statuses) if rank not in behind]
@@ -209,18 +208,283 @@ def hang_problem(run_dir: Path, ended: Ended) -> Problem:
         HANG,
         "; ".join([message, *where]),
         file=str(run_dir / "logs" / f"rank-{first}.log"),
-        hint="every rank's calls are in its log; launch.hang_factor sets the patience",
+        hint="every rank's calls are in its log; launch.hang_factor sets the limit",
     )
 
 
 def _standing(status: RankStatus, stack: Stack, *, is_behind: bool) -> str:
-    """Where one rank of a run without progress stands."""
+    """What one rank of a run without progress executes."""
     if not stack.frames and stack.state in STATES:
         return f"rank {status.rank} (pid {status.pid}) {STATES[stack.state]}, after step {status.step}"
     if is_behind:
-        return f"rank {status.rank} is behind, after step {status.step} in {stack}"
-    return f"rank {status.rank} stands in {stack}"
+        return f"rank {status.rank} is behind, after step {status.step}, in {stack}"
+    return f"rank {status.rank} is in {stack}"
 
 
 _NAMED = 4
 """Ranks that a message names; the others are in the logs."""
+
+
+DRILLED = ".drilled"
+"""In logs/: written by a rank into which a drill injects a fault (launcher/train/faults.py)."""
+PREPARE_LOG = "prepare.log"
+"""In logs/: output of the process that prepares the data."""
+_PREPARES = "prepare"
+"""In place of the rank in the error report of a data preparation."""
+PREPARE_FAILED = "prepare-failed"
+"""Code of the problem of data that could not be prepared."""
+_AGAIN = "see the last lines of the log; run it again: what was prepared before is in the cache"
+_HOST_MEMORY = "sigkill-oom"
+"""The known failure of a process that was killed for its memory."""
+_ENDS_A_PROCESS = tuple(failure for failure in FAILURES if failure.patterns and failure.id != _HOST_MEMORY)
+"""Known failures that may end a process; not those that only show in the losses."""
+
+
+class KnownFailure(RunFailed):
+    """A run that failed with a known failure."""
+
+    def __init__(self, problem: Problem, finding: Finding) -> None:
+        super().__init__(problem)
+        self.finding = finding
+
+
+def run_failure(
+    run_dir: Path,
+    code: int,
+    log: str,
+    how: str = "",
+    *,
+    oom: bool | None = None,
+    said: Sequence[Mapping[str, Any]] = (),
+) -> EffilaunchError:
+    """The error of a run that ended with `code` and without the marker; `log`: output of its launcher.
+
+    how: a clause, where more is known than the code. oom: whether the kernel's OOM killer killed a process
+    meanwhile, as `has_killed`. said: `Ended.reports`.
+
+    Problems that a worker named itself keep their exit code (RecipeError, MachineError); everything else is
+    RunFailed, with the id of the known failure where there is one (KnownFailure, when data was prepared).
+    """
+    reports = _reports(run_dir, said)
+    if (own := _own_problems(reports)) is not None:
+        return own
+    problem = _reported(run_dir, reports) if reports else _ended(run_dir, code, log, how)
+    findings = find_known(run_dir)
+    if not (findings or reports):  # nobody wrote anything, but the way that it ended may say enough
+        if code == -signal.SIGKILL:
+            problem = _of_a_kill(problem, oom)
+        failure = recognise((problem.message,), FAILURES)
+        if failure is not None and (oom or failure.id != _HOST_MEMORY or code != -signal.SIGKILL):
+            findings = [Finding(failure, Error("", problem.message), (), None)]
+    if not findings:
+        return RunFailed(problem)
+    known = _known(problem, findings[0])
+    if log == PREPARE_LOG or (reports and reports[0]["rank"] == _PREPARES):
+        return RunFailed(known)
+    return KnownFailure(known, findings[0])
+
+
+def supervised_failure(
+    run_dir: Path, ended: Ended, before: OomKills, known: Sequence[Finding]
+) -> EffilaunchError:
+    """The error of a run whose ranks were supervised; what the supervisor saw comes first.
+
+    before: the counters of the OOM killer when the ranks were started. known: for a run that hung, the
+    findings in its logs before it was killed.
+    """
+    reports = _reports(run_dir, ended.reports)
+    if (own := _own_problems(reports)) is not None:
+        return own
+    if ended.hang is not None:
+        problem = hang_problem(run_dir, ended)
+        return KnownFailure(_known(problem, known[0]), known[0]) if known else RunFailed(problem)
+    watch, has_cause = ended.watch, any(map(_is_cause, reports))
+    oom = has_killed(before, read_oom_kills())
+    if (first := _first_elsewhere(ended)) and not has_cause:
+        host, part = first
+        code = part.code or 0
+        if code >= 0:
+            return run_failure(run_dir, code, part.log or "launcher.log", f"on {host} {part.trouble}")
+        return _launcher_lost(launcher_problem(run_dir, code, host, part.log), code, part.oom)
+    if watch is not None and watch.lost and (watch.lost_alone or not has_cause):
+        failure = _lost(run_dir, ended, watch, oom)
+        rank_0 = watch.lost.get(0)
+        return _died_preparing(failure) if rank_0 and rank_0.phase == _PREPARES else failure
+    if ended.code < 0 and watch is not None and watch.statuses and not reports:
+        return _launcher_lost(launcher_problem(run_dir, ended.code), ended.code, oom)
+    return run_failure(run_dir, ended.code, "launcher.log", oom=oom, said=ended.reports)
+
+
+def _first_elsewhere(ended: Ended) -> tuple[str, Part] | None:
+    """The node that failed before any other, where its launcher ended and no rank was lost."""
+    hosts = [(host, part) for host, part in ended.elsewhere.items() if part.first and not part.lost]
+    return hosts[0] if hosts else None
+
+
+def failures_while_stopping(run_dir: Path, said: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """The errors that the ranks reported, the earliest first. said: `Ended.reports`."""
+    reports = [(report, report.get("rank")) for report in _reports(run_dir, said)]
+    return [
+        f"{'preparing the data' if rank == _PREPARES else f'rank {rank}'} failed: "
+        f"{report.get('type')}: {report.get('message')}"
+        for report, rank in reports
+    ]
+
+
+def find_known(run_dir: Path) -> Sequence[Finding]:
+    """The known failures that the logs show; none where they cannot be read."""
+    try:
+        return diagnose([str(run_dir)], FAILURES).findings
+    except RecipeError:
+        return []
+
+
+def _launcher_lost(problem: Problem, code: int, oom: bool | None) -> RunFailed:
+    return _killed(problem, oom) if oom and code == -signal.SIGKILL else RunFailed(problem)
+
+
+def _lost(run_dir: Path, ended: Ended, watch: Watch, killed: bool | None) -> EffilaunchError:
+    """The error of ranks that vanished. That the others cannot reach them is no cause.
+
+    killed: whether the kernel's OOM killer ended a process of this machine.
+    """
+    sentence, code = lost_ranks(run_dir, ended, watch)
+    for part in ended.elsewhere.values():
+        if part.lost & set(watch.lost):
+            killed = part.oom  # the kernel of the machine on which the rank ran
+    if code == -signal.SIGKILL and (strike := struck_by_drill(run_dir)):
+        killed, sentence = False, f"{sentence}: {strike} did it"
+    problem = lost_problem(run_dir, sentence, sorted(watch.lost))
+    record = {"message": sentence, "ranks": sorted(watch.lost), "oom": killed}
+    with contextlib.suppress(OSError):  # a full disk: `diagnose` then has the logs alone
+        write_text(run_dir / "logs" / LOST, dump_json(record))
+    if code == -signal.SIGKILL:
+        return _killed(problem, killed)
+    findings = [found for found in find_known(run_dir) if found.failure in _ENDS_A_PROCESS]
+    if findings:  # such as a collective's timeout, at which NCCL aborts the process
+        told = _known(problem, findings[0])
+        message = f"{told.message.rstrip('.')}; {sentence}"
+        return KnownFailure(replace(told, code=findings[0].failure.id, message=message), findings[0])
+    return RunFailed(problem)
+
+
+def _died_preparing(failure: EffilaunchError) -> RunFailed:
+    """Rank 0 was lost while it prepared the data: nothing was trained, so no other batch size helps."""
+    problem = failure.problems[0]
+    if problem.code != RANK_LOST:
+        return RunFailed(problem)
+    message = f"{problem.message}: it prepared the data"
+    return RunFailed(replace(problem, code=PREPARE_FAILED, message=message, hint=_AGAIN))
+
+
+def struck_by_drill(run_dir: Path) -> str:
+    """The fault that a drill injected in this attempt; empty without one."""
+    marker, begun = run_dir / "logs" / DRILLED, run_dir / "environment.json"
+    try:
+        if marker.stat().st_mtime >= begun.stat().st_mtime:
+            return f"the drill's {marker.read_text('utf-8').partition(' ')[0]}"
+    except OSError:
+        pass
+    return ""
+
+
+def _killed(problem: Problem, oom: bool | None) -> RunFailed:
+    """The error of a killed process; a known failure where the kernel killed it for its memory."""
+    problem = _of_a_kill(problem, oom)
+    if not oom:
+        return RunFailed(problem)
+    failure = next(failure for failure in FAILURES if failure.id == _HOST_MEMORY)
+    finding = Finding(failure, Error("", problem.message), (), None)
+    return KnownFailure(_known(problem, finding), finding)
+
+
+def _of_a_kill(problem: Problem, oom: bool | None) -> Problem:
+    """The problem with what the kernel's counters tell of the kill."""
+    said = {
+        True: ": the kernel's OOM killer did it",
+        None: ": whether the OOM killer did it is unknown, since no counter of the kernel is readable",
+    }
+    return replace(problem, message=problem.message + said.get(oom, ""))
+
+
+def _is_cause(report: dict[str, Any]) -> bool:
+    """Whether a reported error may have ended the run: not that another rank is gone."""
+    return weight(Error(str(report.get("type", "")), str(report.get("message", "")))) == 0
+
+
+def _own_problems(reports: list[dict[str, Any]]) -> EffilaunchError | None:
+    """The problems that the first failing process reported, as an error of its exit status."""
+    if not reports or not reports[0].get("problems"):
+        return None
+    problems = [Problem(**p) for p in reports[0]["problems"]]
+    own: dict[int, type[EffilaunchError]] = {
+        RecipeError.exit_code: RecipeError,
+        MachineError.exit_code: MachineError,
+    }
+    return own.get(int(reports[0].get("exit_code", 0)), RunFailed)(problems)
+
+
+def _reports(run_dir: Path, said: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The error reports of the processes, from files and from their output, the earliest first."""
+    reports = [dict(report) for report in said]
+    for path in (run_dir / "logs").glob("error-*.json"):
+        try:
+            reports.append(parse_json(path.read_text("utf-8")))
+        except (OSError, ValueError):
+            continue
+    return sorted(reports, key=lambda r: (r.get("time", 0), str(r.get("rank", 0))))
+
+
+def _ended(run_dir: Path, code: int, log: str, told: str = "") -> Problem:
+    """The problem of a run without error reports; told: what is known besides the code."""
+    how = f"by signal {-code} ({signal_name(-code)})" if code < 0 else f"with exit code {code}"
+    if told:
+        how = f"because {told}"
+    elif code == 0:
+        how = "without finishing, although its launcher reported success"
+    if log == PREPARE_LOG:  # never restarted: a restart takes the data for prepared
+        return Problem(
+            PREPARE_FAILED,
+            f"the run ended {how} while it prepared the data",
+            file=str(run_dir / "logs" / log),
+            hint=_AGAIN,
+        )
+    return Problem(
+        "run-failed",
+        f"the run ended {how}",
+        file=str(run_dir / "logs" / log),
+        hint="see the last lines of the log",
+    )
+
+
+def _reported(run_dir: Path, reports: list[dict[str, Any]]) -> Problem:
+    """The problem that the first failing rank reported."""
+    first = reports[0]
+    if first["rank"] == _PREPARES:
+        return Problem(
+            PREPARE_FAILED,
+            f"the data could not be prepared: {first['type']}: {first['message']}",
+            file=str(run_dir / "logs" / "error-prepare.json"),
+            hint="the traceback is in that file",
+        )
+    return Problem(
+        "run-failed",
+        f"rank {first['rank']} failed first: {first['type']}: {first['message']}",
+        file=str(run_dir / "logs" / f"rank-{first['rank']}.log"),
+        hint=f"{len(reports)} of the ranks reported an error; the traceback is in that log",
+    )
+
+
+def _known(problem: Problem, finding: Finding) -> Problem:
+    """The problem with the known failure's id, title, cause and fix; the original error stays in the
+    message."""
+    failure = finding.failure
+    said = finding.error.headline.partition("\n")[0]
+    rank = finding.first_rank
+    if rank is not None:
+        said = f"rank {rank} failed first: {said}"
+    log = problem.file
+    if rank is not None and problem.code == "run-failed" and log is not None:
+        log = str(Path(log).with_name(f"rank-{rank}.log"))
+    message = f"{failure.id}: {failure.title}. {failure.cause.rstrip('.')} ({said})"
+    return replace(problem, code=failure.id, message=message, file=log, hint=failure.fix)

@@ -1,4 +1,4 @@
-"""Start a command with everything that it starts, follow it, stop it when asked, and leave nothing behind."""
+"""Start a command, follow it and its descendants to their end, stop them when asked, and leave no process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.guard import guarded
-from launcher.execute.log_file import LogFile, unwritable_by
-from launcher.execute.output import Output, errors_in
-from launcher.execute.peers import Part, Peers, Said
-from launcher.execute.processes import KILL_S, RUN, kill_all, marks, processes_of, send, tree_of
+from launcher.execute.nodes.peers import Part, Peers, Said
+from launcher.execute.output import LogFile, Output, errors_in, unwritable_by
+from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
-from launcher.execute.stacks import Stack, read_stacks
-from launcher.execute.supervise import Hang, Watch
+from launcher.execute.supervise import Hang, Stack, Watch, read_stacks
 from launcher.facts.secrets import line_hider, secret_values
 from launcher.facts.status import RankStatus, is_alive, read_stage
 from launcher.facts.user_files import is_dir
 
 Look = Callable[[Mapping[int, RankStatus]], None]
-"""Is shown twice a second what the ranks last said; a process that is no rank speaks as rank 0."""
+"""Receives the latest statuses of the ranks twice a second; a process that is no rank reports as rank 0."""
 
 
 def blind(statuses: Mapping[int, RankStatus]) -> None:
@@ -34,17 +31,18 @@ def blind(statuses: Mapping[int, RankStatus]) -> None:
 
 POLL_S = 0.5
 _ENDED_POLL_S = 0.1
-"""The same when the launcher has ended, and with it most of what could write."""
+"""The same when the launcher has ended."""
 _LEAVE_S = 5.0
 """After a process without ranks has ended: what it started may finish."""
 _LONG_STEP_S = 10.0
-"""Who waits longer for a stop is told why."""
+"""A stop that takes longer is explained to the user."""
 _HELD_S = 1.0
-"""So long a traceback waits to be shown: within that a lost rank is noticed, of which it may only speak."""
+"""Delay of a traceback on the screen: it may only tell that a rank is lost, which is noticed within that
+time."""
 _STACKS_S = 10.0
-"""So long a rank has to write where it stands: on a busy machine, or behind another, that is seconds."""
+"""Time for a rank to write its stack; seconds on a busy machine."""
 VANISHED_S = 25.0
-"""After a machine was lost: ranks that can still agree have so long to save, then they are killed."""
+"""After a node was lost: time for the other ranks to save, then they are killed."""
 _LAST_LINES_S = 2.0
 """After everything ended: a pipe that is still open then is held by somebody else."""
 
@@ -281,7 +279,7 @@ class _Following:
         if self.ended.stopped_by is None:
             self.ended.stopped_by, self.ended.stopped_elsewhere = number, elsewhere
             self._look()
-            where = " on another machine" if elsewhere else ""
+            where = " on another node" if elsewhere else ""
             self.start.echo(
                 f"{number.name}{where}: {self._stop_workers()}; press Ctrl-C again to stop at once"
             )
@@ -297,7 +295,7 @@ class _Following:
         self._tell()
         if peers.vanished and not self._vanished_told:
             self._vanished_told = True
-            self.start.echo(f"{peers.vanished}: ending the ranks of this machine")
+            self.start.echo(f"{peers.vanished}: ending the ranks of this node")
             self._stop_workers()
             self._set_limit(VANISHED_S, peers.vanished)
         if peers.end and not self._over:

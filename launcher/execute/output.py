@@ -1,4 +1,7 @@
-"""What the processes of a run write to their pipe: kept whole in a log, shown until a process failed."""
+"""The output of the processes of a run: complete in a log, on the screen until a process failed.
+
+A log survives a full disk: what cannot be written is skipped, with a note, and the run continues.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,12 @@ import selectors
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
-from launcher.execute.log_file import LogFile
 from launcher.facts.status import REPORT
 from launcher.facts.user_files import parse_json
-from launcher.failures.noise import is_noise
+from launcher.knowledge.failures.noise import is_noise
 
 _CHUNK = 1 << 16
 _ERROR = "error: "
@@ -31,7 +34,7 @@ _PYTHON_WARNING = re.compile(r"^\S.*?:\d+: \w*Warning: ")
 _LOGGED_WARNING = re.compile(r"\[WARNING\]|\[INFO\].*(?i:\boverflow\b|skipping step)|^\[?W\d{4} |:\[W\d{4} ")
 _NUMBER = re.compile(r"\d+")
 _KNOWN_WARNINGS = 1000
-"""So many are remembered: of more, some are shown twice."""
+"""Warnings that are remembered; beyond that some are shown twice."""
 
 
 class _Filter:
@@ -60,7 +63,7 @@ class _Filter:
 
 
 def errors_in(logs: Path) -> set[str]:
-    """The lines of the errors that the ranks wrote down, which the command tells in the end."""
+    """The lines of the errors in the ranks' error files, which the command prints at the end."""
     lines: set[str] = set()
     for path in logs.glob("error-*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -172,3 +175,72 @@ class Output:
             return True
         self._errors = ()
         return False
+
+
+class LogFile:
+    """Append lines to a file. A line that cannot be written is lost; the next one is tried again.
+
+    say: called once, when the first line is lost. The log tells how many are missing where it continues.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path = path
+        self._say = say
+        self._descriptor: int | None = None
+        self._lost = 0
+        self._told = False
+        self._torn = False
+        """Whether the last line was cut off by the end of the disk."""
+
+    def __enter__(self) -> Self:
+        self._try(b"")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def line(self, text: str) -> None:
+        """Append one line, at once: nothing waits in this process, which may be killed."""
+        gap = f"==== {self._lost} lines are missing: the disk took none ====\n" if self._lost else ""
+        if self._try(f"{gap}{text}\n".encode(errors="replace")):
+            self._lost = 0
+        else:
+            self._lost += 1
+
+    def _try(self, data: bytes) -> bool:
+        """Whether all of it was written."""
+        try:
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o666)
+            data = b"\n" + data if self._torn and data else data
+            while data:
+                written = os.write(self._descriptor, data)
+                self._torn = data[written - 1 : written] != b"\n"
+                data = data[written:]
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._say(f"{self.path} cannot be written ({error.strerror}): the run continues without it")
+            return False
+        return True
+
+
+def unwritable_by(folder: Path) -> str | None:
+    """Why no file can be written in a folder, in the system's words; None where one can."""
+    probe = folder / ".probe"
+    try:
+        probe.write_bytes(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+_PROBE_BYTES = 4096
+"""Size of the smallest file on most file systems."""

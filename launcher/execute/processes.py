@@ -1,7 +1,11 @@
-"""The processes of one start, wherever they went: found by a token in their environment, and ended by it.
+"""Find and end all processes of one start by a token in their environment, and guard them.
 
-A process group is not enough: torchrun starts its workers in sessions of their own, and so may a worker what
-it starts. Linux alone: everything here is read from /proc.
+A process group is not enough: torchrun starts its workers in sessions of their own, and workers may do the
+same. Read from /proc (Linux). The guard is a small process that outlives a killed supervisor and ends what
+the run left: a byte on its standard input tells that nothing is left to do, the end of the file that the
+supervisor died. The workers notice that themselves and save (launcher/train/stopping.py); the guard gives
+them time, then kills by the token. It starts without site-packages, so this module may import the standard
+library alone.
 """
 
 from __future__ import annotations
@@ -10,22 +14,27 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+
+from launcher.execute.leftovers import remove_shared_buffers
+from launcher.facts.status import is_alive, read_statuses
 
 RUN = "EFFILAUNCH_RUN"
 """Environment variable of every process of a start: its token."""
 SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
-"""Environment variable of the same: `HOST:PID:START` of the process that watches over them."""
+"""Environment variable of the same: `HOST:PID:START` of the supervisor."""
 KILL_S = 5.0
-"""A killed process is gone at once, unless it hangs in the kernel; nothing can be done about that one."""
+"""A killed process is gone at once, unless it hangs in the kernel."""
 
 _PROC = Path("/proc")
 _POLL_S = 0.05
 _PARENT, _STARTED = 1, 19
-"""Places in /proc/PID/stat behind the name, which may hold spaces and brackets: state is 0."""
+"""Fields of /proc/PID/stat after the name, which may contain spaces and brackets: state is 0."""
 
 
 def marks() -> dict[str, str]:
@@ -58,14 +67,14 @@ def tree_of(pids: Collection[int]) -> set[int]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Signal processes; one that ended meanwhile is passed over."""
+    """Signal processes; ignore those that have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def kill_all(token: str, wait_s: float = KILL_S) -> set[int]:
-    """Kill every process of a start, those included that are started meanwhile; those that would not go."""
+    """Kill every process of a start, including those started meanwhile; returns those that remain."""
     deadline = time.monotonic() + wait_s
     while left := processes_of(token):
         send(left, signal.SIGKILL)
@@ -80,7 +89,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name; none for a process that is gone."""
+    """The fields of /proc/PID/stat after the name; none for a process that has ended."""
     try:
         return (_PROC / str(pid) / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
@@ -92,3 +101,65 @@ def _with_children(found: set[int], parents: dict[int, int]) -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in known} - known:
         known |= more
     return known
+
+
+WORKERS_LEAVE_S = 65.0
+"""Workers without a supervisor end after 60 s and two steps at the latest."""
+OTHERS_LEAVE_S = 10.0
+"""Time for launchers and children of ranks to end when no rank lives, so that nothing is to be saved."""
+_GUARD_POLL_S = 0.5
+
+_ROOT = Path(__file__).resolve().parents[2]
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from launcher.execute.processes import main; main()"
+_DONE = b"."
+
+
+@contextlib.contextmanager
+def guarded(token: str, run_dir: Path, wait_s: float, master_port: int, lock: int | None) -> Iterator[None]:
+    """While this is entered, the death of this process ends the run of `token` after `wait_s` seconds.
+
+    Sooner where no rank of `run_dir` lives. lock: the descriptor of the run directory's lock, which the guard
+    holds too, until all processes are gone.
+    """
+    given = (str(_ROOT), token, str(run_dir), str(wait_s), str(master_port))
+    argv = [sys.executable, "-E", "-P", "-S", "-c", _START, *given]
+    guard = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what ends this process's group shall not end its guard
+        pass_fds=() if lock is None else (lock,),
+    )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the guard
+            guard.communicate(_DONE)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`ROOT TOKEN RUN_DIR WAIT_S MASTER_PORT`: wait for the supervisor, and end the run where it died."""
+    _, token, run_dir, wait_s, master_port = argv or sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    if os.read(0, 1) == _DONE:
+        return
+    _leave_time(token, Path(run_dir), float(wait_s))
+    kill_all(token)
+    remove_shared_buffers(int(master_port))
+
+
+def _leave_time(token: str, run_dir: Path, wait_s: float) -> None:
+    """Wait for the processes to leave by themselves."""
+    began = last_rank = time.monotonic()
+    two_steps = 0.0
+    while processes_of(token):
+        now = time.monotonic()
+        living = [s for s in read_statuses(run_dir).values() if s.phase != "ended" and is_alive(s)]
+        if living:
+            last_rank = now
+            two_steps = max(two_steps, *(2 * (status.median or 0.0) for status in living))
+        if now - began > wait_s + two_steps or now - last_rank > OTHERS_LEAVE_S:
+            return
+        time.sleep(_GUARD_POLL_S)

@@ -1,6 +1,6 @@
-"""What a run directory holds, read for people: a finished, failed, stopped, running or never started run.
+"""Read a run directory: of a finished, failed, stopped, running or never started run.
 
-Only plan.json has to be there. Whatever else is missing, half written or of another shape is left out.
+Only plan.json is required. Other files that are missing, half written or of another form are skipped.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
-from launcher.execute.endings import read_stopped
-from launcher.execute.restarts import RESTARTS
-from launcher.execute.run_dir import ENDED, MARKER, is_held
+from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, is_held, read_stopped
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.secrets import hide_in
 from launcher.facts.status import LEFT_EARLY, is_alive, read_statuses
-from launcher.facts.user_files import read_bytes, read_json, read_jsonl
+from launcher.facts.user_files import parse_json, read_bytes, read_json, read_jsonl
 from launcher.render.bundle import dump_json
 
 State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]
@@ -27,15 +25,15 @@ _LARGEST = 2**26
 """Bytes of a file that is read: what is longer was not written by a run."""
 _OF_OTHERS = {
     "ladder.json": "a ladder's: its ladder.html shows it",
-    "drill.json": "a drill's: its drill.json says how it went",
+    "drill.json": "a drill's: its drill.json has the results",
     "sweep.json": "a sweep's: name the runs in it",
 }
-"""What lies in a folder of several runs -> what the folder is."""
+"""File in a folder of several runs -> what the folder is."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as its directory tells it; everything but the plan may be empty."""
+    """A run as recorded in its directory; everything but the plan may be empty."""
 
     name: str
     """The stem of the recipe."""
@@ -53,15 +51,15 @@ class RunRecord:
     restarts: Sequence[Mapping[str, Any]] = ()
     stopped: Mapping[str, Any] = field(default_factory=dict)
     step: int = 0
-    """Of the rank that is ahead, where one said so."""
+    """The highest step of a rank."""
     phase: str = ""
     """Of rank 0."""
     checkpoints: Sequence[str] = ()
-    """Names of the whole ones, the newest last."""
+    """Names of the complete ones, the newest last."""
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
-    """What `diagnose` says of a run that failed; its caller adds it."""
+    """Result of `diagnose` for a failed run; added by the caller."""
     problems: Sequence[str] = ()
-    """What the command itself said at the end; or why a plan does not fit."""
+    """Errors that the command printed at the end; or why a plan does not fit."""
 
 
 def read_run(run_dir: Path) -> RunRecord:
@@ -103,7 +101,7 @@ def total_seconds(result: Mapping[str, Any]) -> float | None:
 
 
 def keep_end(run_dir: Path, problems: Sequence[str], *, interrupted: bool) -> None:
-    """Write what the command that supervised the run said of its end: the logs do not hold all of it."""
+    """Write the errors of the command that supervised the run, which are not all in the logs."""
     said = {"interrupted": interrupted, "problems": list(problems)}
     write_text(run_dir / "logs" / ENDED, dump_json(said))
 
@@ -134,7 +132,7 @@ def _no_run(folder: Path) -> Problem:
     runs = sorted(path.parent for path in folder.glob("*/plan.json"))
     if runs:
         hint = f"name one of them, or several to compare; the latest is {runs[-1]}"
-        return Problem(code, f"is no run directory; it holds {len(runs)} of them", file, hint=hint)
+        return Problem(code, f"is no run directory; it contains {len(runs)} of them", file, hint=hint)
     why = "no such folder" if not folder.exists() else "it has no plan.json that can be read"
     return Problem(code, f"is no run directory: {why}", file, hint="name what `run` called run directory")
 
@@ -159,3 +157,36 @@ def without_secrets(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
     return replace(
         record, **{each.name: hide_in(getattr(record, each.name), hide) for each in fields(record)}
     )
+
+
+class NewRows:
+    """Reads the rows added to metrics.jsonl while it grows; a file that was replaced from its beginning."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        """Device and inode."""
+        self._read = 0
+        """Bytes of it."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The rows since the last time; a half-written one comes with the next."""
+        try:
+            with self._path.open("rb") as stream:
+                state = self._path.stat()
+                if (state.st_dev, state.st_ino) != self._file:
+                    self._file, self._read = (state.st_dev, state.st_ino), 0
+                stream.seek(self._read)
+                whole, end, _ = stream.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._read += len(whole) + len(end)
+        return [row for line in whole.splitlines() if (row := _row(line)) is not None]
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

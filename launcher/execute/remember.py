@@ -1,4 +1,4 @@
-"""What a finished run measured, kept for later plans: one line of the calibration file."""
+"""Append the measurements of a finished run to the calibration file, for later plans."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from launcher.plan.plan import Plan
 
 
 def remember_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> str | None:
-    """Append a finished run to the calibration file; a word to the user where that cannot be done.
+    """Append a finished run to the calibration file; a note for the user where that fails.
 
-    result: its result.json; facts: those that were planned with. A rehearsal (`--tiny`) is not kept: its
-    two narrow layers are of no real model.
+    result: its result.json; facts: those of its plan. A rehearsal (`--tiny`) is not kept.
     """
-    if plan.value("tiny"):
+    if plan.tiny:
         return None
     path = probe.calibration_file()
     try:
         append_line(path, finished_run(plan, result, facts).to_line())
     except OSError as error:
-        return f"what this run measured is not kept for later plans: cannot write {path}: {error.strerror}"
+        return f"the measurements of this run are not kept: cannot write {path}: {error.strerror}"
     return None
 
 
 def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
-    """The record of a run: what it took, beside the estimate for the longest batch that it met."""
+    """The record of a run: measured memory, and the estimate for the longest batch that it met."""
     memory = result["memory"]
     # Without calibration: a correction would be taken for a better estimate, and be corrected again.
     predicted = predict_as_run(plan, replace(facts, calibration=None), memory["tokens"]["largest"])
@@ -45,9 +44,9 @@ def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
         method=memory["method"],
         torch=plan.versions.get("torch", ""),
         transformers=plan.versions.get("transformers", ""),
-        kind=job_kind(plan.model, plan.job),
+        kind=job_kind(plan.spec, plan.job),
         processes=result["processes"],
-        params=plan.model.params,
+        params=plan.spec.params,
         steps=memory["steps"],
         predicted_by=predicted.method,
         predicted=predicted.total,
@@ -60,7 +59,7 @@ def finished_run(plan: Plan, result: Mapping[str, Any], facts: Facts) -> Run:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line, whole, however many processes do so; an unfinished line before it is ended."""
+    """Append one line atomically; an unfinished line before it is ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""`launch.max_restarts`: which failed runs are started again, from where, and after how long a pause."""
+"""Restart failed runs (`launch.max_restarts`): which ones, from which checkpoint, after which pause."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Interrupted, Problem, RunFailed
-from launcher.execute.adapted import last_step
-from launcher.execute.endings import HANG, LAUNCHER_LOST, LOST
-from launcher.execute.failed import KnownFailure
+from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailure
 from launcher.execute.resume import choose_checkpoint
+from launcher.execute.run_dir import RESTARTS, last_step
 from launcher.execute.signals import pause
 from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
@@ -24,16 +23,15 @@ from launcher.facts.user_files import read_jsonl
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json
 
-RESTARTS = "restarts.jsonl"
 LENGTH = ("max_steps", "num_train_epochs")
 """Of `trainer`, in result.json under `planned`: a later dry run writes another plan.json beside it."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 300.0
-"""The first one is short, for a process that was killed; the longest outlasts a node's reboot."""
+"""The first pause suits a killed process; the longest outlasts the reboot of a node."""
 
 _STATUS_S = 0.5
-"""A rank writes its status once in so long, at the end of a step."""
-_MAY_PASS = ("run-failed", LOST, LAUNCHER_LOST, HANG)
-"""Problems of a run that nobody knows: the next try may not meet them."""
+"""Shortest time between two statuses of a rank."""
+_MAY_PASS = ("run-failed", RANK_LOST, LAUNCHER_LOST, HANG)
+"""Problems without a known cause: the next attempt may not meet them."""
 _KNOWN_TO_PASS = (
     "nccl-timeout",
     "port-in-use",
@@ -42,11 +40,11 @@ _KNOWN_TO_PASS = (
     "no-step",
     "exit-code-lost",
 )
-"""Known failures that may not come again. All others are of the recipe, the machine or its memory."""
+"""Known failures that may not come again. The others are caused by the recipe, the machine or its memory."""
 
 
 def may_pass(failure: RunFailed) -> bool:
-    """Whether the same run, started again, may go on: not where it is bound to fail the same way."""
+    """Whether a restarted run may succeed: not where it must fail in the same way."""
     if isinstance(failure, KnownFailure):
         return failure.finding.failure.id in _KNOWN_TO_PASS
     return failure.problems[0].code in _MAY_PASS
@@ -59,7 +57,7 @@ def pause_before(number: int, first_s: float = FIRST_PAUSE_S) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """How far a try came, and with what it ended: the same twice will come a third time."""
+    """How far an attempt came, and its error: the same twice would come a third time."""
 
     code: str
     step: int
@@ -69,11 +67,11 @@ class _Place:
 
 @dataclass(slots=True)
 class Begun:
-    """Where a command began, and what it has saved since then."""
+    """The checkpoint that a command began with, and those that were there before it."""
 
     run_dir: Path
     resume: str | None
-    """What its first try was told to continue."""
+    """What its first attempt was told to resume."""
     _there: Mapping[str, int] = field(default_factory=dict)
     """Checkpoints that were there before -> when their manifest was written."""
 
@@ -82,11 +80,11 @@ class Begun:
         self._there = {path.name: (path / MANIFEST).stat().st_mtime_ns for path in whole}
 
     def anew(self) -> None:
-        """From now on nothing is continued that was there until now."""
+        """From now on, resume nothing that existed until now."""
         self.resume, self._there = None, {}
 
-    def goes_on(self) -> tuple[str | None, int, list[str]]:
-        """What the next try continues, its step, and what to say about it; None and 0: it starts anew.
+    def resumes(self) -> tuple[str | None, int, list[str]]:
+        """What the next attempt resumes, its step, and lines for the user; None and 0: it starts anew.
 
         This command's newest whole checkpoint, else what the command began with.
         """
@@ -96,7 +94,7 @@ class Begun:
         if self.resume not in (None, "auto") and not is_own:
             # A newer one that was there before belongs to a continuation that the user did not choose.
             before = Path(str(self.resume))
-            return self.resume, _step_of(before), [f"goes on from {before}, as before"]
+            return self.resume, _step_of(before), [f"resumes from {before}, as before"]
         return (None if path is None else str(path)), chosen.step, chosen.words()
 
 
@@ -110,18 +108,17 @@ class Restarts:
     say: Callable[[str], None]
     first_pause_s: float = FIRST_PAUSE_S
     check: Callable[[], None] = lambda: None
-    """Called in the pauses: raises where the run cannot go on, such as without a machine that was lost."""
+    """Called in the pauses: raises where the run cannot continue, as when a node is lost."""
     _in_a_row: int = 0
     _last: _Place | None = None
     _causes: list[str] = field(default_factory=list)
     unwritten: list[dict[str, Any]] = field(default_factory=list)
-    """Restarts of which the disk took no record; result.json may."""
+    """Restarts that could not be recorded, for result.json."""
 
     def next(self, failure: RunFailed) -> str | None:
-        """What the next try continues (EFFILAUNCH_RESUME), after the pause; None: it starts anew.
+        """Wait, and return what the next attempt resumes (EFFILAUNCH_RESUME); None: it starts anew.
 
-        Raises the failure where there is no next try, with what was tried. Interrupted when a signal comes in
-        the pause.
+        Raises the failure where there is no next attempt, with what was tried. Interrupted after a signal.
         """
         run_dir = self.begun.run_dir
         step = _reached(run_dir)
@@ -132,7 +129,9 @@ class Restarts:
         if not (self.allowed and may_pass(failure)):
             raise self._told(failure, "")
         if self._last is not None and _same(place, self._last, run_dir):
-            raise self._told(failure, f"the same came twice at step {step}, so it is not tried again")
+            raise self._told(
+                failure, f"it failed twice in the same way at step {step}, so it is not restarted again"
+            )
         if self._in_a_row >= self.allowed:
             raise self._told(failure, f"launch.max_restarts: {self.allowed} is used up")
         self._in_a_row, self._last = self._in_a_row + 1, place
@@ -149,7 +148,7 @@ class Restarts:
             message = f"{stopped_by.name}: stopped while it waited to restart; it had failed: {cause}"
             hint = "continue it with --resume auto"
             raise Interrupted(Problem("interrupted", message, file=str(run_dir), hint=hint)) from failure
-        goes_on, begins, words = self.begun.goes_on()
+        resumes, begins, words = self.begun.resumes()
         for line in words:
             self.say(line)
         told = hider(secret_values(os.environ))(cause)
@@ -159,8 +158,10 @@ class Restarts:
                 stream.write(json.dumps(row) + "\n")
         except OSError as error:
             self.unwritten.append(row)
-            self.say(f"{run_dir / RESTARTS} cannot be written ({error.strerror}): the run goes on without it")
-        return goes_on
+            self.say(
+                f"{run_dir / RESTARTS} cannot be written ({error.strerror}): the run continues without it"
+            )
+        return resumes
 
     def _told(self, failure: RunFailed, why: str) -> RunFailed:
         """The failure with what was tried before it."""
@@ -184,28 +185,28 @@ def with_restarts(
     unwritten: Sequence[Mapping[str, Any]],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """result.json, written anew with the length that was planned, and with all restarts that this run needed.
+    """Add the planned length and all restarts of the run to result.json; its content.
 
-    Those of earlier commands are among them. unwritten: those that are not in the file. Where result.json
-    cannot be written, it stays as the worker left it.
+    unwritten: restarts that are not in restarts.jsonl. Where result.json cannot be written, it stays as the
+    worker wrote it.
     """
-    planned = {name: plan.value(f"trainer.{name}") for name in LENGTH if f"trainer.{name}" in plan.settings}
+    planned = {name: plan.at(f"trainer.{name}") for name in LENGTH if f"trainer.{name}" in plan.names}
     told = {**result, "planned": planned, "restarts": [*read_jsonl(run_dir / RESTARTS), *unwritten]}
     try:
         write_text(run_dir / "result.json", dump_json(told))
     except OSError as error:
-        say(f"{run_dir / 'result.json'} cannot be written ({error.strerror}): it does not tell the restarts")
+        say(f"{run_dir / 'result.json'} cannot be written ({error.strerror}): it does not list the restarts")
     return told
 
 
 def _reached(run_dir: Path) -> int:
-    """Steps that the last try had behind it."""
+    """Steps that the last attempt had done."""
     steps = [status.step for status in read_statuses(run_dir).values()]
     return max([*steps, last_step(run_dir)]) if any(steps) else 0
 
 
 def _same(place: _Place, last: _Place, run_dir: Path) -> bool:
-    """Whether two tries ended alike at the same step, as far as the statuses are exact."""
+    """Whether two attempts ended in the same way at the same step, within the precision of the statuses."""
     medians = [s.median for s in read_statuses(run_dir).values() if s.median]
     between_two = int(_STATUS_S / min(medians)) if medians else 0
     alike = (place.code, place.checkpoint) == (last.code, last.checkpoint)

@@ -1,4 +1,8 @@
-"""The run directory: made once, never overwritten, compared before it is continued."""
+"""The run directory: created once, locked while a run uses it, never overwritten.
+
+A further attempt of a run keeps the files of the attempts before it; a run that goes back to an older
+checkpoint keeps what it gives up.
+"""
 
 from __future__ import annotations
 
@@ -6,48 +10,57 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.atomic_writes import write_text
+from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
 from launcher.facts.rehearsal import PREFIX
 from launcher.facts.secrets import hide_in, hider, secret_values
 from launcher.facts.status import process_started
-from launcher.facts.user_files import parse_json
+from launcher.facts.user_files import exists, is_after, parse_json, read_lines
+from launcher.facts.user_files import read_record as read_object
 from launcher.render.bundle import Bundle, dump_json
-from launcher.render.slurm import SUBMITTED
 
 MARKER = "COMPLETED"
-"""Written last by rank 0: a run is done only when this file says so."""
+"""Written last by rank 0: only a run with this file has finished."""
 ENDED = "ended.json"
-"""In logs/: what the command said of a run that did not finish; gone when it is started again."""
+"""In logs/: the errors of the command whose run did not finish; removed by the next start."""
 LOCK = ".lock"
-"""Held while a run lives in this directory (flock); holds the pid of the run and its host."""
+"""Locked (flock) while a run uses the directory; contains the pid of the run and its host."""
+SUBMITTED = "submitted.yaml"
+"""The recipe of a submitted job, with its parents and overrides, as it was when it was submitted."""
+STOPPED = "stopped.json"
+"""Written by rank 0 when a signal ended the run with a checkpoint."""
+RESTARTS = "restarts.jsonl"
+"""One row for each restart of the run."""
 DISK_FULL, UNWRITABLE = "disk-full", "run-dir-unwritable"
 """Codes of the problems of a run directory that cannot be written."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
-"""Answers of a file system that knows no locks, such as Lustre mounted without `flock`."""
+"""Errors of a file system without locks, such as Lustre mounted without `flock`."""
 _OF_A_START = (LOCK, "logs", "checkpoints", "recipe.yaml", ".recipe.yaml.part", ".plan.json.part")
-"""What a start leaves that was killed before its plan was written."""
+"""Files of a start that was killed before its plan was written."""
 
 
 def default_run_dir(recipe_file: str, root: Path) -> Path:
-    """`runs/<recipe-stem>/<UTC time>` under `root`; a proposal, which `claimed` makes one's own."""
+    """`runs/<recipe-stem>/<UTC time>` under `root`; `claimed` creates it."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     proposed = root / "runs" / Path(recipe_file).stem / stamp
     return next(path for path in _numbered(proposed) if not path.exists())
 
 
 def claimed(proposed: Path) -> Path:
-    """Make a folder of a default name: this one or, where another start was first, the next free number.
+    """Create a folder of a default name: this one or, where another start was first, the next free number.
 
-    Whoever makes a folder owns it: runs that start in the same second get one each. Raises as `unwritable`.
+    Runs that start in the same second get one each. Raises as `unwritable`.
     """
     try:
         proposed.parent.mkdir(parents=True, exist_ok=True)
@@ -61,16 +74,15 @@ def claimed(proposed: Path) -> Path:
 
 
 def _numbered(path: Path) -> Iterator[Path]:
-    """The path, then the same with -2, -3, … behind it."""
+    """The path, then the same with -2, -3, … appended."""
     yield path
     yield from (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
 
 
 def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
-    """The newest run directory of this recipe in which something was started, else in which nothing was.
+    """The newest run directory of this recipe in which a run was started, else the newest; None without any.
 
-    None when there is none. A dry run, made to look at a plan, must not hide the run that is to go on, and a
-    rehearsal is none.
+    A dry run must not hide the run that is to be resumed; rehearsals do not count.
     """
     folder = root / "runs" / Path(recipe_file).stem
     runs = (path for path in folder.glob("*") if not path.name.startswith(PREFIX))
@@ -80,7 +92,7 @@ def newest_run_dir(recipe_file: str, root: Path) -> Path | None:
 
 
 def write_run_dir(bundle: Bundle, run_dir: Path, *, resume: bool) -> None:
-    """Write the bundle's files, as `written`, and leave the directory to others."""
+    """Write the bundle's files, as `written`, without holding the lock afterwards."""
     with written(bundle, run_dir, resume=resume):
         pass
 
@@ -95,7 +107,7 @@ def written(bundle: Bundle, run_dir: Path, *, resume: bool) -> Iterator[int]:
     with contextlib.ExitStack() as held:
         try:
             _check_free(run_dir)
-            _check_empty(run_dir, resume)  # before a lock is laid into a folder of somebody else
+            _check_empty(run_dir, resume)  # before a lock is created in a foreign folder
             lock = held.enter_context(locked(run_dir))
             _check_empty(run_dir, resume)
             _write(bundle, run_dir)
@@ -130,7 +142,7 @@ def _write(bundle: Bundle, run_dir: Path) -> None:
 
 
 def unwritable(run_dir: Path, error: OSError) -> EffilaunchError:
-    """The error of a run directory that cannot be written: of the machine where only room is missing."""
+    """The error of a run directory that cannot be written; MachineError where the disk is full."""
     message = f"cannot write the run directory {run_dir}: {error.strerror or error}"
     if error.errno in FULL:
         hint = "make room there, or name another folder with --output-dir"
@@ -146,8 +158,8 @@ _held: dict[Path, int] = {}
 def locked(run_dir: Path) -> Iterator[int]:
     """Hold the run directory, so that no second run writes into it; the lock's descriptor.
 
-    RecipeError `run-dir-in-use` when another process holds it: a run, or what is left of one that was killed.
-    On a file system without locks nothing is held. Who holds it already holds it on.
+    RecipeError `run-dir-in-use` when another process holds it: a run, or the rest of a killed one. Does
+    nothing on a file system without locks, or where this process holds it already.
     """
     place = run_dir.absolute()
     if place in _held:
@@ -174,7 +186,7 @@ def locked(run_dir: Path) -> Iterator[int]:
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a run of another process lives in this directory now; False where there are no locks."""
+    """Whether another process holds the run directory; False where there are no locks."""
     if run_dir.absolute() in _held:
         return False
     try:
@@ -201,7 +213,7 @@ def _in_use(run_dir: Path, said: str) -> Problem:
     elif holder.isdigit() and process_started(int(holder)) is not None:
         who = f"by process {holder}"
     else:
-        who = "by what a killed run left, which ends within about a minute"
+        who = "by processes of a killed run, which end within about a minute"
     return Problem(
         "run-dir-in-use",
         f"the run directory {run_dir} is in use {who}",
@@ -210,8 +222,174 @@ def _in_use(run_dir: Path, said: str) -> Problem:
 
 
 def record_bound(run_dir: Path, bound: dict[str, Any]) -> None:
-    """Add the values that were bound late to environment.json."""
+    """Add the values that were bound at the start to environment.json."""
     path = run_dir / "environment.json"
     if "command" in bound:
         bound = {**bound, "command": hide_in(bound["command"], hider(secret_values(os.environ)))}
     write_text(path, dump_json({**parse_json(path.read_text("utf-8")), "bound": bound}))
+
+
+def read_stopped(run_dir: Path) -> dict[str, Any] | None:
+    """What rank 0 wrote when it stopped; None where nothing stopped this run."""
+    try:
+        found = parse_json((run_dir / STOPPED).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+KEY = "adapted"
+"""The record's name in plan.json."""
+
+_KEPT = ("plan.json", "ds_config.json", "accelerate.yaml", "command.sh")
+"""Files that each attempt of a run writes anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that `on_oom: adapt` has changed in a run."""
+
+    changes: Mapping[str, Any]
+    """Dotted recipe key -> value, None where the key is removed: the recipe with them gives the plan."""
+    adaptations: tuple[Mapping[str, Any], ...]
+    """One object per attempt: step, resumed_from, changed {setting: [old, new]}, reason."""
+
+
+def read_record(run_dir: Path) -> Record | None:
+    """The record of what was adapted in this run; None where nothing was, or where there is no plan.
+
+    RecipeError (`record-unreadable`) for a plan that cannot be read: the next one replaces it.
+    """
+    path = run_dir / "plan.json"
+    if not exists(path):
+        return None
+    found = read_object(path).get(KEY)
+    if found is None:
+        return None
+    try:
+        return Record(dict(found["changes"]), tuple(found["adaptations"]))
+    except (TypeError, KeyError, ValueError) as error:
+        raise RecipeError(Problem("record-unreadable", f"{KEY} is damaged: {error!r}", str(path))) from error
+
+
+def with_record(bundle: Bundle, record: Record | None) -> Bundle:
+    """The bundle with the record of what was adapted in its plan.json."""
+    if record is None:
+        return bundle
+    plan = json.loads(bundle.files["plan.json"])
+    plan[KEY] = {"changes": dict(record.changes), "adaptations": list(record.adaptations)}
+    return replace(bundle, files={**bundle.files, "plan.json": dump_json(plan)})
+
+
+def earlier_settings(run_dir: Path) -> list[dict[str, Any]]:
+    """Setting -> value of each attempt's plan, the first one first. Raises ValueError for a broken plan."""
+    earlier = sorted(run_dir.glob("plan-*.json"), key=lambda file: (len(file.name), file.name))
+    plans = [parse_json(file.read_text("utf-8")) for file in (*earlier, run_dir / "plan.json")]
+    return [{key: setting["value"] for key, setting in plan["settings"].items()} for plan in plans]
+
+
+def write_next_try(bundle: Bundle, run_dir: Path, *, keeps_checkpoints: bool) -> str | None:
+    """Write the files of the next attempt; those of the last one stay as plan-1.json, plan-2.json and so on.
+
+    Checkpoints that cannot be resumed are set aside, with the metrics that led to them. Returns the name of
+    their new folder; None where none were moved. Raises as `write_run_dir`.
+    """
+    number = 1 + len(list(run_dir.glob("plan-*.json")))
+    aside = None
+    try:
+        for name in _KEPT:  # first, since these need room
+            old = run_dir / name
+            if old.is_file() and old.read_text("utf-8") != bundle.files.get(name):
+                write_text(old.with_name(f"{old.stem}-{number}{old.suffix}"), old.read_text("utf-8"))
+                if name not in bundle.files:
+                    old.unlink()
+        if not keeps_checkpoints:
+            aside = _set_aside(run_dir, number)
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    write_run_dir(bundle, run_dir, resume=True)
+    return aside
+
+
+def _set_aside(run_dir: Path, number: int) -> str | None:
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    if metrics.is_file():
+        metrics.rename(run_dir / f"metrics-{number}.jsonl")
+    aside = None
+    if any(checkpoints.glob("checkpoint-*")):
+        aside = f"checkpoints-{number}"
+        checkpoints.rename(run_dir / aside)
+    # It cannot be resumed either; last, since a failed renaming leaves the run as it was.
+    (run_dir / ORIGIN).unlink(missing_ok=True)
+    return aside
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step that the run has logged; 0 where there is none."""
+    last = 0
+    with contextlib.suppress(OSError):
+        for _, row in read_lines(run_dir / "metrics.jsonl"):
+            if row is not None and is_after(row, last) and isinstance(row["step"], int):
+                last = row["step"]
+    return last
+
+
+_RECORDS = ("metrics.jsonl", RESTARTS)
+
+
+def set_aside_after(run_dir: Path, step: int, say: Callable[[str], None]) -> None:
+    """Set aside the checkpoints after `step`, and the rows of records that belong to them.
+
+    They are never resumed, counted or removed. Raises as `unwritable`. Records first: an interrupted start
+    loses nothing.
+    """
+    later = _checkpoints_after(run_dir / "checkpoints", step)
+    if not later:
+        return
+    try:
+        for name in _RECORDS:
+            _split(run_dir / name, step, max(later))
+        named = [_renamed(folder).name for _, folder in sorted(later.items())]
+    except OSError as error:
+        raise unwritable(run_dir, error) from error
+    old = [folder.name for _, folder in sorted(later.items())]
+    say(
+        f"set aside: {', '.join(old)}, saved after the step that the run resumes from, as "
+        f"{', '.join(named)} in {run_dir / 'checkpoints'}; they are neither resumed nor removed"
+    )
+
+
+def _checkpoints_after(folder: Path, step: int) -> dict[int, Path]:
+    """Step -> checkpoint of a later step, also an incomplete one."""
+    found = [*complete_checkpoints(folder).values(), *incomplete_checkpoints(folder)]
+    steps = {int(path.name.rpartition("-")[2]): path for path in found if path.parent == folder}
+    return {number: path for number, path in steps.items() if number > step}
+
+
+def _renamed(checkpoint: Path) -> Path:
+    step = checkpoint.name.rpartition("-")[2]
+    return checkpoint.rename(_free_name(checkpoint.with_name(f"{SUPERSEDED}{step}")))
+
+
+def _free_name(path: Path) -> Path:
+    """The path, or the first free one with a number after its stem."""
+    numbered = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([path], numbered) if not one.exists())
+
+
+def _split(record: Path, step: int, last: int) -> None:
+    """Move the rows of a record after `step` into a file of their own; damaged lines stay."""
+    if not exists(record):
+        return
+    aside = _free_name(record.with_name(f"{record.stem}-{SUPERSEDED}{last}{record.suffix}"))
+    parts = {path: path.with_name(f"{path.name}.part") for path in (aside, record)}
+    try:
+        with parts[aside].open("wb") as later, parts[record].open("wb") as kept:
+            for line, row in read_lines(record):
+                (later if is_after(row, step) else kept).write(line)
+        if parts[aside].stat().st_size:
+            for path, part in parts.items():
+                part.replace(path)
+    finally:
+        for part in parts.values():
+            part.unlink(missing_ok=True)

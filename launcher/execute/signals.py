@@ -1,4 +1,4 @@
-"""The signals by which a user or a scheduler stops a run: noted while it goes on, acted on by its loop."""
+"""Signals by which a user or a scheduler stops a run: recorded by a handler, acted on by the loop."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from launcher.errors import Interrupted, Problem
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 ECHO_S = 1.0
-"""What repeats a signal within this time is its echo, and nobody's impatience: `timeout` sends it to a
-process and to its group, `uv run` passes on the Ctrl-C that the terminal has sent to all already."""
+"""A signal repeated within this time is an echo: `timeout` signals a process and its group, `uv run`
+forwards the Ctrl-C that the terminal has sent to all already."""
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Those that ask this process to stop. SIGHUP is none where it is ignored: `nohup` says so."""
+    """Those that ask this process to stop. SIGHUP does not where it is ignored, as under `nohup`."""
     return [s for s in STOPPING if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
 
 
@@ -29,7 +29,7 @@ class Stops:
         self.first: signal.Signals | None = None
         """The one that asked to stop."""
         self.at_once = False
-        """Whether somebody who does not want to wait has asked once more."""
+        """Whether a second signal asks to stop without saving."""
         self._first_at = 0.0
         self._old: dict[int, object] = {}
 
@@ -99,7 +99,7 @@ def ended_by_signals() -> Iterator[None]:
 def stopped_between(stops: Stops) -> Problem:
     """What ended a command while it had nothing running that could save."""
     name = "a signal" if stops.first is None else stops.first.name
-    hint = "start it again; a run that has begun goes on with --resume auto"
+    hint = "start it again; a run that has started continues with --resume auto"
     return Problem("interrupted", f"{name}: stopped while no rank was running", hint=hint)
 
 

@@ -28,7 +28,7 @@ UNREADABLE = ".unreadable"
 """Suffix of random states that were put aside (launcher/train/resuming.py); the checkpoint stays whole."""
 SCHEMA_VERSION = 1
 SUPERSEDED = "superseded-"
-"""How names of checkpoints begin that were put aside when a run went back (execute/superseded.py)."""
+"""How names of checkpoints begin that were put aside when a run went back (execute/run_dir.py)."""
 ORIGIN = "origin.json"
 """In RUN_DIR, of a run that goes on from another run's checkpoint: where that lies."""
 FINISHED_BEFORE = "COMPLETED.earlier"

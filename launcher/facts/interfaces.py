@@ -1,11 +1,14 @@
-"""Which network interface of this machine leads to another one, for gloo and NCCL, which ask for its name."""
+"""Network interfaces of this machine: which one leads to another machine, and which gloo and NCCL choose."""
 
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import socket
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 _SIOCGIFCONF = 0x8912
@@ -18,8 +21,8 @@ _IPV6 = Path("/proc/net/if_inet6")
 def own_address_towards(host: str) -> str:
     """The address under which this machine speaks to `host` (a name or an address).
 
-    OSError where the name leads nowhere, or no route there. Nothing is sent: to connect a datagram socket
-    only chooses the route.
+    OSError where the name is unknown or no route exists. Nothing is sent: connecting a datagram socket only
+    chooses the route.
     """
     try:
         kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
@@ -36,7 +39,7 @@ def interface_of(address: str) -> str | None:
 
 
 def is_this_machine(host: str) -> bool:
-    """Whether a name or an address is this machine's own; one that leads nowhere is not."""
+    """Whether a name or an address is this machine's own; an unknown one is not."""
     if host in (socket.gethostname(), "localhost"):
         return True
     try:
@@ -73,3 +76,88 @@ def _ipv6() -> dict[str, str]:
         return {}
     rows = [line.split() for line in lines]
     return {socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])): row[5] for row in rows}
+
+
+LOOPBACK, UNKNOWN = "lo", "unknown"
+_VIRTUAL = ("lo", "docker")
+"""Interfaces that NCCL takes only when there is no other (its bootstrap, `findInterfaces`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The interface on which a process group connects."""
+
+    interface: str
+    """`eth0`; UNKNOWN where no interface has the address."""
+    address: str
+    """Empty where it has none."""
+    by: str
+    """Why: the name of a variable, or a few words."""
+
+
+def choose_interface(
+    backend: str, environ: Mapping[str, str], known: Mapping[str, str], own: str | None
+) -> Meeting:
+    """The interface on which `backend` (gloo | nccl) connects this machine's ranks with the others. Pure.
+
+    known: address -> interface. own: the address to which this machine's name leads, None where to none.
+    """
+    names: dict[str, str] = {}
+    for address, name in sorted(known.items(), key=lambda pair: ":" in pair[0]):  # IPv4 first
+        names.setdefault(name, address)
+    variable = "NCCL_SOCKET_IFNAME" if backend == "nccl" else "GLOO_SOCKET_IFNAME"
+    asked = environ.get(variable, "")
+    if asked:
+        name = _matching(asked, list(names)) if backend == "nccl" else asked.partition(",")[0]
+        return Meeting(name, names.get(name, ""), variable)
+    if backend == "nccl":
+        ordered = sorted(names, key=lambda name: (name.startswith(_VIRTUAL), not name.startswith("ib")))
+        name = ordered[0] if ordered else UNKNOWN
+        return Meeting(name, names.get(name, ""), "NCCL's own order")
+    if own is None:
+        return Meeting(UNKNOWN, "", "the host name has no address")
+    # 127.0.1.1, which Debian gives to a machine's own name, is an address of no interface but of loopback.
+    elsewhere = LOOPBACK if own.startswith("127.") else UNKNOWN
+    return Meeting(known.get(own, elsewhere), own, "the address of the host name")
+
+
+def _matching(asked: str, names: list[str]) -> str:
+    """The first interface that NCCL's list allows: prefixes, `=` for whole names, `^` for all others."""
+    exact, others = "=" in asked[:2], asked.startswith("^")
+    words = [word.partition(":")[0] for word in asked.lstrip("^=").split(",") if word]
+    for name in names:
+        hit = any(name == word if exact else name.startswith(word) for word in words)
+        if hit != others:
+            return name
+    return asked
+
+
+def own_address() -> str | None:
+    """The address of this machine's own name, as gloo looks it up; None without one."""
+    try:
+        return str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return None
+
+
+def infiniband() -> tuple[str, ...]:
+    """InfiniBand and RoCE devices with an active port, which NCCL prefers to sockets."""
+    found = []
+    for device in sorted(Path("/sys/class/infiniband").glob("*")):
+        with contextlib.suppress(OSError):
+            if any("ACTIVE" in state.read_text() for state in device.glob("ports/*/state")):
+                found.append(device.name)
+    return tuple(found)
+
+
+def filesystem_of(folder: Path) -> str:
+    """`nfs4 server:/home`, `tmpfs tmpfs`: kind and source of the filesystem of a folder; UNKNOWN."""
+    best, found = "", UNKNOWN
+    with contextlib.suppress(OSError):
+        here = folder.resolve()
+        for line in Path("/proc/mounts").read_text("utf-8", errors="replace").splitlines():
+            source, mount, kind, *_ = line.split(" ")
+            point = Path(mount.replace("\\040", " "))
+            if len(mount) >= len(best) and (here == point or point in here.parents):
+                best, found = mount, f"{kind} {source}"
+    return found

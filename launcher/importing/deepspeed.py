@@ -11,9 +11,8 @@ from launcher.facts.user_files import parse_json
 from launcher.importing.arguments import as_number
 from launcher.importing.ds_optimizer import take_optimizer, take_scheduler
 from launcher.importing.found import Effect, Reading, shown
-from launcher.lint.check import lint_text
-from launcher.lint.mend import mended
-from launcher.lint.positions import read_json
+from launcher.knowledge.lint.check import apply_fixes, lint_text
+from launcher.knowledge.lint.document import read_json
 from launcher.plan.profile import flatten
 
 TOOL = "DeepSpeed config"
@@ -267,7 +266,7 @@ def _keep(reading: Reading, rest: dict[str, Any], line: Lines) -> None:
     reading.know(*rest)
     _drop_unknown(reading, rest, line)
     given = json.dumps(_nested(rest))
-    text, left = mended(given, reading.file)
+    text, left = apply_fixes(given, reading.file)
     for finding in left:
         if finding.severity == "error" and finding.code not in _OPEN and finding.path in rest:
             reading.drop(finding.path, rest[finding.path], lines[finding.path], Effect.NONE, finding.message,

@@ -8,7 +8,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.importing.adapter import PEFT_DEFAULTS, take_adapter
 from launcher.importing.arguments import fill_defaults
 from launcher.importing.found import Effect, Reading
-from launcher.lint.positions import read_json
+from launcher.knowledge.lint.document import read_json
 
 TOOL = "adapter_config.json"
 

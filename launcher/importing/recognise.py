@@ -13,7 +13,7 @@ from launcher.importing import accelerate, axolotl, deepspeed, launch_line, llam
 from launcher.importing.foreign import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
 from launcher.importing.found import Call, Place, Reading, without_tokens
 from launcher.importing.llamafactory_rows import tells_info
-from launcher.lint.positions import read_json
+from launcher.knowledge.lint.document import read_json
 from launcher.recipe.yaml_marks import parse_yaml
 
 LLAMAFACTORY = "LLaMA-Factory recipe"

@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 
 from launcher.facts.architectures import Layout
 from launcher.facts.model import ModelSpec
-from launcher.memory.flow import Block, Dtypes
 from launcher.memory.job import MemoryJob
-from launcher.memory.layers import record
-from launcher.memory.loss import evaluation_bytes
+from launcher.memory.layers import Block, Dtypes
 
 EMBEDDING_DROPOUT = ("bert", "gpt2", "gpt_bigcode", "gpt_neox", "mt5", "t5", "vit")
 """Families that drop out a part of what the first layer reads."""
@@ -114,30 +112,3 @@ def mask_bytes(stack: Stack, *, documents: bool) -> int:
     if block.attention == "eager":
         return maps * block.dtypes.residual if block.layout.causal else 0
     return maps if block.masked and block.attention == "sdpa" else 0
-
-
-def layer_bytes(
-    spec: ModelSpec,
-    d: Dtypes,
-    *,
-    attention: str,
-    sequence: int,
-    rank: int = 0,
-    adapter_dropout: bool = False,
-    masked: bool = False,
-    layout: Layout | None = None,
-) -> float:
-    """Bytes per token that one layer keeps without activation checkpointing.
-
-    `masked`: attention gets a mask of positions. `layout`: the stack of the layer, by default the first.
-    """
-    block = make_block(spec, d, layout or spec.layout, 1, sequence, attention)
-    block = replace(block, rank=rank, adapter_dropout=adapter_dropout, masked=masked)
-    tape, _ = record(block, counted=True)
-    return tape.saved()[0] / sequence
-
-
-def eval_bytes(spec: ModelSpec, d: Dtypes, *, batch: int, sequence: int, attention: str) -> int:
-    """Bytes of an evaluation step of `batch` rows."""
-    block = make_block(spec, d, spec.layout.stacks[-1], batch, sequence, attention)
-    return evaluation_bytes(block, spec.head, spec.task)

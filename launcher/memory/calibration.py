@@ -60,7 +60,7 @@ def prior_range(job: MemoryJob, hardware: Hardware, tensors: int) -> tuple[float
     Where communication overlaps, DeepSpeed's documented rule for its buckets is the upper end.
     """
     low, high = CPU_RANGE if hardware.is_cpu else CUDA_RANGE
-    if job.engine == "deepspeed" and job.overlap_comm:
+    if job.overlap_comm:
         high = max(high, 1 + overlap_comm_upper_bound(job.reduce_bucket_size) / tensors)
     return low, high
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.activations import eval_bytes
+from launcher.memory.activations import make_block
 from launcher.memory.calibration import (
     calibration_note,
     device_context,
@@ -20,12 +20,14 @@ from launcher.memory.calibration import (
     memory_range,
     prior_range,
 )
-from launcher.memory.engine import engine_buffers, load_peak, save_peak, sharded_states
+from launcher.memory.engines import engine_of
 from launcher.memory.host import HostMemory, host_memory
 from launcher.memory.job import Components, MemoryJob
-from launcher.memory.notes import kept_predictions, memory_notes
-from launcher.memory.phases import CUDA_CONTEXT, flow_dtypes, training_phases
+from launcher.memory.loss import evaluation_bytes
+from launcher.memory.phases import CUDA_CONTEXT, training_phases
+from launcher.memory.states import optimizer_of
 from launcher.memory.tensor_parallel import on_rank
+from launcher.tasks import task_named
 
 if TYPE_CHECKING:
     from launcher.facts.calibration import Calibration
@@ -162,7 +164,8 @@ def _other_peaks(
 
     `length`: tokens of a sample. Ranks that share its tokens in training evaluate whole samples.
     """
-    states, buffers = sharded_states(spec, job), engine_buffers(spec, job)
+    engine = engine_of(job)
+    states, buffers = engine.states(spec, job), engine.buffers(spec, job)
     states = replace(
         states,
         weights=-(-states.weights // job.spread),
@@ -170,20 +173,39 @@ def _other_peaks(
         optimizer=-(-states.optimizer // job.spread),
     )
     resident = states.total + buffers + context
-    evaluation = eval_bytes(
-        spec,
-        flow_dtypes(job, hardware),
-        batch=job.eval_batch * job.sequences_per_sample,
-        sequence=length,
-        attention=job.attention,
-    )
-    # ZeRO-3's partition of gradients is allocated for the whole run; elsewhere a step ends without them.
-    freed = 0 if job.engine == "deepspeed" and job.zero_stage == 3 else states.gradients
+    dtypes = engine.dtypes(job, on_cpu=hardware.is_cpu)
+    rows = job.eval_batch * job.sequences_per_sample
+    block = make_block(spec, dtypes, spec.layout.stacks[-1], rows, length, job.attention)
+    evaluation = evaluation_bytes(block, spec.head, spec.task)
+    freed = states.gradients if engine.frees_gradients(job) else 0
     return {
-        "saving": save_peak(spec, job, resident),
+        "saving": engine.save_peak(spec, job, resident),
         "evaluating": resident - freed + evaluation,
-        "loading": load_peak(spec, job, states.weights) + spec.layout.mask_buffer + context,
+        "loading": engine.load_peak(spec, job, states.weights) + spec.layout.mask_buffer + context,
     }
+
+
+def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
+    """What the estimate of this job assumes or leaves out."""
+    optimizer = optimizer_of(job.optim, job.optim_args)
+    notes: list[str] = []
+    if not optimizer.exact:
+        notes.append(f"optimizer states of {job.optim} are counted as AdamW's, an upper bound")
+    if optimizer.paged and not hardware.is_cpu:
+        notes.append("paged optimizer states are counted in host memory, where CUDA moves them on demand")
+    return (*notes, *engine_of(job).notes(job))
+
+
+def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:
+    """Bytes of one evaluation batch that metrics read, gathered from all ranks: token ids, or class scores.
+
+    Each sample brings its label, each token its own; both are 64-bit numbers.
+    """
+    samples = job.eval_batch * job.data_parallel * job.sequence_parallel
+    task = task_named(spec.task)
+    if task.keeps_token_predictions:
+        return 16 * samples * job.sequence_length
+    return samples * (4 * spec.head.out_features + 8) if task.adds_head else 0
 
 
 def max_micro_batch(

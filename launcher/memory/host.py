@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import sharded_states
+from launcher.memory.engines import engine_of
 from launcher.memory.job import MemoryJob
-from launcher.memory.states import base_weight_bytes, engine_width, trained_width
+from launcher.memory.states import base_weight_bytes
 from launcher.memory.tensor_parallel import on_rank
 
 PROCESS_BYTES = 1 << 30
 """Host memory of one worker beside tensors: interpreter and libraries, rounded up."""
-SAVED_FILE_BYTES = 50 * 10**9
-"""transformers' default max_shard_size: what it copies to the host at a time to write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,8 @@ class HostMemory:
 
 def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int) -> HostMemory:
     """Host memory by its parts; `total`: the training peak of one device."""
-    states = sharded_states(*on_rank(spec, job))
+    engine = engine_of(job)
+    states = engine.states(*on_rank(spec, job))
     local = min(job.devices_per_node, job.data_parallel * job.tensor_parallel * job.sequence_parallel)
     return HostMemory(
         workers=local * PROCESS_BYTES,
@@ -60,36 +59,13 @@ def host_memory(spec: ModelSpec, job: MemoryJob, hardware: Hardware, total: int)
         # A CPU has no paged memory: bitsandbytes falls back to plain tensors, which are part of `tensors`.
         pageable=0 if hardware.is_cpu else local * states.pageable,
         loading=0 if hardware.is_cpu else _loading(spec, job, local),
-        saving=_saving(spec, job, hardware, local),
+        saving=engine.saving(spec, job, local, on_cpu=hardware.is_cpu),
         nvme=local * states.nvme,
     )
 
 
 def _loading(spec: ModelSpec, job: MemoryJob, local: int) -> int:
-    """Below stage 3 each rank reads the whole model; at stage 3 and, as a rule, under FSDP2 one rank does."""
     if job.quantization != "none" or job.spread > 1:
         return 0  # straight to the devices, through memory maps
     one = base_weight_bytes(spec, job.dtype) * (2 if job.reference_model else 1)
-    sharded = job.engine == "deepspeed" and job.zero_stage == 3
-    return one if sharded or (job.engine == "fsdp" and not job.each_loads) else local * one
-
-
-def _saving(spec: ModelSpec, job: MemoryJob, hardware: Hardware, local: int) -> int:
-    model = job.trainable_params if job.adapter else spec.loaded_params
-    if job.engine == "deepspeed":
-        width = engine_width(job.precision)
-        owned = -(-job.trainable_params // job.data_parallel)
-        optimizer = local * 4 * owned if job.zero_stage and not hardware.is_cpu else 0
-        if job.zero_stage == 3:
-            return max(width * model, optimizer)
-        # accelerate clones the whole state dict on every rank, frozen weights included.
-        base = base_weight_bytes(spec, _cast(job), job.quantization, double_quant=job.double_quant)
-        return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
-    width = trained_width(job.engine, job.precision, job.dtype, job.adapter)
-    if job.engine == "fsdp":
-        return model * width  # rank 0 gathers what was trained
-    return 0 if hardware.is_cpu else min(model * width, SAVED_FILE_BYTES)
-
-
-def _cast(job: MemoryJob) -> str:
-    return "float32" if job.precision == "fp32" else "bfloat16"
+    return one if engine_of(job).loads_once(job) else local * one

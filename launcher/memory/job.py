@@ -94,12 +94,6 @@ class MemoryJob:
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
 
     @property
-    def whole_copies(self) -> int:
-        """Values of the copies that are trained whole: peft cannot train single rows of sharded weights."""
-        sharded = self.engine == "deepspeed" and self.zero_stage == 3
-        return self.extra_frozen // WIDTHS[self.dtype] if sharded else 0
-
-    @property
     def rows(self) -> tuple[int, int]:
         """Rows of a micro-batch, and tokens of each."""
         sequences = self.micro_batch * self.sequences_per_sample

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.architectures import Linear
 from launcher.facts.head_loss import chunk_rows
 from launcher.facts.heads import Head
-from launcher.memory.flow import Block
-from launcher.memory.norms import norm
-from launcher.memory.products import adapted, cast, dropout, matrix, product
+from launcher.memory.layers import Block, adapted, cast, dropout, matrix, norm, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
 from launcher.tasks import task_named
 

@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
-from launcher.memory.engine import engine_buffers, keeps_gradients, sharded_states
-from launcher.memory.flow import Block, Dtypes
-from launcher.memory.held import Held, engine_held
-from launcher.memory.job import WIDTHS, Components, MemoryJob
-from launcher.memory.layers import LayerCost, layer_cost
+from launcher.memory.engines import engine_of
+from launcher.memory.engines.engine import Held
+from launcher.memory.job import Components, MemoryJob
+from launcher.memory.layers import Block, Dtypes, LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
-from launcher.memory.states import MIXED, adapter_width
-from launcher.memory.steps import step_bytes
 from launcher.memory.tape import Peak
 
 CUDA_CONTEXT = 1343 * MIB
@@ -22,24 +19,6 @@ CUDA_CONTEXT = 1343 * MIB
 devices were not measured here; the figure serves them as an upper value."""
 BATCH_BYTES = 24
 """Of one token: its id, its mask and its label, 8 bytes each as collators make them."""
-
-
-def flow_dtypes(job: MemoryJob, hardware: Hardware) -> Dtypes:
-    base = 4 if job.quantization != "none" else WIDTHS[job.dtype]
-    if job.engine == "deepspeed":
-        width = 4 if job.precision == "fp32" else 2
-        adapter = adapter_width(job.precision, job.zero_stage) if job.adapter else None
-        residual = base if job.quantization != "none" else width
-        # Stage 3 replaces torch's linear by a function that keeps its input always (runtime/zero/linear.py).
-        frozen_inputs = job.zero_stage == 3 and job.quantization == "none"
-        return Dtypes(width, residual, False, adapter, hardware.is_cpu, frozen_inputs)
-    if job.engine == "fsdp" and job.precision in MIXED:
-        # Layers are gathered in 16 bits, adapters included, and FSDP2 casts what flows between them.
-        return Dtypes(2, 2, True, 2 if job.adapter else None, hardware.is_cpu)
-    adapter = 4 if job.adapter else None
-    if job.precision in MIXED:
-        return Dtypes(2, base, True, adapter, hardware.is_cpu)
-    return Dtypes(base, base, False, adapter, hardware.is_cpu)
 
 
 @dataclass(slots=True)
@@ -147,9 +126,9 @@ class _Pass:
 
 def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
     """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held."""
-    stacks = make_stacks(part, job, d)
+    stacks, keeps = make_stacks(part, job, d), engine_of(job).keeps_gradients(job)
     # What FSDP2 reduces after each micro-batch is added to the shards, not to what a layer has just made.
-    accumulated = keeps_gradients(job) and not job.reduces_each
+    accumulated = keeps and not job.reduces_each
     running = max(gradient_width, unsharded)
 
     def cost(block: Block) -> LayerCost:
@@ -162,7 +141,7 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
     batches = (job.accumulation or 1) * _batch_bytes(stacks[-1].block)
     shared = sum(shared_bytes(stack) for stack in stacks) + batches
     shared += masks if job.checkpointing else 0
-    width = 0.0 if keeps_gradients(job) else gradient_width
+    width = 0.0 if keeps else gradient_width
     return _Pass(costs, head, shared, masks, job.checkpointing, width)
 
 
@@ -174,21 +153,22 @@ def _batch_bytes(block: Block) -> int:
 
 def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Components]:
     """Components at each moment of a step that may be its peak."""
-    states, held = sharded_states(spec, job), engine_held(spec, job)
+    engine = engine_of(job)
+    states, held = engine.states(spec, job), engine.held(spec, job)
     resident = Components(
         weights=states.weights,
         optimizer=states.optimizer,
-        buffers=engine_buffers(spec, job),
+        buffers=engine.buffers(spec, job),
         context=0 if hardware.is_cpu else CUDA_CONTEXT,
     )
     gradient_width = states.gradients / max(job.trainable_params, 1)
-    if keeps_gradients(job):
+    if engine.keeps_gradients(job):
         resident = replace(resident, gradients=states.gradients)
-    run = _pass(spec, job, flow_dtypes(job, hardware), gradient_width, held.unsharded)
+    run = _pass(spec, job, engine.dtypes(job, on_cpu=hardware.is_cpu), gradient_width, held.unsharded)
     moments = _moments(run, held, spec, job)
     found = {name: _sum(resident, parts) for name, parts in moments.items()}
     full = replace(resident, gradients=states.gradients)
-    found["step"] = replace(full, temporary=step_bytes(spec, job, hardware))
+    found["step"] = replace(full, temporary=engine.step(spec, job, hardware))
     return found
 
 

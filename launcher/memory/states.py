@@ -1,17 +1,18 @@
-"""Bytes of weights, gradients and optimizer states on one device. Pure arithmetic.
+"""Bytes of weights, gradients and optimizer states: what one rank holds of each tensor. Pure arithmetic.
 
-Rules as read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero), torch 2.13 (FSDP2; an optimizer keeps
-its states in the parameter's dtype), accelerate 1.15 (utils/fsdp_utils.py) and peft 0.21 (adapters of a
-16-bit base are in float32). What others publish instead stands in published.py.
+What engines do differently is in engines/. Rules as read in torch 2.13 (a state has its parameter's dtype),
+bitsandbytes 0.50 (optim/optimizer.py), torchao's optimizers, transformers 5.23 (optimization.Adafactor;
+trainer_optimizer.py for the names) and peft 0.21 (adapters of a 16-bit base are float32).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS
-from launcher.memory.optimizers import optimizer_of
 
 MIXED = ("bf16", "fp16")
 """Precisions that compute in 16 bits beside float32 weights."""
@@ -29,53 +30,6 @@ class StateWidths:
     @property
     def total(self) -> float:
         return self.weight + self.gradient + self.optimizer
-
-
-def engine_width(precision: str) -> int:
-    """Bytes of a value in DeepSpeed's module, which it casts as a whole."""
-    return 4 if precision == "fp32" else 2
-
-
-def master_width(precision: str, zero_stage: int) -> int:
-    """Bytes per parameter of DeepSpeed's master copy.
-
-    ZeRO clones its partition even where the parameters are float32 already: stage 3 means to spare that,
-    but compares a device with its name, which are never equal.
-    """
-    return 4 if zero_stage or precision != "fp32" else 0
-
-
-def trained_width(engine: str, precision: str, dtype: str, adapter: bool) -> int:
-    """Bytes of a trained value outside DeepSpeed."""
-    if engine == "fsdp" and precision in MIXED:
-        # accelerate casts trained parameters up to float32 before it shards them.
-        return 4
-    return 4 if adapter else WIDTHS[dtype]
-
-
-def adapter_width(precision: str, zero_stage: int) -> int:
-    """Bytes of an adapter's value under DeepSpeed.
-
-    The engine casts the whole module, but not one whose weights were sharded while they were made: stage 3
-    leaves adapters in peft's float32, and each of their products casts its input up.
-    """
-    return 4 if zero_stage == 3 else engine_width(precision)
-
-
-def state_widths(
-    engine: str, precision: str, dtype: str, zero_stage: int, optim: str, adapter: bool
-) -> StateWidths:
-    """Widths for an engine: DDP keeps parameters as loaded, FSDP2 in float32, DeepSpeed casts the module.
-
-    `precision` is fp32 | bf16 | fp16 | bf16-true | fp16-true; `dtype` that of the loaded weights.
-    """
-    optimizer = optimizer_of(optim)
-    if engine == "deepspeed":
-        width = engine_width(precision)
-        weight = adapter_width(precision, zero_stage) if adapter else width
-        return StateWidths(weight, width, master_width(precision, zero_stage) + optimizer.per_value(4))
-    width = trained_width(engine, precision, dtype, adapter)
-    return StateWidths(width, width, optimizer.per_value(width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +58,17 @@ def shard_states(
     frozen_bytes: int,
     widths: StateWidths,
     *,
-    zero_stage: int,
+    stage: int,
     data_parallel: int,
     optimizer_bytes: int | None = None,
 ) -> States:
     """Spread states over the ranks: stage 1 the optimizer, 2 also gradients, 3 also weights.
 
-    `optimizer_bytes`: counted tensor by tensor, in place of the width of large tensors.
+    optimizer_bytes: counted tensor by tensor, in place of the width of large tensors.
     """
 
-    def spread(size: int, stage: int) -> int:
-        return -(-size // data_parallel) if zero_stage >= stage else size
+    def spread(size: int, from_stage: int) -> int:
+        return -(-size // data_parallel) if stage >= from_stage else size
 
     optimizer = int(trainable * widths.optimizer) if optimizer_bytes is None else optimizer_bytes
     return States(
@@ -151,10 +105,179 @@ def base_weight_bytes(
     return spec.linear_weights // 2 + rest + constants
 
 
-def int8_footprint(spec: ModelSpec) -> int:
-    """What `get_memory_footprint()` reports for the model loaded in int8 with a float16 rest.
+SMALL_VALUES = 4096
+"""Tensors of fewer values keep 32-bit states in an 8-bit optimizer."""
+PAGED_VALUES = 100_000
+"""Tensors of fewer values are not paged."""
 
-    Parameters and buffers; the rows' scales hang on the quantised parameter and are not reported.
+Library = Literal["torch", "bnb", "torchao", "adafactor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What an optimizer keeps of each value."""
+
+    moments: int
+    library: Library = "torch"
+    bits: int = 32
+    """Of one moment; in `torch` it has the parameter's dtype instead."""
+    block: int = 256
+    """Values that share one float32 scale, where `bits` is below 32."""
+    paged: bool = False
+    """Large states are allocated as memory that CUDA moves between host and device."""
+    exact: bool = True
+    """False: counted as an upper bound."""
+
+    def per_value(self, width: float) -> float:
+        """Bytes per value of a large tensor whose values have `width` bytes."""
+        if self.library == "torch":
+            return self.moments * width
+        scale = 4 / self.block if self.bits < 32 else 0
+        return self.moments * (self.bits / 8 + scale)
+
+
+ADAMW = Optimizer(2)
+_BNB_ADAMW_8BIT = Optimizer(2, "bnb", 8)
+OPTIMIZERS: dict[str, Optimizer] = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"), ADAMW),
+    "adamw_torch_8bit": Optimizer(2, "torchao", 8),
+    "adamw_torch_4bit": Optimizer(2, "torchao", 4, 128),
+    "adamw_8bit": _BNB_ADAMW_8BIT,
+    "adamw_bnb_8bit": _BNB_ADAMW_8BIT,
+    "paged_adamw_8bit": Optimizer(2, "bnb", 8, paged=True),
+    "paged_adamw_32bit": Optimizer(2, "bnb", paged=True),
+    "lion_8bit": Optimizer(1, "bnb", 8),
+    "lion_32bit": Optimizer(1, "bnb"),
+    "paged_lion_8bit": Optimizer(1, "bnb", 8, paged=True),
+    "paged_lion_32bit": Optimizer(1, "bnb", paged=True),
+    "ademamix": Optimizer(3, "bnb"),
+    "ademamix_8bit": Optimizer(3, "bnb", 8),
+    "paged_ademamix_32bit": Optimizer(3, "bnb", paged=True),
+    "paged_ademamix_8bit": Optimizer(3, "bnb", 8, paged=True),
+    "rmsprop": Optimizer(1),
+    "rmsprop_bnb": Optimizer(1, "bnb"),
+    "rmsprop_bnb_32bit": Optimizer(1, "bnb"),
+    "rmsprop_bnb_8bit": Optimizer(1, "bnb", 8),
+    "adagrad": Optimizer(1),
+    "sgd": Optimizer(0),
+    "adafactor": Optimizer(1, "adafactor"),
+}
+
+
+def optimizer_of(name: str, options: str = "") -> Optimizer:
+    """The optimizer of a `TrainingArguments.optim` name; `options` is its `optim_args`.
+
+    A name that is not listed is counted as AdamW and marked: the low-rank, schedule-free and fused-update
+    optimizers keep at most that.
     """
-    weights = base_weight_bytes(spec, "float16", "int8", scales=False)
-    return weights + spec.layout.mask_buffer
+    known = OPTIMIZERS.get(name, Optimizer(2, exact=False))
+    if name in ("sgd", "rmsprop"):
+        given = dict(part.split("=", 1) for part in options.replace(" ", "").split(",") if "=" in part)
+        more = int(float(given.get("momentum", 0)) != 0)
+        more += int(name == "rmsprop" and given.get("centered", "").lower() in ("true", "1", "yes"))
+        return Optimizer(known.moments + more)
+    return known
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`count` equal tensors of `stacks` matrices, or vectors where `columns` is 1."""
+
+    rows: int
+    columns: int = 1
+    count: int = 1
+    stacks: int = 1
+    embedding: bool = False
+
+    @property
+    def values(self) -> int:
+        """Of one tensor."""
+        return self.rows * self.columns * self.stacks
+
+
+def model_shapes(spec: ModelSpec) -> list[Shape]:
+    """The parameters of a model as tensors; norms, routers and the like as vectors of the hidden width."""
+    layout, hidden = spec.layout, spec.hidden_size
+    shapes = []
+    for linear in spec.linears:
+        shapes.append(Shape(linear.out_features, linear.in_features, linear.count))
+        if linear.bias:
+            shapes.append(Shape(linear.out_features, count=linear.count))
+    if layout.embed_width:
+        shapes.append(Shape(spec.vocab_size, layout.embed_width, embedding=True))
+    if layout.positions:
+        shapes.append(Shape(layout.positions, hidden, embedding=layout.embed_width > 0))
+    for stack in layout.stacks:
+        if stack.num_experts:
+            inner = stack.experts // (3 * stack.num_experts * hidden)
+            shapes.append(Shape(2 * inner, hidden, stack.layers, stack.num_experts))
+            shapes.append(Shape(hidden, inner, stack.layers, stack.num_experts))
+        rest = stack.layers * (stack.layer_extra - stack.experts) + stack.model_extra
+        shapes += _vectors(rest, hidden)
+    head = spec.head
+    own_heads = int(not head.tied) + int(spec.loaded_params > spec.params)
+    if own_heads:
+        shapes.append(Shape(head.out_features, head.in_features, own_heads))
+        if head.bias and not head.tied:
+            shapes.append(Shape(head.out_features))
+    return shapes
+
+
+def _vectors(values: int, width: int) -> list[Shape]:
+    whole, rest = divmod(values, width)
+    return [Shape(size, count=n) for size, n in ((width, whole), (rest, 1)) if size and n]
+
+
+def adapter_shapes(spec: ModelSpec, trainable: int, adapted: Sequence[str] | None) -> list[Shape]:
+    """LoRA's pairs, of the mean rank that gives this number of trainable parameters.
+
+    `adapted`: paths of the linears that have one, None for all.
+    """
+    saved = spec.head.own_params if spec.head.saved else 0
+    linears = [x for x in spec.linears if adapted is None or x.path in adapted] or list(spec.linears)
+    width = sum((x.in_features + x.out_features) * x.count for x in linears)
+    rank = max(1, (trainable - saved) // max(width, 1))
+    shapes = [Shape(rank, x.in_features, x.count) for x in linears]
+    shapes += [Shape(x.out_features, rank, x.count) for x in linears]
+    if saved:
+        shapes.append(Shape(spec.head.out_features, spec.head.in_features))
+    return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Bytes of optimizer states."""
+
+    device: int
+    pageable: int = 0
+    """Of them in memory that CUDA moves to the host when the device is full."""
+
+
+def _tensor(optimizer: Optimizer, shape: Shape, width: float, named: bool) -> tuple[float, int]:
+    """Bytes of one tensor's states, and of their scales."""
+    values = shape.values
+    if optimizer.library == "adafactor":
+        factored = shape.stacks * (shape.rows + shape.columns) if shape.columns > 1 else values
+        return 4 * factored, 0
+    if optimizer.bits == 32:
+        return optimizer.per_value(width) * values, 0
+    if values < SMALL_VALUES or (named and shape.embedding and optimizer.library == "bnb"):
+        return 4 * optimizer.moments * values, 0
+    blocks = -(-values // optimizer.block)
+    return optimizer.moments * values * optimizer.bits / 8, 4 * optimizer.moments * blocks
+
+
+def moments(optimizer: Optimizer, shapes: Sequence[Shape], width: float, *, named: bool) -> Moments:
+    """States of all tensors of `shapes`, whose values have `width` bytes.
+
+    `named`: the optimizer sees the model's own parameters, so transformers' exception holds, which keeps
+    the states of embeddings in 32 bits where bitsandbytes would keep 8.
+    """
+    device, pageable = 0.0, 0.0
+    for shape in shapes:
+        states, scales = _tensor(optimizer, shape, width, named)
+        if optimizer.paged and shape.values >= PAGED_VALUES:
+            pageable += states * shape.count
+            states = 0
+        device += (states + scales) * shape.count
+    return Moments(int(device), int(pageable))

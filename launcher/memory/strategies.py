@@ -8,6 +8,7 @@ from dataclasses import replace
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
+from launcher.memory.engines import DDP, DEEPSPEED, FSDP, engine_of
 from launcher.memory.job import MemoryJob
 
 LORA_RANK = 16
@@ -25,17 +26,17 @@ def model_jobs(spec: ModelSpec) -> list[tuple[str, MemoryJob]]:
         sequence_length=spec.tokens_per_sample or min(USUAL_LENGTH, longest),
         data_parallel=1, devices_per_node=1, precision="bf16", dtype="bfloat16",
         quantization="none", double_quant=False, trainable_params=spec.loaded_params, adapter=False,
-        engine="deepspeed", zero_stage=0, offload_optimizer="none", offload_param="none",
+        engine=DEEPSPEED.name, zero_stage=0, offload_optimizer="none", offload_param="none",
         optim="adamw_torch_fused", checkpointing=True, attention="sdpa",
         reduce_bucket_size=BUCKET_VALUES, allgather_bucket_size=BUCKET_VALUES,
         overlap_comm=False, eval_batch=1,
     )  # fmt: skip
-    ddp = replace(zero, engine="ddp", dtype="float32")
+    ddp = replace(zero, engine=DDP.name, dtype="float32")
     pure = replace(ddp, precision="bf16-true", dtype="bfloat16")
     jobs = [("full, DDP", ddp)]
     jobs += [(f"full, ZeRO-{stage}", replace(zero, zero_stage=stage)) for stage in range(4)]
     jobs += [(f"full, {name}", job) for name, job in _offloaded(zero)]
-    fsdp = replace(ddp, engine="fsdp")
+    fsdp = replace(ddp, engine=FSDP.name)
     jobs += [
         ("full, FSDP2", fsdp),
         ("full, FSDP2, all on CPU", replace(fsdp, offload_optimizer="cpu", offload_param="cpu")),
@@ -43,7 +44,7 @@ def model_jobs(spec: ModelSpec) -> list[tuple[str, MemoryJob]]:
         ("full, DDP, Adafactor", replace(ddp, optim="adafactor")),
         ("full, DDP, SGD", replace(ddp, optim="sgd")),
         ("full pure 16-bit, DDP", pure),
-        ("full pure 16-bit, FSDP2", replace(pure, engine="fsdp")),
+        ("full pure 16-bit, FSDP2", replace(pure, engine=FSDP.name)),
         ("full pure 16-bit, DDP, 8-bit AdamW", replace(pure, optim="adamw_bnb_8bit")),
         ("full pure 16-bit, DDP, SGD", replace(pure, optim="sgd")),
     ]
@@ -60,7 +61,7 @@ def _offloaded(zero: MemoryJob) -> Iterator[tuple[str, MemoryJob]]:
 
 def _adapter_jobs(spec: ModelSpec, zero: MemoryJob) -> list[tuple[str, MemoryJob]]:
     lora = replace(zero, adapter=True, trainable_params=spec.lora_params(LORA_RANK, "all-linear"))
-    ddp, name = replace(lora, engine="ddp"), f"LoRA r{LORA_RANK}"
+    ddp, name = replace(lora, engine=DDP.name), f"LoRA r{LORA_RANK}"
     jobs = [(f"{name}, DDP", ddp)]
     attention = sorted({linear.name for linear in spec.linears} & set(ATTENTION_NAMES))
     if attention:
@@ -69,11 +70,11 @@ def _adapter_jobs(spec: ModelSpec, zero: MemoryJob) -> list[tuple[str, MemoryJob
         jobs.append((f"{name} attention only, DDP", replace(ddp, trainable_params=fewer, adapted=paths)))
     jobs += [(f"{name}, ZeRO-{stage}", replace(lora, zero_stage=stage)) for stage in range(4)]
     jobs += [(f"{name}, {place}", job) for place, job in _offloaded(lora) if "all" in place]
-    jobs.append((f"{name}, FSDP2", replace(ddp, engine="fsdp")))
+    jobs.append((f"{name}, FSDP2", replace(ddp, engine=FSDP.name)))
     for kind in ("int8", "nf4"):
         quantised = replace(ddp, quantization=kind, double_quant=kind == "nf4")
         jobs.append((f"{kind} {name}, DDP", quantised))
-        jobs.append((f"{kind} {name}, ZeRO-2", replace(quantised, engine="deepspeed", zero_stage=2)))
+        jobs.append((f"{kind} {name}, ZeRO-2", replace(quantised, engine=DEEPSPEED.name, zero_stage=2)))
     paged = replace(quantised, optim="paged_adamw_8bit")
     return [*jobs, (f"nf4 {name}, DDP, paged 8-bit AdamW", paged)]
 
@@ -84,14 +85,14 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
     `fixed`: the dotted keys that it names itself.
     """
     stages: Collection[int] = (job.zero_stage,)
-    if job.engine == "deepspeed" and "sharding.zero_stage" not in fixed:
-        # DeepSpeed cannot cut int8 matrices.
-        stages = range(3 if job.quantization == "int8" or job.tensor_parallel > 1 else 4)
+    engine = engine_of(job)
+    if "sharding.zero_stage" not in fixed:
+        stages = engine.stages(job)
     moved = [(job.offload_optimizer, job.offload_param)]
     alone = job.tensor_parallel * job.sequence_parallel == 1  # ranks that share a copy offload nothing
     named = {"sharding.offload_optimizer", "sharding.offload_param"} & set(fixed)
-    if job.engine == "deepspeed" and alone and not named:
-        moved = [("none", "none"), ("cpu", "none"), ("cpu", "cpu")]
+    if alone and not named:
+        moved = [*engine.offloads()] or moved
     recomputed = [job.checkpointing]
     if not {"trainer.activation_checkpointing", "trainer.gradient_checkpointing"} & set(fixed):
         recomputed = [False, True]
@@ -114,7 +115,7 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
 
 def strategy_name(job: MemoryJob) -> str:
     """Engine, offload and checkpointing of a job in a few words."""
-    parts = [{"ddp": "DDP", "fsdp": "FSDP2"}.get(job.engine, f"ZeRO-{job.zero_stage}")]
+    parts = [engine_of(job).label(job)]
     if job.tensor_parallel > 1:
         parts.append(f"{job.tensor_parallel} tensor-parallel")
     if job.sequence_parallel > 1:
@@ -169,6 +170,6 @@ def worth_a_row(job: MemoryJob) -> bool:
     The simplest stage of tensor-parallel ranks is 1, where DeepSpeed clips by the right norm.
     """
     simplest = 1 if job.tensor_parallel > 1 else 0
-    shards = job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > simplest)
+    shards = engine_of(job).stage(job) > simplest
     moved = job.offload_optimizer != "none" or job.offload_param != "none"
     return job.data_parallel * job.sequence_parallel > 1 or moved or not shards

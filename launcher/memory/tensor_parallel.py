@@ -7,6 +7,7 @@ stream itself is whole on each rank. How head and embedding are cut is up to the
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from launcher.errors import Problem, RecipeError
@@ -14,9 +15,10 @@ from launcher.facts.architectures import Layout, Linear
 from launcher.facts.hardware import Hardware
 from launcher.facts.heads import Head
 from launcher.facts.model import ModelSpec
-from launcher.memory.divisors import divisors
+from launcher.memory.engines import engine_of
+from launcher.memory.engines.engine import EngineMemory
 from launcher.memory.job import MemoryJob
-from launcher.memory.optimizers import model_shapes
+from launcher.memory.states import model_shapes
 
 _BACK_TO_THE_STREAM = ("attn", "attn_cross", "act")
 """What the products read that are cut by rows: each rank has its part of the input."""
@@ -49,11 +51,17 @@ def check_ranks(spec: ModelSpec, ranks: int, hardware: Hardware) -> None:
     raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
 
 
+def divisors(number: int) -> list[int]:
+    """All divisors of a number of at least 1 in ascending order."""
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return [*low, *(number // d for d in reversed(low) if d * d != number)]
+
+
 def _divisors(number: int) -> str:
     return ", ".join(map(str, divisors(number)))
 
 
-def rank_spec(spec: ModelSpec, ranks: int, engine: str) -> ModelSpec:
+def rank_spec(spec: ModelSpec, ranks: int, engine: EngineMemory) -> ModelSpec:
     """The model as one of `ranks` tensor-parallel ranks of `engine` holds it."""
     layout = _rank_layout(spec, spec.layout, ranks)
     head, cut_embedding = _rank_head(spec, ranks, engine)
@@ -71,7 +79,7 @@ def rank_spec(spec: ModelSpec, ranks: int, engine: str) -> ModelSpec:
     return replace(part, params=held - (part.loaded_params - part.params))
 
 
-def _rank_head(spec: ModelSpec, ranks: int, engine: str) -> tuple[Head, bool]:
+def _rank_head(spec: ModelSpec, ranks: int, engine: EngineMemory) -> tuple[Head, bool]:
     """The head as a rank holds it, and whether its token embedding is cut by words, too.
 
     As read in DeepSpeed 0.19.8 (module_inject/auto_tp.py, engine.py _apply_autotp_partitioning) and
@@ -82,7 +90,7 @@ def _rank_head(spec: ModelSpec, ranks: int, engine: str) -> tuple[Head, bool]:
     """
     head = spec.head
     cut = replace(head, out_features=-(-head.out_features // ranks))
-    if engine != "deepspeed" or not head.tied:
+    if not engine.splits_tied_head or not head.tied:
         return replace(cut, gathered=head.out_features), head.tied
     if spec.model_type in _SCALED_EMBEDDINGS:
         return head, False
@@ -136,7 +144,7 @@ def on_rank(spec: ModelSpec, job: MemoryJob) -> tuple[ModelSpec, MemoryJob]:
     job = on_token_rank(job)
     if job.tensor_parallel == 1:
         return spec, job
-    part = rank_spec(spec, job.tensor_parallel, job.engine)
+    part = rank_spec(spec, job.tensor_parallel, engine_of(job))
     if job.adapter:
         widths = [
             sum((linear.in_features + linear.out_features) * linear.count for linear in one.linears)

@@ -1,7 +1,7 @@
 """The moments of a step from a trace: the engine's states, and what the real model keeps beside them. Pure.
 
 A trace knows one device that shards nothing. Weights, optimizer states and buffers are the engine's
-(engine.py), gradients are sharded as the engine shards them; activations, logits and temporaries are traced.
+(engines/), gradients are sharded as the engine shards them; activations, logits and temporaries are traced.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import Any
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.facts.trace import Trace, TracedStep
-from launcher.memory.engine import engine_buffers, keeps_gradients, sharded_states
-from launcher.memory.held import Held, engine_held
+from launcher.memory.engines import engine_of
+from launcher.memory.engines.engine import Held
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.phases import CUDA_CONTEXT
-from launcher.memory.states import MIXED
-from launcher.memory.steps import step_bytes
 from launcher.tasks import task_named
 
 # What of a job changes its activations, besides the micro-batch.
@@ -35,26 +33,17 @@ def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
     capability = hardware.compute_capability
     return {
         **{name: getattr(job, name) for name in _CHOICES},
-        "cast_by": job.engine if _casts(job) else None,
+        "cast_by": job.engine if engine_of(job).casts(job) else None,
         "keeps_gradients": job.accumulation != 1 and not job.reduces_each,
         "on_cpu": hardware.is_cpu,
         "flash": capability is not None and capability >= _FLASH,
     }
 
 
-def _casts(job: MemoryJob) -> bool:
-    """Whether the engine casts the weights: DeepSpeed all of them, FSDP2 those that it gathers."""
-    return job.engine == "deepspeed" or (job.engine == "fsdp" and job.precision in MIXED)
-
-
 def why_not(job: MemoryJob, task: str) -> str | None:
     """Why a job cannot be traced; None when it can be."""
-    if own := task_named(task).untraceable:
+    if own := task_named(task).untraceable or engine_of(job).untraceable(job):
         return own
-    if job.engine == "deepspeed" and job.zero_stage == 3 and job.adapter:
-        return "ZeRO-3 puts a function of its own in place of frozen products"
-    if job.engine == "fsdp" and _casts(job) and job.quantization != "none":
-        return "FSDP2 casts what is not quantised when it gathers it"
     if job.liger:
         return "Liger's kernels are compiled on the device"
     if job.tensor_parallel > 1:
@@ -75,22 +64,23 @@ def traced_phases(
     step = trace.step_for(choices_of(job, hardware))
     if step is None:
         return None
-    states = sharded_states(spec, job)
+    engine = engine_of(job)
+    states = engine.states(spec, job)
     resident = Components(
         weights=states.weights,
         optimizer=states.optimizer,
         # The mask over documents is an activation of the trace.
-        buffers=engine_buffers(spec, replace(job, document_mask=False)),
+        buffers=engine.buffers(spec, replace(job, document_mask=False)),
         context=0 if hardware.is_cpu else CUDA_CONTEXT,
     )
     gradients = states.gradients
-    if job.accumulation == 1 and keeps_gradients(job):
+    if job.accumulation == 1 and engine.keeps_gradients(job):
         # Their partition is there from the start.
         resident, gradients = replace(resident, gradients=gradients), 0
-    phases = _fullest(step, resident, job.micro_batch, gradients, engine_held(spec, job))
-    if job.engine != "ddp" or "step" not in phases:
-        # The engine steps on its own shards; other optimizers than torch's are not traced.
-        temporary = step_bytes(spec, job, hardware)
+    phases = _fullest(step, resident, job.micro_batch, gradients, engine.held(spec, job))
+    if engine.steps_on_shards or "step" not in phases:
+        # Only torch's optimizers are traced.
+        temporary = engine.step(spec, job, hardware)
         phases["step"] = replace(resident, gradients=states.gradients, temporary=temporary)
     lost = step.fragmentation.at(job.micro_batch)
     return {name: replace(parts, temporary=parts.temporary + lost) for name, parts in phases.items()}

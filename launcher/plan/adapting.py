@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.memory.divisors import divisors
+from launcher.memory.tensor_parallel import divisors
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
@@ -25,7 +25,7 @@ from launcher.recipe.changes import with_changes
 from launcher.recipe.loading import LoadedRecipe
 
 Moment = Literal["loading", "training", "evaluating"]
-Changes = dict[str, Any]
+Changes = dict[str, object]
 """Dotted recipe key -> value; None takes the key away."""
 
 BY = "on_oom: adapt"
@@ -63,9 +63,9 @@ class Adaptation:
     loaded: LoadedRecipe
     """The recipe with all changes so far."""
     plan: Plan
-    changes: Mapping[str, Any]
+    changes: Mapping[str, object]
     """All changes so far; what the next call takes as `before`."""
-    changed: Mapping[str, tuple[Any, Any]]
+    changed: Mapping[str, tuple[object, object]]
     """Dotted setting -> (value that ran out of memory, value now), what follows from others included."""
     reason: str
     """One sentence."""
@@ -112,7 +112,7 @@ def adapt(
     facts: Facts,
     failed: Plan,
     *,
-    before: Mapping[str, Any],
+    before: Mapping[str, object],
     moment: Moment = "training",
 ) -> Adaptation | None:
     """The next plan after `failed`, None when nothing is left to try.
@@ -134,18 +134,13 @@ def adapt(
         if _shares_out(change) and plan.memory.needed >= failed.memory.needed:
             continue
         changed = {
-            key: (_value(failed, key), _value(plan, key))
-            for key in sorted(failed.settings.keys() | plan.settings.keys())
-            if _value(failed, key) != _value(plan, key)
+            key: (failed.at(key), plan.at(key))
+            for key in sorted({*failed.names, *plan.names})
+            if failed.at(key) != plan.at(key)
         }
         told = reason + _in_place_of(loaded, change)
         return Adaptation(asked, plan, changes, changed, told, _unreadable(failed, plan))
     return None
-
-
-def _value(plan: Plan, dotted: str) -> Any:
-    setting = plan.settings.get(dotted)
-    return None if setting is None else setting.value
 
 
 def _kept(loaded: LoadedRecipe, failed: Plan) -> Changes:
@@ -168,11 +163,11 @@ def _kept(loaded: LoadedRecipe, failed: Plan) -> Changes:
     return {key: value for key, value in kept.items() if key not in _of_profile(failed)}
 
 
-def _of_profile(plan: Plan) -> dict[str, Any]:
+def _of_profile(plan: Plan) -> dict[str, object]:
     """The settings, of those that are changed here, that the base profile says."""
     keys = (_STAGE, _OPTIMIZER, _PARAM)
-    said = {key: plan.settings[key] for key in keys if key in plan.settings}
-    return {key: setting.value for key, setting in said.items() if setting.reason == FROM_PROFILE}
+    known = plan.provenance
+    return {key: plan.at(key) for key in keys if key in known and known[key].reason == FROM_PROFILE}
 
 
 def _savings(failed: Plan, moment: Moment) -> Iterator[tuple[Changes, str]]:
@@ -209,8 +204,8 @@ def _smaller_evaluation(failed: Plan) -> Iterator[tuple[Changes, str]]:
     size = failed.job.eval_batch
     if size > 1:
         yield {_EVAL: size // 2}, f"an evaluation of {size} samples ran out of memory: {size // 2} at a time"
-    keeps_logits = _value(failed, "trainer.prediction_loss_only") is False
-    if keeps_logits and _value(failed, "trainer.eval_accumulation_steps") != 1:
+    keeps_logits = failed.trainer.prediction_loss_only is False
+    if keeps_logits and failed.trainer.eval_accumulation_steps != 1:
         yield (
             {"trainer.eval_accumulation_steps": 1},
             "an evaluation ran out of memory: predictions move to the host after each batch",
@@ -272,7 +267,7 @@ def _unreadable(failed: Plan, plan: Plan) -> str:
     (KeyError: 'bias_correction').
     """
     old, new = failed.job, plan.job
-    if _value(failed, "trainer.save_only_model"):
+    if failed.trainer.save_only_model:
         return "trainer.save_only_model leaves the training states out of them"
     if old.engine != new.engine:
         return f"DeepSpeed cannot read those of {old.engine}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import DEVICES, Hardware, device_facts
@@ -26,7 +25,7 @@ LENGTH_STEP = 64
 class Alternative:
     """One change with which something fits."""
 
-    change: Mapping[str, Any]
+    change: Mapping[str, object]
     """`on`: hardware; else dotted keys of the recipe. None takes a key away."""
     candidate: Candidate
     """What would then be planned."""
@@ -39,7 +38,7 @@ class Alternative:
         held = memory.device_bytes or 0
         return f"{where} ({memory.needed / 2**30:.1f} of {held / 2**30:.1f} GiB)"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """An entry of `would_fit` of `plan --json`."""
         candidate = self.candidate
         return {
@@ -50,7 +49,7 @@ class Alternative:
         }
 
 
-def _yaml(value: Any) -> str:
+def _yaml(value: object) -> str:
     if value is None:
         return "left out"
     if isinstance(value, Mapping):
@@ -139,7 +138,7 @@ def _longest(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
 
 def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
     """What the recipe closed: each option alone, then what it pins together, at last everything."""
-    done: list[dict[str, Any]] = []
+    done: list[dict[str, object]] = []
     *changes, everything = _changes(loaded.recipe, facts.hardware)
     for change in changes:
         if any(smaller.items() <= change.items() for smaller in done):
@@ -151,28 +150,28 @@ def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
         yield Alternative(everything, candidate)
 
 
-def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, Any]]:
+def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
     """Changes of closed options, the last of them with all; nf4 comes with an adapter where there is none."""
     pins = dict(_pinned(recipe))
-    changes: list[dict[str, Any]] = [{key: value} for key, value in pins.items()]
+    changes: list[dict[str, object]] = [{key: value} for key, value in pins.items()]
     if len(pins) > 1:
         changes.append(pins)
     if recipe.sharding.offload_optimizer == "none" and not hardware.is_cpu:
         changes.append({"sharding.offload_optimizer": "cpu"})
         if recipe.sharding.offload_param == "none":
             changes.append({"sharding.offload_optimizer": "cpu", "sharding.offload_param": "cpu"})
-    adapter = {} if recipe.adapter else {"adapter": {"type": "lora"}}
+    adapter: dict[str, object] = {} if recipe.adapter else {"adapter": {"type": "lora"}}
     if adapter:
         changes.append(adapter)
     if recipe.model.quantization == "none":
         changes.append({**adapter, "model.quantization": "nf4"})
-    everything: dict[str, Any] = {}
+    everything: dict[str, object] = {}
     for change in changes:
         everything |= change
     return [*changes, everything]
 
 
-def _pinned(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+def _pinned(recipe: Recipe) -> Iterator[tuple[str, object]]:
     """Values of the recipe that keep the search from saving memory, and what to write instead."""
     if recipe.trainer.get("activation_checkpointing") is False:
         yield "trainer.activation_checkpointing", True

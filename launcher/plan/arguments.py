@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.facts.hardware import Hardware
 from launcher.plan.draft import Draft
@@ -18,8 +17,8 @@ MOST_STEPS_BETWEEN = 500
 
 def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """What the recipe leaves out of `trainer:`; upstream's defaults are said explicitly."""
-    precision = draft.get("precision")
-    owned: Mapping[str, tuple[Any, str]] = {
+    precision = draft.precision
+    owned: Mapping[str, tuple[object, str]] = {
         "bf16": (precision == "bf16", f"precision {precision}"),
         "fp16": (precision == "fp16", f"precision {precision}"),
         "seed": (recipe.seed, "recipe seed"),
@@ -27,7 +26,7 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     }
     for name, (value, reason) in owned.items():
         draft.put(f"trainer.{name}", value, reason)
-    defaults: dict[str, tuple[Any, str]] = {
+    defaults: dict[str, tuple[object, str]] = {
         "optim": ("adamw_torch_fused", "upstream's default, said explicitly"),
         "learning_rate": _learning_rate(recipe),
         "max_grad_norm": (1.0, "upstream's default; DeepSpeed's own default has changed over time"),
@@ -49,7 +48,7 @@ def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     if task.generates:
         defaults |= _generation(draft, recipe)
     for name, (value, reason) in defaults.items():
-        if f"trainer.{name}" not in draft.settings:
+        if f"trainer.{name}" not in draft.names:
             draft.put(f"trainer.{name}", value, reason)
 
 
@@ -63,14 +62,14 @@ def _learning_rate(recipe: Recipe) -> tuple[float, str]:
     return 2e-5, "usual for full fine-tunes"
 
 
-def _evaluation(draft: Draft, recipe: Recipe) -> dict[str, tuple[Any, str]]:
+def _evaluation(draft: Draft, recipe: Recipe) -> dict[str, tuple[object, str]]:
     """When to evaluate, what to keep of it, and which checkpoint to end with."""
     if recipe.data.eval is None:
         return {"eval_strategy": ("no", "data.eval is absent")}
     default = ("epoch", "data.eval is given")
     if recipe.data.streaming:
         default = ("steps", "a stream is one epoch without end")
-    found: dict[str, tuple[Any, str]] = {"eval_strategy": default}
+    found: dict[str, tuple[object, str]] = {"eval_strategy": default}
     metrics = recipe.data.metrics
     if [name for name in metrics if name != "perplexity"] or _own_metrics(draft):
         found["prediction_loss_only"] = (False, "the metrics read predictions")
@@ -105,15 +104,15 @@ def _eval_steps(recipe: Recipe) -> tuple[int | float, str]:
 
 
 def _own_metrics(draft: Draft) -> bool:
-    return "compute_metrics" in (draft.get("python.hooks") or [])
+    return "compute_metrics" in (draft.python.hooks or [])
 
 
-def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[Any, str]]:
+def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[object, str]]:
     """Whether evaluations let the model write, and how long its answers may be."""
     written = [name for name in recipe.data.metrics if name in task_named(recipe.task).generated_metrics]
     reads = recipe.data.eval is not None and (bool(written) or _own_metrics(draft))
     reason = f"{', '.join(written) or 'compute_metrics'}: read from generated text"
-    found: dict[str, tuple[Any, str]] = {
+    found: dict[str, tuple[object, str]] = {
         "predict_with_generate": (reads, reason if reads else "no metric reads generated text")
     }
     if recipe.trainer.get("predict_with_generate", reads):
@@ -130,12 +129,12 @@ def decide_runtime(draft: Draft, cpu_cores: int, hardware: Hardware, env: Mappin
         ),
         "PYTHONUNBUFFERED": ("1", "the last lines before a crash must reach the log"),
     }
-    moved = {draft.get("sharding.offload_optimizer"), draft.get("sharding.offload_param")}
+    moved = {draft.sharding.offload_optimizer, draft.sharding.offload_param}
     offloads = moved & {"cpu", "nvme"}
     if hardware.is_cpu or offloads:
         threads = max(1, cpu_cores // hardware.devices_per_node)
         values["OMP_NUM_THREADS"] = (str(threads), "launchers default to 1, which starves CPU work")
-    if hardware.is_cpu and draft.get("sharding.engine") != "deepspeed":
+    if hardware.is_cpu and draft.sharding.engine != "deepspeed":
         # Under DeepSpeed the same variable would make accelerate choose DDP without a word.
         values["ACCELERATE_USE_CPU"] = (
             "true",

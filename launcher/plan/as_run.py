@@ -17,4 +17,4 @@ def predict_as_run(plan: Plan, facts: Facts, tokens: int | None) -> MemoryEstima
     job = plan.job
     if tokens is not None:
         job = replace(job, sequence_length=-(-tokens // (job.micro_batch * job.sequences_per_sample)))
-    return estimate_memory(plan.model, job, plan.hardware, trace=facts.trace, calibration=facts.calibration)
+    return estimate_memory(plan.spec, job, plan.hardware, trace=facts.trace, calibration=facts.calibration)

@@ -14,7 +14,6 @@ from launcher.plan.fixes.packing import VERIFIED_FAMILIES
 from launcher.plan.inputs import Facts
 from launcher.plan.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
-from launcher.tasks import task_named
 
 ATTENTION, FREE, MULTIPLE = "model.attn_implementation", "data.padding_free", "data.pad_to_multiple_of"
 
@@ -47,7 +46,7 @@ def _usual(spec: ModelSpec) -> tuple[str, str]:
 
 
 def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
-    kernel = draft.get(ATTENTION)
+    kernel = draft.model.attn_implementation
     if recipe.data.padding_free is not None:
         draft.put_recipe(FREE, recipe.data.padding_free, "")
     elif padded and not (recipe.data.packing and is_varlen(kernel)):  # packs hold several documents anyway
@@ -62,7 +61,7 @@ def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
 def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
     """Why the samples of a batch are not laid in one row by themselves; empty where they may be."""
     noise = "trainer.neftune_noise_alpha"
-    if not task_named(draft.get("task")).flattens:
+    if not draft.task.flattens:
         return "not asked for; its samples are padded"
     if spec.model_type not in VERIFIED_FAMILIES:
         return f"samples of {spec.model_type} in one row were not shown to stay apart"
@@ -70,27 +69,27 @@ def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
         return "the model's code is the repository's own: nobody knows whether samples in one row stay apart"
     if shares(recipe):
         return "ranks that share a copy take rows apart"
-    if draft.get("trainer.use_cache"):
+    if draft.trainer.use_cache:
         return "with a cache samples in one row would see each other"
-    if draft.get(noise):
+    if draft.trainer.neftune_noise_alpha:
         return f"{noise}: its noise follows from the length of a row"
     if spec.config.get("output_router_logits"):
         return "the loss of the routers counts every token of a row"
     if recipe.data.packing and _reads_predictions(draft, recipe):  # evaluations of samples stay padded
         return "metrics read the predictions of each pack"
-    if "dispatch_batches" in str(draft.get("trainer.accelerator_config")):
+    if "dispatch_batches" in str(draft.trainer.accelerator_config):
         return "trainer.accelerator_config deals out a batch by its rows"
     return ""
 
 
 def is_foreign(draft: Draft, spec: ModelSpec) -> bool:
     """Whether the model's class comes from its repository, and not from transformers."""
-    return bool(draft.get("model.trust_remote_code")) and "auto_map" in spec.config
+    return bool(draft.model.trust_remote_code) and "auto_map" in spec.config
 
 
 def _reads_predictions(draft: Draft, recipe: Recipe) -> bool:
     read = [name for name in recipe.data.metrics if name != "perplexity"]
-    own = "compute_metrics" in (draft.get("python.hooks") or [])
+    own = "compute_metrics" in (draft.python.hooks or [])
     return recipe.data.eval is not None and (bool(read) or own)
 
 
@@ -104,8 +103,8 @@ def _why_not_chosen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
 def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     """Why this model cannot have the kernel; empty where it can."""
     spec = facts.model
-    if not task_named(draft.get("task")).flattens:
-        return f"task {draft.get('task')} was not tried with it"
+    if not draft.task.flattens:
+        return f"task {draft.task.name} was not tried with it"
     if spec.model_type not in VERIFIED_FAMILIES:
         return f"samples of {spec.model_type} in one row were not shown to stay apart"
     if shares(recipe):
@@ -151,7 +150,7 @@ def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         multiple = tensor_multiple(hardware.compute_capability)
         if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1 says that nothing is filled up
             draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")
-    elif own := task_named(draft.get("task")).own_padding:
+    elif own := draft.task.own_padding:
         draft.put(MULTIPLE, None, own)
     elif hardware.is_cpu:
         draft.put(MULTIPLE, None, "a CPU gains nothing from it, and every padded token costs there")

@@ -80,7 +80,7 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         draft.put("sharding.engine", *_sharing_engine(recipe, hardware))
     else:  # several processes leave it open, and then a variant says it
         draft.put("sharding.engine", "ddp", "one process: nothing to shard")
-    engine = draft.get("sharding.engine")
+    engine = draft.sharding.engine
     if engine == "ddp" and wants_zero:
         raise refuse(
             draft,
@@ -89,12 +89,12 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             "engine ddp cannot use zero_stage, offload or a DeepSpeed profile",
             "set sharding.engine: deepspeed or drop them",
         )
-    if engine == "deepspeed" and draft.get("precision").endswith("-true"):
+    if engine == "deepspeed" and draft.precision.endswith("-true"):
         raise refuse(
             draft,
             "precision-conflict",
             "precision",
-            f"{draft.get('precision')} and DeepSpeed: its 16-bit engines keep fp32 master weights",
+            f"{draft.precision} and DeepSpeed: its 16-bit engines keep fp32 master weights",
             "use precision bf16 or fp16, or sharding.engine: ddp",
         )
 
@@ -110,7 +110,7 @@ def _sharing_engine(recipe: Recipe, hardware: Hardware) -> tuple[str, str]:
 
 def decide_launcher(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Who spawns the processes."""
-    launcher, engine = recipe.launch.launcher, draft.get("sharding.engine")
+    launcher, engine = recipe.launch.launcher, draft.sharding.engine
     processes = processes_of(recipe, hardware)
     if launcher != "auto":
         draft.put_recipe("launch.launcher", launcher, "")
@@ -148,7 +148,7 @@ def _quantization(recipe: Recipe) -> Quantization | None:
 
 def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Quantisation with every choice made, and the dtype of the weights in memory."""
-    precision = draft.get("precision")
+    precision = draft.precision
     half = HALF.get(precision)
     asked = _quantization(recipe)
     if asked is None:
@@ -177,7 +177,7 @@ def decide_weights(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
         dtype, reason = half, "frozen base weights need no fp32 copy; the adapter has its own"
     elif precision.endswith("-true"):
         dtype, reason = half, f"precision {precision}"
-    elif draft.get("sharding.engine") == "deepspeed":
+    elif draft.sharding.engine == "deepspeed":
         dtype, reason = half, "DeepSpeed holds fp32 master weights of its own"
     else:
         dtype, reason = "float32", "mixed precision under autocast trains fp32 weights"

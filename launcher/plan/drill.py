@@ -141,7 +141,7 @@ def check_states(plan: Plan) -> None:
     The plan is asked, since a base profile may say so as well as the recipe.
     """
     for name in ("sharding.offload_optimizer", "sharding.offload_param"):
-        if name in plan.settings and plan.value(name) == "nvme":
+        if plan.at(name) == "nvme":
             raise RecipeError(
                 Problem(
                     "nvme-resume",

@@ -8,7 +8,6 @@ measured.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
@@ -24,7 +23,7 @@ _CONFIG = "trainer.accelerator_config"
 
 def decide_fsdp(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     """Settings of engine fsdp, nothing for another engine. RecipeError for what FSDP2 cannot train."""
-    if draft.get("sharding.engine") != "fsdp":
+    if draft.sharding.engine != "fsdp":
         return
     for conflict in _conflicts(draft, recipe, hardware):
         raise conflict
@@ -33,8 +32,8 @@ def decide_fsdp(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
             "accelerate does not shard over CPU processes: it sets up DDP in place of FSDP2, and the run "
             "stops with engine-mismatch; use sharding.engine: deepspeed there"
         )
-    weights_alone = bool(draft.get("trainer.save_only_model"))
-    settings: dict[str, tuple[Any, str]] = {
+    weights_alone = bool(draft.trainer.save_only_model)
+    settings: dict[str, tuple[object, str]] = {
         "version": (2, "FSDP1 is deprecated"),
         "auto_wrap_policy": (
             "TRANSFORMER_BASED_WRAP",
@@ -55,7 +54,7 @@ def decide_fsdp(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
     }
     for name, (value, reason) in settings.items():
         draft.put(f"fsdp.{name}", value, reason)
-    if draft.get("trainer.push_to_hub") and draft.get("trainer.hub_strategy") is None and not weights_alone:
+    if draft.trainer.push_to_hub and draft.trainer.hub_strategy is None and not weights_alone:
         draft.put("trainer.hub_strategy", "end", f"{_SHARDS}; the result is whole")
     _reduce_each(draft)
 
@@ -66,13 +65,13 @@ def _loading(draft: Draft) -> tuple[bool, str]:
     The other ranks hold empty tensors until FSDP2 shards what rank 0 has, so nothing may be made of the
     weights before: no rows for new tokens, and no new head, which the others would not have at all.
     """
-    if draft.get("model.config") is not None:
+    if draft.model.config is not None:
         return False, "random weights are made, alike on every rank"
-    if draft.get("model.gguf_file"):
+    if draft.model.gguf_file:
         return False, "each rank reads the GGUF file, which is dequantised"
-    if draft.get("model.add_tokens"):
+    if draft.model.add_tokens:
         return False, "each rank reads the weights: rows of added tokens are made from them"
-    if not task_named(draft.get("task")).head_in_checkpoint:
+    if not draft.task.head_in_checkpoint:
         return False, "each rank reads the weights: a new head is not in the checkpoint"
     return True, "one rank of a machine reads the weights, the others get their shards from it"
 
@@ -83,7 +82,7 @@ def _reduce_each(draft: Draft) -> None:
     Upstream's default waits for the last one: between the micro-batches of a step every rank would hold the
     gradients of the whole model, summed up in the precision of the computation.
     """
-    said = draft.get(_CONFIG)
+    said = draft.trainer.accelerator_config
     if said is not None and (not isinstance(said, Mapping) or "gradient_accumulation_kwargs" in said):
         return
     reason = "gradients stay shards between the micro-batches of a step, as in ZeRO-3"
@@ -92,15 +91,16 @@ def _reduce_each(draft: Draft) -> None:
 
 def reduces_each(draft: Draft) -> bool:
     """Whether FSDP2 reduces gradients after every micro-batch."""
-    config = draft.get(_CONFIG)
-    if draft.get("sharding.engine") != "fsdp" or not isinstance(config, Mapping):
+    config = draft.trainer.accelerator_config
+    if draft.sharding.engine != "fsdp" or not isinstance(config, Mapping):
         return False
-    return bool((config.get("gradient_accumulation_kwargs") or {}).get("sync_each_batch"))
+    given = config.get("gradient_accumulation_kwargs")
+    return isinstance(given, Mapping) and bool(given.get("sync_each_batch"))
 
 
 def _conflicts(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeError]:
     """A refusal for each thing that FSDP2 cannot train, with what can."""
-    sharding, optim = recipe.sharding, draft.get("trainer.optim")
+    sharding, optim = recipe.sharding, draft.trainer.optim
     other = "use sharding.engine: deepspeed"
     offloads = {sharding.offload_optimizer, sharding.offload_param} - {"none", "auto"}
     if sharding.zero_stage != "auto" or sharding.config is not None or offloads:
@@ -116,19 +116,19 @@ def _conflicts(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Rec
             "groups ('is shared with a parameter already managed by another FSDP group')"
         )
         yield refuse(draft, "engine-conflict", "sharding.engine", message, other)
-    if draft.get("precision") == "fp16":
+    if draft.precision == "fp16":
         message = "fp16 and engine fsdp: how FSDP2 goes with a loss scaler was not tested"
         yield refuse(
             draft, "precision-conflict", "precision", message, f"use precision: bf16 or fp32, or {other}"
         )
-    if draft.get("model.quantization") != "none":
+    if draft.model.quantization != "none":
         message = (
             "engine fsdp cannot shard int8 and 4-bit weights: FSDP2 leaves their bytes whole on every rank"
         )
         hint = f"{other} (int8 with zero_stage 2), or drop model.quantization"
         yield refuse(draft, "fsdp-quantized", "model.quantization", message, hint)
-    every_save = draft.get("trainer.push_to_hub") and draft.get("trainer.hub_strategy") == "every_save"
-    if every_save and not draft.get("trainer.save_only_model"):
+    every_save = draft.trainer.push_to_hub and draft.trainer.hub_strategy == "every_save"
+    if every_save and not draft.trainer.save_only_model:
         hint = "use hub_strategy: end, or checkpoint to send what a run can go on from"
         yield refuse(draft, "fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
     if optim not in IN_SHARDS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
@@ -33,7 +33,7 @@ class Facts:
     model: ModelSpec
     versions: Mapping[str, str]
     """Installed versions by distribution name."""
-    profile: Mapping[str, Any] | None = None
+    profile: Mapping[str, object] | None = None
     """Content of the recipe's `sharding.config`."""
     cpu_cores: int = 1
     processor: Processor | None = None

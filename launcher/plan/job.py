@@ -13,7 +13,6 @@ from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.decide import AMPERE
 from launcher.plan.draft import Draft
 from launcher.plan.fsdp import reduces_each
-from launcher.tasks import task_named
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's kernel for documents of any length takes; widths are multiples of 8."""
@@ -23,43 +22,41 @@ SMALL_DEVICE_BYTES = 25 * 10**9
 
 def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> MemoryJob:
     """The memory job of this draft at micro-batch 1, stage 0, without checkpointing."""
-    quantization = draft.get("model.quantization")
-    has_adapter = draft.get("adapter.type") is not None
-    adapter = adapted_by(spec, draft.section("adapter")) if has_adapter else None
+    quantization = draft.model.quantization
+    has_adapter = draft.adapter.type is not None
+    adapter = adapted_by(spec, draft.fields(draft.adapter)) if has_adapter else None
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     bucket = 50_000_000 if small else 200_000_000
-    task, one_row = task_named(draft.get("task")), bool(draft.get("data.padding_free"))
+    task, one_row = draft.task, bool(draft.data.padding_free)
     return MemoryJob(
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
         sequences_per_sample=task.sequences_per_sample,
         # An adapter is switched off to have the reference; a full model needs a frozen copy.
-        reference_model=task.has_reference
-        and not has_adapter
-        and not draft.get("trainer.precompute_ref_log_probs"),
-        spread=_devices_of_map(draft.get("model.device_map"), hardware),
-        document_mask=one_row or bool(draft.get("data.packing")),
+        reference_model=task.has_reference and not has_adapter and not draft.trainer.precompute_ref_log_probs,
+        spread=_devices_of_map(draft.model.device_map, hardware),
+        document_mask=one_row or bool(draft.data.packing),
         one_row=one_row,
         data_parallel=copies,
-        tensor_parallel=draft.get("sharding.tp_size", 1),
-        sequence_parallel=draft.get("sharding.sp_size", 1) * draft.get("sharding.cp_size", 1),
+        tensor_parallel=draft.sharding.tp_size,
+        sequence_parallel=draft.sharding.sp_size * draft.sharding.cp_size,
         devices_per_node=hardware.devices_per_node,
-        precision=draft.get("precision"),
+        precision=draft.precision,
         dtype=_loaded_dtype(draft, spec),
         quantization=quantization["type"] if isinstance(quantization, dict) else "none",
         double_quant=isinstance(quantization, dict) and bool(quantization.get("double_quant")),
         trainable_params=spec.loaded_params if adapter is None else adapter.params,
         adapter=has_adapter,
         **_adapter(adapter, spec),
-        adapter_dropout=draft.get("adapter.lora_dropout", 0.0),
-        engine=draft.get("sharding.engine"),
+        adapter_dropout=draft.adapter.lora_dropout,
+        engine=draft.sharding.engine,
         zero_stage=0,
         reduces_each=reduces_each(draft),
-        each_loads=draft.get("fsdp.cpu_ram_efficient_loading") is False,
-        offload_optimizer=draft.get("sharding.offload_optimizer"),
-        offload_param=draft.get("sharding.offload_param"),
-        optim=draft.get("trainer.optim"),
-        optim_args=draft.get("trainer.optim_args") or "",
+        each_loads=draft.fsdp.cpu_ram_efficient_loading is False,
+        offload_optimizer=draft.sharding.offload_optimizer,
+        offload_param=draft.sharding.offload_param,
+        optim=draft.trainer.optim,
+        optim_args=draft.trainer.optim_args or "",
         checkpointing=False,
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
@@ -85,27 +82,27 @@ def _adapter(adapter: Adapted | None, spec: ModelSpec) -> dict[str, Any]:
 def _kernels(draft: Draft, spec: ModelSpec, hardware: Hardware) -> dict[str, Any]:
     """The fields of a job that say by which kernels it is computed."""
     return {
-        "attention": draft.get("model.attn_implementation"),
+        "attention": draft.model.attn_implementation,
         "one_by_one": _one_by_one(draft, spec, hardware),
-        "liger": bool(draft.get("trainer.use_liger_kernel")),
-        "chunked": draft.get("model.loss") == "chunked",
-        "cast_inputs": draft.get("adapter.cast_input_dtype_enabled") is not False,
+        "liger": bool(draft.trainer.use_liger_kernel),
+        "chunked": draft.model.loss == "chunked",
+        "cast_inputs": draft.adapter.cast_input_dtype_enabled is not False,
     }
 
 
 def _length(draft: Draft) -> int:
     """Tokens of the longest row as it is filled up; a flattened row is filled up once, by less than one."""
-    length: int = draft.get("data.max_length")
-    multiple = 1 if draft.get("data.padding_free") else draft.get("data.pad_to_multiple_of") or 1
+    length: int = draft.data.max_length
+    multiple = 1 if draft.data.padding_free else draft.data.pad_to_multiple_of or 1
     return -(-length // multiple) * multiple
 
 
 def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
     """Whether attention varlen has to call a kernel for each document: torch's for all of them is for 16 bits
     on compute capability 8.0 and later."""
-    if draft.get("model.attn_implementation") != "varlen":
+    if draft.model.attn_implementation != "varlen":
         return False
-    in_16_bits = draft.get("precision") != "fp32" or draft.get("model.dtype") in ("float16", "bfloat16")
+    in_16_bits = draft.precision != "fp32" or draft.model.dtype in ("float16", "bfloat16")
     fits = spec.head_dim % 8 == 0 and spec.head_dim <= KERNEL_WIDTHS
     ampere = hardware.compute_capability is not None and hardware.compute_capability >= AMPERE
     return not (in_16_bits and fits and ampere)
@@ -113,14 +110,14 @@ def _one_by_one(draft: Draft, spec: ModelSpec, hardware: Hardware) -> bool:
 
 def _padded(draft: Draft, spec: ModelSpec) -> bool:
     """Whether a batch carries a mask of its padding; ranks that share a sample's tokens do without."""
-    shares = draft.get("sharding.sp_size", 1) > 1 or draft.get("sharding.cp_size", 1) > 1
-    one_row = draft.get("data.padding_free") or draft.get("data.packing")
+    shares = draft.sharding.sp_size > 1 or draft.sharding.cp_size > 1
+    one_row = draft.data.padding_free or draft.data.packing
     return spec.tokens_per_sample is None and not one_row and not shares
 
 
 def _token_rows(draft: Draft, spec: ModelSpec) -> int:
     """Bytes of the copies that peft makes of embedding and head to train the rows of added tokens."""
-    if not draft.get("model.add_tokens"):
+    if not draft.model.add_tokens:
         return 0
     rows = spec.vocab_size * spec.layout.embed_width * (1 if spec.head.tied else 2)
     return rows * WIDTHS[_loaded_dtype(draft, spec)]
@@ -134,7 +131,7 @@ def _devices_of_map(device_map: Any, hardware: Hardware) -> int:
 
 
 def _loaded_dtype(draft: Draft, spec: ModelSpec) -> str:
-    dtype: str = draft.get("model.dtype")
+    dtype: str = draft.model.dtype
     dtype = dtype if dtype != "auto" else spec.pretrained_dtype or "float32"
     if dtype not in WIDTHS:
         message = f"dtype auto is that of the checkpoint, {dtype}, which nothing here trains"

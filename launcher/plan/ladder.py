@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.memory.divisors import divisors
+from launcher.memory.tensor_parallel import divisors
 from launcher.plan.decide import AMPERE
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
@@ -23,7 +22,7 @@ def check_accelerator_config(draft: Draft, recipe: Recipe, hardware: Hardware) -
 
 
 def _conflicts(draft: Draft, recipe: Recipe) -> Iterator[RecipeError]:
-    said = _read(draft.get(_CONFIG))
+    said = _read(draft.trainer.accelerator_config)
 
     def no(message: str, hint: str) -> RecipeError:
         return refuse(draft, "accelerator-config", _CONFIG, message, hint)
@@ -45,7 +44,7 @@ def _conflicts(draft: Draft, recipe: Recipe) -> Iterator[RecipeError]:
         yield no(message, "drop it: each rank reads its own rows")
 
 
-def _read(said: Any) -> Mapping[str, Any] | None:
+def _read(said: object) -> Mapping[str, object] | None:
     """The mapping, also of JSON text as TrainingArguments takes it; None for the name of a file."""
     if isinstance(said, str):
         try:

@@ -7,13 +7,12 @@ never chooses it: a disk is many times slower than host memory, and how much slo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.memory.engine import largest_tensor
+from launcher.memory.engines.deepspeed import engine_width
+from launcher.memory.engines.engine import largest_tensor
 from launcher.memory.job import MemoryJob
-from launcher.memory.states import engine_width
 from launcher.plan.decide import refuse
 from launcher.plan.draft import Draft
 from launcher.plan.profile import FROM_PROFILE, profile_value
@@ -31,7 +30,7 @@ _ADAM_TENSORS = 4
 _ALIGNED_BYTES = 1024
 """What one thread reads or writes is a multiple of this (swap_tensor/utils.py AIO_ALIGNED_BYTES)."""
 
-_AIO: dict[str, tuple[Any, str]] = {
+_AIO: dict[str, tuple[object, str]] = {
     "block_size": (
         1 << 20,
         "DeepSpeed's default: bytes of one request; a tensor smaller than this stays in memory",
@@ -45,12 +44,13 @@ _AIO: dict[str, tuple[Any, str]] = {
 
 def on_nvme(draft: Draft) -> tuple[str, ...]:
     """Which of the two offloads go to a disk: offload_optimizer, offload_param."""
-    return tuple(name for name in (OPTIMIZER, PARAM) if draft.get(f"sharding.{name}") == "nvme")
+    offloads = {OPTIMIZER: draft.sharding.offload_optimizer, PARAM: draft.sharding.offload_param}
+    return tuple(name for name, device in offloads.items() if device == "nvme")
 
 
 def decide_nvme(
     draft: Draft,
-    profile: Mapping[str, Any] | None,
+    profile: Mapping[str, object] | None,
     spec: ModelSpec,
     hardware: Hardware,
     processes: int,
@@ -61,12 +61,12 @@ def decide_nvme(
     """
     used = on_nvme(draft)
     if not used:
-        if draft.explicit(PATH) and draft.get(PATH) is not None:
+        if draft.explicit(PATH) and draft.sharding.nvme_path is not None:
             hint = "write offload_optimizer: nvme, or remove it"
             raise refuse(draft, "nvme-path-unused", PATH, "nothing is offloaded to NVMe", hint)
         return
-    stage = draft.get("sharding.zero_stage", "auto")
-    if stage not in ("auto", 3):
+    stage = draft.sharding.zero_stage
+    if stage not in (None, 3):
         raise refuse(
             draft,
             "nvme-stage",
@@ -102,13 +102,13 @@ def with_buffers(job: MemoryJob, draft: Draft) -> MemoryJob:
 
     used = on_nvme(draft)
     if OPTIMIZER in used:
-        job = replace(job, optimizer_buffers=draft.get(f"deepspeed.{OPTIMIZER}.buffer_count"))
+        job = replace(job, optimizer_buffers=draft.deepspeed.offload_optimizer.buffer_count)
     if PARAM in used:
         job = replace(
             job,
-            param_buffers=draft.get(f"deepspeed.{PARAM}.buffer_count"),
-            param_buffer_values=draft.get(f"deepspeed.{PARAM}.buffer_size"),
-            params_in_host=draft.get(f"deepspeed.{PARAM}.max_in_cpu"),
+            param_buffers=draft.deepspeed.offload_param.buffer_count,
+            param_buffer_values=draft.deepspeed.offload_param.buffer_size,
+            params_in_host=draft.deepspeed.offload_param.max_in_cpu,
         )
     return job
 
@@ -116,10 +116,10 @@ def with_buffers(job: MemoryJob, draft: Draft) -> MemoryJob:
 class _Given:
     """Settings that a base profile may have said."""
 
-    def __init__(self, draft: Draft, profile: Mapping[str, Any]) -> None:
+    def __init__(self, draft: Draft, profile: Mapping[str, object]) -> None:
         self.draft, self._profile = draft, profile
 
-    def put(self, name: str, value: Any, reason: str) -> Any:
+    def put(self, name: str, value: object, reason: str) -> object:
         """Record the profile's value of `name` (block.key), else `value`; the one that holds is returned."""
         said = profile_value(self._profile, name if name.startswith(AIO) else f"{_ZERO}.{name}")
         setting = f"deepspeed.{name}"
@@ -131,7 +131,7 @@ class _Given:
         self.draft.put(setting, said, FROM_PROFILE, source="recipe", by=by)
         return said
 
-    def small(self, name: str, value: Any, least: int, why: str) -> None:
+    def small(self, name: str, value: object, least: int, why: str) -> None:
         """RecipeError where a profile's number is one that DeepSpeed stops at."""
         if isinstance(value, (int, float)) and value >= least:
             return
@@ -146,7 +146,7 @@ class _Given:
 
 def _check_restarts(draft: Draft) -> None:
     """A checkpoint of such a run is no place to go on from (launcher/train/resuming.py refuses it)."""
-    if draft.get("launch.max_restarts"):
+    if draft.launch.max_restarts:
         raise refuse(
             draft,
             "nvme-restarts",
@@ -157,9 +157,9 @@ def _check_restarts(draft: Draft) -> None:
     draft.warn(f"a run that offloads to NVMe cannot be resumed: {NO_RESUME}; its saved weights are whole")
 
 
-def _decide_path(draft: Draft, profile: Mapping[str, Any] | None, used: tuple[str, ...]) -> None:
+def _decide_path(draft: Draft, profile: Mapping[str, object] | None, used: tuple[str, ...]) -> None:
     """The recipe's folder, else the profile's: one for both offloads."""
-    if draft.get(PATH) is not None:
+    if draft.sharding.nvme_path is not None:
         return
     said = {profile_value(profile or {}, f"{_ZERO}.{name}.nvme_path") for name in used} - {None, "auto"}
     if len(said) > 1:
@@ -194,7 +194,7 @@ def _decide_optimizer(given: _Given) -> None:
 
 
 def _decide_param(given: _Given, spec: ModelSpec, processes: int) -> None:
-    needed = param_buffer_values(spec, processes, len(given.draft.get("model.add_tokens") or ()))
+    needed = param_buffer_values(spec, processes, len(given.draft.model.add_tokens or ()))
     count = given.put(f"{PARAM}.buffer_count", 5, "DeepSpeed's default: parameters that are there at a time")
     given.small(f"{PARAM}.buffer_count", count, 2, "one is read while another is used")
     reason = "values of a rank's share of the largest parameter: in a smaller buffer DeepSpeed stops"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import lcm
-from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
@@ -60,7 +59,7 @@ def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Har
     size = getattr(recipe.sharding, name)
     if name != "tp_size":
         parts = size if name == "sp_size" else 2 * size
-        padded = lcm(parts, draft.get(_PAD) or 1)
+        padded = lcm(parts, draft.data.pad_to_multiple_of or 1)
         draft.put(_PAD, padded, f"each of {size} ranks gets as many tokens of a sample as the others")
     if name == "cp_size":
         draft.put("fsdp.activation_checkpointing", False, "FSDP's own recomputes with other dropout masks")
@@ -74,11 +73,6 @@ def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Har
             "context parallelism was planned from the source of accelerate and torch, and never run: "
             "compare its first losses with those of a run without it"
         )
-    if hardware.is_cpu and draft.get("sharding.engine") == "ddp":
-        draft.warn(
-            "accelerate does not set up tensor parallelism over CPU processes: the run stops with "
-            "engine-mismatch; use sharding.engine: deepspeed there"
-        )
 
 
 def trains_in_parts(job: MemoryJob) -> bool:
@@ -88,10 +82,8 @@ def trains_in_parts(job: MemoryJob) -> bool:
     moved = {job.offload_optimizer, job.offload_param} != {"none"}
     if moved or job.adapter or job.quantization != "none" or job.optim not in IN_SHARDS:
         return False
-    if job.engine == "fsdp" or job.precision == "fp16":
+    if job.engine != "deepspeed" or job.precision == "fp16":
         return False
-    if job.engine == "ddp":
-        return job.data_parallel == 1
     return job.zero_stage in ((1, 2) if job.precision == "bf16" else (0, 1, 2))
 
 
@@ -138,8 +130,8 @@ def _shape(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeE
 
 def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeError]:
     """Which engine can do what, and at which stage."""
-    sharding, engine = recipe.sharding, draft.get("sharding.engine")
-    copies, stage = copies_of(recipe, hardware), draft.get("sharding.zero_stage", "auto")
+    sharding, engine = recipe.sharding, draft.sharding.engine
+    stage = draft.sharding.zero_stage
 
     def no(message: str, hint: str) -> RecipeError:
         return refuse(draft, "parallel-engine", f"sharding.{_first(recipe)}", message, hint)
@@ -159,21 +151,16 @@ def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Recipe
             "them, which leaves accelerate's FSDP2 none to shard over"
         )
         yield no(message, "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)")
-    if sharding.tp_size > 1 and engine == "ddp" and copies > 1:
-        message = f"engine ddp cannot have {copies} copies of {sharding.tp_size} ranks: accelerate refuses it"
-        hint = f"use sharding.engine: deepspeed, or tp_size: {copies * sharding.tp_size}"
-        yield no(message, hint)
-    if sharding.tp_size > 1 and engine == "ddp" and not draft.get("trainer.save_only_model"):
+    if sharding.tp_size > 1 and engine == "ddp":
         message = (
-            "transformers cannot save the optimizer of a model that it has cut, so a run could not go on: "
-            "its Trainer refuses checkpoints with states"
+            "engine ddp has no tensor parallelism: transformers can shard a model while loading it, but "
+            "cannot save its optimizer, so such a run could not be resumed"
         )
-        hint = "use sharding.engine: deepspeed, whose runs go on, or trainer.save_only_model: true"
-        yield no(message, hint)
+        yield no(message, "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)")
     if sharding.tp_size > 1 and stage == 3:
         message = "tensor parallelism with ZeRO-3 was not tried: both cut the weights"
         yield no(message, "use zero_stage: 2 or below, or ZeRO-3 alone")
-    if sharding.tp_size > 1 and engine == "deepspeed" and stage == 0 and draft.get("precision") == "bf16":
+    if sharding.tp_size > 1 and engine == "deepspeed" and stage == 0 and draft.precision == "bf16":
         message = (
             "tensor parallelism in bf16 at ZeRO-0: DeepSpeed clips there by the gradient norm of the first "
             "rank's parts alone"
@@ -181,7 +168,7 @@ def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[Recipe
         path = _said_at(draft, "sharding.zero_stage")
         yield refuse(draft, "parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
     for what in ("offload_optimizer", "offload_param"):
-        if draft.get(f"sharding.{what}") not in ("none", None):
+        if getattr(draft.sharding, what) != "none":
             message = f"{what} was not tried with {_first(recipe)}"
             path = _said_at(draft, f"sharding.{what}")
             yield refuse(draft, "parallel-engine", path, message, f"drop {what}")
@@ -220,30 +207,30 @@ def _training(draft: Draft, hardware: Hardware, key: str) -> Iterator[RecipeErro
     def no(dotted: str, message: str, hint: str) -> RecipeError:
         return refuse(draft, "parallel-conflict", dotted, message, hint)
 
-    if draft.get("model.quantization") != "none":
+    if draft.model.quantization != "none":
         message = f"a quantised base cannot be shared by {key}: its packed weights have no parts"
         yield no("model.quantization", message, "drop model.quantization, or use ZeRO-2 without " + key)
-    if draft.get("precision") == "fp16" and draft.explicit("precision"):
+    if draft.precision == "fp16" and draft.explicit("precision"):
         yield no("precision", f"fp16 was not tried with {key}", "use precision: bf16 or fp32")
-    if draft.get("precision") == "fp16":
+    if draft.precision == "fp16":
         message = f"{hardware.label} means fp16, which was not tried with {key}"
         yield no(key, message, f"say precision: fp32, or drop {key}")
-    theirs = draft.get("deepspeed.profile", {}).get("optimizer.type")
+    theirs = draft.deepspeed.profile.get("optimizer.type")
     if theirs is not None and str(theirs).lower() not in PROFILE_OPTIMIZERS:
         message = f"optimizer {theirs} of the base profile was not tried with {key}"
         yield no("sharding.config", message, f"use one of {', '.join(PROFILE_OPTIMIZERS.values())}")
-    if (optim := draft.get("trainer.optim")) not in IN_SHARDS:
+    if (optim := draft.trainer.optim) not in IN_SHARDS:
         yield no("trainer.optim", f"{optim} was not tried with {key}", f"use one of {', '.join(IN_SHARDS)}")
-    if draft.get("data.streaming"):
+    if draft.data.streaming:
         message = "the ranks of one copy would each read other rows of a stream"
         yield no("data.streaming", message, f"use data.streaming: false, or drop {key}")
     for name in ("use_liger_kernel", "torch_compile", "label_smoothing_factor", "neftune_noise_alpha"):
-        if draft.get(f"trainer.{name}"):
+        if draft.at(f"trainer.{name}"):
             yield no(f"trainer.{name}", f"was not tried with {key}", f"drop it, or {key}")
-    if draft.get("trainer.average_tokens_across_devices") is False:
+    if draft.trainer.average_tokens_across_devices is False:
         message = f"the Trainer divides labels by the ranks of a copy that it has not gathered under {key}"
         yield no("trainer.average_tokens_across_devices", message, "drop it: true is the default")
-    if draft.get("on_oom") == "adapt":
+    if draft.on_oom == "adapt":
         message = f"what is left to change when memory runs out was not tried with {key}"
         yield no("on_oom", message, "use on_oom: fail")
 
@@ -260,23 +247,23 @@ def _tensor(draft: Draft, spec: ModelSpec, size: int) -> Iterator[RecipeError]:
         if width % size:
             message = f"{what} {width} of {spec.name} does not divide among {size} ranks"
             yield refuse(draft, "parallel-heads", key, message, "use a divisor of it")
-    if draft.get("adapter.type"):
+    if draft.adapter.type:
         message = "an adapter beside weights that are cut into parts: its own matrices stay whole"
         yield no("adapter", message, "drop tp_size: ZeRO-3 and FSDP2 share a frozen base among the ranks")
-    if draft.get("model.add_tokens"):
+    if draft.model.add_tokens:
         message = "rows for new tokens cannot be added to an embedding that is cut into parts"
         yield no("model.add_tokens", message, "drop tp_size, or add them to the model beforehand")
     noisy = [name for name, value in spec.config.items() if _drops(name, value)]
     if noisy:
         message = f"{noisy[0]} above 0: ranks that share a layer would drop different values of one tensor"
         yield no(key, message, "drop tp_size, or use a model without dropout")
-    read = [name for name in draft.get("data.metrics") or [] if name != "perplexity"]
-    if read or "compute_metrics" in (draft.get("python.hooks") or []):
+    read = [name for name in draft.data.metrics or [] if name != "perplexity"]
+    if read or "compute_metrics" in (draft.python.hooks or []):
         message = "metrics would read each prediction once for every rank of a copy"
         yield no("data.metrics" if read else "python", message, "the evaluation loss is always reported")
 
 
-def _drops(name: str, value: Any) -> bool:
+def _drops(name: str, value: object) -> bool:
     return name.endswith(("dropout", "_pdrop")) and isinstance(value, (int, float)) and value > 0
 
 
@@ -287,16 +274,16 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
         return refuse(draft, "parallel-conflict", dotted, message, hint)
 
     parts = size if key.endswith("sp_size") else 2 * size
-    length = draft.get("data.max_length")
+    length = draft.data.max_length
     if length % parts:
         near = " or ".join(str(n * parts) for n in (length // parts, length // parts + 1) if n)
         message = f"{length} tokens do not divide into {parts} parts"
         yield refuse(draft, "parallel-length", "data.max_length", message, f"use {near}")
     for what in ("data.packing", "data.padding_free"):
-        if draft.get(what):
+        if draft.at(what):
             message = f"documents of one row would see each other: {key} takes their mask away"
             yield no(what, message, f"use {what}: false, or tp_size, which keeps it")
-    attention = draft.get("model.attn_implementation")
+    attention = draft.model.attn_implementation
     kernels = ("sdpa", "flash_attention_2") if key.endswith("sp_size") else ("sdpa",)
     if attention not in kernels:
         message = f"{key} needs attention {' or '.join(kernels)}, not {attention}"
@@ -304,13 +291,13 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
     if _windowed(spec) or "sliding_attention" in (spec.config.get("layer_types") or ()):
         message = f"{spec.name} attends within a window, which {key} does not keep: it would see everything"
         yield refuse(draft, "parallel-model", key, message, f"drop {key}; ZeRO-3 takes such models")
-    if not key.endswith("sp_size") and draft.get("data.eval") is not None:
+    if not key.endswith("sp_size") and draft.data.eval is not None:
         yield no("data.eval", f"evaluations were not tried with {key}", "drop data.eval, or use sp_size")
-    micro = draft.get("trainer.per_device_train_batch_size")
+    micro = draft.trainer.per_device_train_batch_size
     if micro not in (None, 1):
         path = "trainer.per_device_train_batch_size"
         yield no(path, f"{key} trains one sample at a time", "use 1: accumulation makes up the global batch")
-    scaled = [name for name in _SCALED if name in draft.get("deepspeed.profile", {})]
+    scaled = [name for name in _SCALED if name in draft.deepspeed.profile]
     if scaled:
         message = f"the base profile says {scaled[0]}, which changes by what gradients are divided"
         yield no("sharding.config", message, f"take it out of the profile, or drop {key}")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Pace
+from launcher.plan.settings import HasSettings, Settings
 from launcher.plan.speed import StepTime
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """One resolved value, where it came from and why."""
+class Provenance:
+    """Where the value of a setting came from, and why."""
 
-    value: Any
     source: Source
     by: str
     """`recipes/x.yaml:12`, a fix id, `--set`, or the deciding rule."""
@@ -35,7 +35,7 @@ class AppliedFix:
     title: str
     reason: str
     source: str
-    changed: Mapping[str, Any]
+    changed: Mapping[str, object]
     """Dotted setting -> value that the fix set; empty for a fix that only warns."""
 
 
@@ -73,17 +73,19 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(HasSettings):
     """Everything decided before a device is touched; the worker reads its JSON form."""
 
     recipe_file: str
     recipe_text: str
     """The recipe as given, for the run directory."""
     hardware: Hardware
-    model: ModelSpec
+    spec: ModelSpec
     batch: Batch
     schedule: Schedule
-    settings: Mapping[str, Setting]
+    settings: Settings
+    provenance: Mapping[str, Provenance]
+    """Dotted setting -> what is known about it; its keys are the settings that the plan has."""
     fixes: tuple[AppliedFix, ...]
     memory: MemoryEstimate
     time: StepTime
@@ -92,8 +94,8 @@ class Plan:
     """What earlier starts of this run took, which its stop was planned with."""
     job: MemoryJob
     """What `memory` was computed from."""
-    python: str
-    """Interpreter that starts the workers."""
+    interpreter: str
+    """Starts the workers."""
     versions: Mapping[str, str]
     warnings: tuple[str, ...]
 
@@ -101,6 +103,6 @@ class Plan:
     def trainable_params(self) -> int:
         return self.job.trainable_params
 
-    def value(self, dotted: str) -> Any:
-        """The resolved value of a setting; KeyError when no such setting was decided."""
-        return self.settings[dotted].value
+    @property
+    def names(self) -> Collection[str]:
+        return self.provenance

@@ -19,7 +19,6 @@ from launcher.plan.strategy import Candidate
 from launcher.plan.throughput import settle_compile
 from launcher.plan.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
-from launcher.tasks import task_named
 
 if TYPE_CHECKING:
     from launcher.plan.alternatives import Alternative
@@ -57,28 +56,29 @@ def _assemble(
     loaded: LoadedRecipe, facts: Facts, draft: Draft, chosen: Candidate, fixes: list[AppliedFix]
 ) -> Plan:
     batch = chosen.batch
-    steps = draft.get("trainer.max_steps")
+    steps = draft.trainer.max_steps
     steps = steps if isinstance(steps, int) and steps > 0 else None
     schedule = Schedule(
         steps=steps,
-        epochs=None if steps else draft.get("trainer.num_train_epochs"),
-        warmup_steps=_warmup(draft.get("trainer.warmup_steps", 0), steps),
-        tokens_per_step=batch.global_size * (facts.model.tokens_per_sample or draft.get("data.max_length")),
+        epochs=None if steps else draft.trainer.num_train_epochs,
+        warmup_steps=_warmup(draft.trainer.warmup_steps, steps),
+        tokens_per_step=batch.global_size * (facts.model.tokens_per_sample or draft.data.max_length),
     )
     return Plan(
         recipe_file=str(loaded.path),
         recipe_text=loaded.text,
         hardware=facts.hardware,
-        model=facts.model,
+        spec=facts.model,
         batch=batch,
         schedule=schedule,
-        settings=dict(draft.settings),
+        settings=draft.settings,
+        provenance=draft.provenance,
         fixes=tuple(fixes),
         memory=chosen.memory,
         time=chosen.time,
         pace=facts.pace,
         job=chosen.job,
-        python=facts.python,
+        interpreter=facts.python,
         versions=dict(facts.versions),
         warnings=(
             *facts.warnings,
@@ -100,14 +100,14 @@ def _host_warnings(chosen: Candidate, facts: Facts) -> tuple[str, ...]:
 
 def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str, ...]:
     """Logits that are the largest part of a device's memory, and what makes them smaller."""
-    memory, length = chosen.memory, draft.get("data.max_length")
+    memory, length = chosen.memory, draft.data.max_length
     logits = memory.components.logits
     if facts.hardware.is_cpu or logits < MUCH_LOGITS * memory.total:
         return ()
     mends = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
     mends.append("a smaller data.max_length")
     shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
-    if task_named(draft.get("task")).causal_loss and not shared:
+    if draft.task.causal_loss and not shared:
         mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
     if draft.explicit("model.loss") and facts.model.model_type in PLAIN_HEADS:
         mends.insert(0, "model.loss: chunked")
@@ -120,7 +120,7 @@ def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str
 
 def _profile_warnings(chosen: Candidate, draft: Draft) -> tuple[str, ...]:
     """What the base profile asks for and the chosen stage does not do."""
-    idle = [] if chosen.zero_stage is None else idle_keys(draft.get("deepspeed.profile"), chosen.zero_stage)
+    idle = [] if chosen.zero_stage is None else idle_keys(draft.deepspeed.profile, chosen.zero_stage)
     if not idle:
         return ()
     verb = "does" if len(idle) == 1 else "do"

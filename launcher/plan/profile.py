@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.plan.draft import Draft
@@ -63,7 +62,7 @@ FROM_PROFILE = "from the base profile"
 """The reason of a setting that the profile says."""
 
 
-def record_profile(draft: Draft, profile: Mapping[str, Any] | None, processes: int) -> None:
+def record_profile(draft: Draft, profile: Mapping[str, object] | None, processes: int) -> None:
     """Put the profile's stage and offload into the draft and the rest into `deepspeed.profile`.
 
     processes: of the whole run. Raises RecipeError with every value that contradicts the plan's own.
@@ -78,12 +77,12 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None, processes: i
         setting = OWNED[f"zero_optimization.{key}"]
         if value in (None, "auto"):
             continue
-        if draft.explicit(setting) and draft.get(setting) not in (value, "auto"):
+        if draft.explicit(setting) and draft.at(setting) not in (value, "auto"):
             problems.append(_conflict(draft, f"zero_optimization.{key}", value, setting))
         else:
             origin = draft.place("sharding.config")[0] or "sharding.config"
             draft.put(setting, value, FROM_PROFILE, source="recipe", by=origin)
-    precision = draft.get("precision")
+    precision = draft.precision
     for kind in ("bf16", "fp16"):
         value = flat.get(f"{kind}.enabled")
         if isinstance(value, bool) and value and precision != kind:
@@ -95,7 +94,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None, processes: i
         "gradient_clipping",
     ):
         value = flat.get(key)
-        if value not in (None, "auto") and value != draft.get(OWNED[key]):
+        if value not in (None, "auto") and value != draft.at(OWNED[key]):
             problems.append(_conflict(draft, key, value, OWNED[key]))
     problems += [*_blocks(draft, profile), *_groups(draft, flat.get(_GROUP), processes)]
     extras = {key: value for key, value in flat.items() if key not in OWNED}
@@ -105,7 +104,7 @@ def record_profile(draft: Draft, profile: Mapping[str, Any] | None, processes: i
     draft.put_recipe("deepspeed.profile", extras, FROM_PROFILE)
 
 
-def _blocks(draft: Draft, profile: Mapping[str, Any]) -> list[Problem]:
+def _blocks(draft: Draft, profile: Mapping[str, object]) -> list[Problem]:
     """Blocks that would do something behind the plan."""
     file, line = draft.place("sharding.config")
     problems = [
@@ -134,10 +133,10 @@ def _blocks(draft: Draft, profile: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _groups(draft: Draft, size: Any, processes: int) -> list[Problem]:
+def _groups(draft: Draft, size: object, processes: int) -> list[Problem]:
     """Groups of ranks with a copy of the weights (hpZ), which have to be alike. Read at stage 3 alone."""
     ranks = min(size, processes) if isinstance(size, int) and size > 1 else 1
-    if draft.get("sharding.zero_stage", 3) != 3 or processes % ranks == 0:
+    if draft.sharding.zero_stage not in (None, 3) or processes % ranks == 0:
         return []
     fit = ", ".join(str(n) for n in range(2, processes + 1) if processes % n == 0)
     file, line = draft.place("sharding.config")
@@ -146,34 +145,34 @@ def _groups(draft: Draft, size: Any, processes: int) -> list[Problem]:
     return [Problem("profile-conflict", message, file=file, line=line, path="sharding.config", hint=hint)]
 
 
-def idle_keys(profile: Mapping[str, Any], stage: int) -> list[str]:
+def idle_keys(profile: Mapping[str, object], stage: int) -> list[str]:
     """Keys of a flat profile that DeepSpeed reads at stage 3 alone, where the plan has another."""
     named = {key: key.removeprefix(_ZERO).removeprefix("stage3_") for key in profile if key.startswith(_ZERO)}
     given = [key for key in named if profile[key] is not None and profile[key] is not False]
     return [key for key in given if stage < 3 and named[key].partition(".")[0] in STAGE3_ONLY]
 
 
-def profile_value(profile: Mapping[str, Any], dotted: str) -> Any:
+def profile_value(profile: Mapping[str, object], dotted: str) -> object:
     """What a profile says for a dotted key, None where it says nothing."""
     return flatten(profile).get(dotted)
 
 
-def _kept(key: str, value: Any) -> bool:
+def _kept(key: str, value: object) -> bool:
     """ "auto" means: whatever the plan decides; only optimizer params have to be looked up."""
     return value != "auto" or key.startswith("optimizer.params.")
 
 
-def _resolve(key: str, value: Any, draft: Draft, problems: list[Problem]) -> Any:
+def _resolve(key: str, value: object, draft: Draft, problems: list[Problem]) -> object:
     prefix = "optimizer.params."
     if not key.startswith(prefix):
         return value
     name = key.removeprefix(prefix)
     if name == "betas":
-        ours: Any = [draft.get("trainer.adam_beta1", 0.9), draft.get("trainer.adam_beta2", 0.999)]
+        ours: object = [draft.trainer.adam_beta1, draft.trainer.adam_beta2]
         setting = "trainer.adam_beta1"
     elif name in OPTIMIZER_PARAMS:
         setting = f"trainer.{OPTIMIZER_PARAMS[name]}"
-        ours = draft.get(setting, {"weight_decay": 0.0, "eps": 1e-8}.get(name))
+        ours = draft.settings.at(setting)
     else:
         return value
     if value not in ("auto", ours):
@@ -181,11 +180,11 @@ def _resolve(key: str, value: Any, draft: Draft, problems: list[Problem]) -> Any
     return ours
 
 
-def _conflict(draft: Draft, key: str, value: Any, setting: str) -> Problem:
+def _conflict(draft: Draft, key: str, value: object, setting: str) -> Problem:
     file, line = draft.place("sharding.config")
     return Problem(
         "profile-conflict",
-        f"the base profile says {key} = {value!r}, the plan says {setting} = {draft.get(setting)!r}",
+        f"the base profile says {key} = {value!r}, the plan says {setting} = {draft.at(setting)!r}",
         file=file,
         line=line,
         path="sharding.config",
@@ -193,9 +192,9 @@ def _conflict(draft: Draft, key: str, value: Any, setting: str) -> Problem:
     )
 
 
-def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(mapping: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Dotted key -> value; an empty mapping is a value."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in mapping.items():
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, f"{prefix}{key}."))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import AdapterSection, DataSection, Recipe
@@ -24,7 +23,7 @@ MODEL_LEAVES = (
 ONLY_EAGER = ("gemma2",)
 
 
-def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks: tuple[str, ...]) -> None:
+def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], hooks: tuple[str, ...]) -> None:
     """Copy what the recipe says. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
@@ -61,7 +60,7 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, Any], hooks
 def _record_data(draft: Draft, data: DataSection) -> None:
     draft.put_recipe("data.train", [source.model_dump() for source in data.train], "")
     rows = data.eval
-    evaluation: Any = None
+    evaluation: object = None
     if isinstance(rows, list):
         evaluation = [source.model_dump() for source in rows]
     elif rows is not None:
@@ -89,7 +88,7 @@ def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
     if adapter is None:
         draft.put_recipe("adapter.type", None, "no adapter: all parameters are trained")
         return
-    fields: dict[str, Any] = adapter.model_dump()
+    fields: dict[str, object] = adapter.model_dump()
     draft.put_recipe("adapter.type", fields.pop("type"), "the adapter method")
     path = fields.pop("path")
     for name in (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.rehearsal import Course
-from launcher.memory.saved import result_bytes
-from launcher.memory.states import state_widths
+from launcher.memory.engines import engine_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 
@@ -66,21 +65,21 @@ def bucket_bytes(plan: Plan) -> int:
     if job.engine == "deepspeed":
         return min(gradients, job.reduce_bucket_size * _gradient_width(plan))
     if job.engine == "fsdp":  # a layer is the unit whose gradients are scattered
-        return min(gradients, gradients // max(1, plan.model.num_layers))
-    found = plan.settings.get("trainer.ddp_bucket_cap_mb")
-    megabytes = DDP_BUCKET_MB if found is None or found.value is None else int(found.value)
+        return min(gradients, gradients // max(1, plan.spec.num_layers))
+    given = plan.trainer.ddp_bucket_cap_mb
+    megabytes = DDP_BUCKET_MB if given is None else given
     return min(gradients, megabytes * 2**20)
 
 
 def _gradient_bytes(plan: Plan) -> int:
     """Bytes of gradients that a rank reduces with its copies'; none where there is one copy."""
-    _, job = on_rank(plan.model, plan.job)
+    _, job = on_rank(plan.spec, plan.job)
     return 0 if job.data_parallel == 1 else int(job.trainable_params * _gradient_width(plan))
 
 
 def _gradient_width(plan: Plan) -> int:
     job = plan.job
-    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
+    widths = engine_of(job).widths(job)
     return max(1, int(widths.gradient))
 
 
@@ -90,12 +89,11 @@ def _shares(plan: Plan) -> tuple[int, int]:
     Sharded states are written by all ranks, the model of the run by the first one.
     """
     job, ranks = plan.job, plan.hardware.num_devices
-    weights = result_bytes(plan.model, job)
-    alone = plan.settings.get("trainer.save_only_model")
-    if alone is not None and alone.value:
+    weights = engine_of(job).result(plan.spec, job)
+    if plan.trainer.save_only_model:
         return weights, 0
-    widths = state_widths(job.engine, job.precision, job.dtype, job.zero_stage, job.optim, job.adapter)
-    _, part = on_rank(plan.model, job)  # tensor-parallel ranks have states of their own matrices alone
+    widths = engine_of(job).widths(job)
+    _, part = on_rank(plan.spec, job)  # tensor-parallel ranks have states of their own matrices alone
     states = int(part.trainable_params * widths.optimizer)
     if job.engine == "fsdp":  # SHARDED_STATE_DICT: model and states alike
         return (weights + states) // ranks, (weights + states) // ranks

@@ -178,7 +178,7 @@ def _check(bench: Bench, candidate: Candidate, loaded: LoadedRecipe, facts: Fact
 
 def _values(bench: Bench, strategy: tuple[int, bool]) -> dict[str, object]:
     stage, again = strategy
-    sharded = {"sharding.zero_stage": stage} if bench.draft.get("sharding.engine") == "deepspeed" else {}
+    sharded = {"sharding.zero_stage": stage} if bench.draft.sharding.engine == "deepspeed" else {}
     return {**bench.variant.values, **sharded, "trainer.activation_checkpointing": again}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.plan.draft import Draft
 from launcher.plan.strategy import Candidate
@@ -15,14 +14,13 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
     batch = chosen.batch
     if chosen.zero_stage is None:
         draft.put("sharding.zero_stage", None, f"engine {chosen.job.engine} has no stages")
-    elif draft.get("sharding.zero_stage") is None:
+    elif draft.sharding.zero_stage is None:
         reason = why.get("sharding.zero_stage", "")
         draft.put("sharding.zero_stage", chosen.zero_stage, reason, source="search")
     for dotted in chosen.variant.values:
-        setting = draft.settings[dotted]
-        draft.put(dotted, setting.value, why.get(dotted, ""), source="search")
+        draft.explain(dotted, why.get(dotted, ""), source="search")
     micro, again = "trainer.per_device_train_batch_size", "trainer.activation_checkpointing"
-    sizes: dict[str, tuple[Any, str]] = {
+    sizes: dict[str, tuple[object, str]] = {
         micro: (batch.micro, why.get(micro, "")),
         "trainer.gradient_accumulation_steps": (
             batch.accumulation,
@@ -32,7 +30,7 @@ def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | No
         again: (chosen.job.checkpointing, why.get(again, "")),
     }
     for dotted, (value, reason) in sizes.items():
-        if draft.get(dotted) is None:
+        if draft.at(dotted) is None:
             draft.put(dotted, value, reason, source="search")
     buckets = {
         "deepspeed.reduce_bucket_size": chosen.job.reduce_bucket_size,

@@ -14,7 +14,7 @@ from launcher.facts.devices import Figures, figures_of
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.facts.processor import Processor
-from launcher.memory.engine import sharded_states
+from launcher.memory.engines import engine_of
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.states import MIXED
 from launcher.memory.tensor_parallel import on_rank
@@ -184,7 +184,7 @@ def step_work(spec: ModelSpec, job: MemoryJob, kept: int) -> Work:
     samples = job.micro_batch * micro_steps
     engine = "ddp" if job.engine == "fsdp" else job.engine
     whole = replace(job, engine=engine, zero_stage=0, offload_optimizer="none", offload_param="none")
-    states = sharded_states(spec, whole)
+    states = engine_of(whole).states(spec, whole)
     # FSDP2 keeps gradients in float32 and sends them in the precision of the computation.
     reduced = states.gradients // (2 if job.engine == "fsdp" and job.precision in MIXED else 1)
     update = UPDATE_PASSES * (states.gradients + states.optimizer)

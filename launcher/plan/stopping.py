@@ -7,12 +7,12 @@ takes the checkpoint away.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
-from launcher.memory.saved import checkpoint_bytes
+from launcher.memory.engines import engine_of
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
-from launcher.plan.plan import Plan, Setting
+from launcher.plan.plan import Plan
+from launcher.plan.settings import HasSettings
 from launcher.plan.strategy import Candidate
 from launcher.recipe.schema import Recipe
 
@@ -24,7 +24,8 @@ WRITE_BYTES = 200e6
 local one more: who waits too long for a stop loses nothing, who waits too little all of it."""
 SETTLE_S = 2.0
 """Assumption: what a save takes beside its bytes: ranks wait for each other, and each file for the disk."""
-WAIT = "launch.env.TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_WAIT_NAME = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+WAIT = f"launch.env.{_WAIT_NAME}"
 """Read by torchrun, and by `accelerate launch`, which starts workers through it."""
 
 
@@ -32,16 +33,16 @@ def settle_stop(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -
     """Record runtime.stop_seconds, and a launcher that waits so long; a warning where none does."""
     seconds, counted = stop_seconds(draft, chosen, facts)
     draft.put("runtime.stop_seconds", seconds, counted)
-    if seconds <= KILL_S or draft.get("launch.launcher") == "python":
+    if seconds <= KILL_S or draft.launch.launcher == "python":
         return
-    if draft.get("launch.launcher") == "deepspeed" and recipe.launch.launcher == "auto":
+    if draft.launch.launcher == "deepspeed" and recipe.launch.launcher == "auto":
         reason = f"the deepspeed launcher kills {KILL_S} s after a signal, a stop may take {seconds} s"
         draft.put("launch.launcher", "accelerate", reason)
-    if draft.get("launch.launcher") == "deepspeed":
+    if draft.launch.launcher == "deepspeed":
         draft.warn(
             f"a stop may take {seconds} s ({counted}), and the deepspeed launcher kills the workers "
             f"{KILL_S} s after a signal that reaches it: what was trained since the last checkpoint "
-            f"({_how_often(draft.settings)}) is lost then; launch.launcher: "
+            f"({_how_often(draft)}) is lost then; launch.launcher: "
             "auto takes one that waits"
         )
         return
@@ -49,17 +50,18 @@ def settle_stop(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -
         draft.put(
             WAIT, str(seconds), f"torchrun kills {KILL_S} s after a signal; a stop may take {seconds} s"
         )
-    elif _is_short(str(draft.get(WAIT)), seconds):
+    elif _is_short(draft.launch.env[_WAIT_NAME], seconds):
         draft.warn(
-            f"{WAIT}: {draft.get(WAIT)} is less than the {seconds} s that a stop may take ({counted}): what "
-            f"was trained since the last checkpoint ({_how_often(draft.settings)}) may be lost at a signal"
+            f"{WAIT}: {draft.launch.env[_WAIT_NAME]} is less than the {seconds} s that a stop may take "
+            f"({counted}): what was trained since the last checkpoint ({_how_often(draft)}) may be lost at a "
+            "signal"
         )
 
 
 def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, str]:
     """(seconds, what was counted): the slowest step that is predicted or was seen, and one save."""
-    alone = bool(draft.get("trainer.save_only_model", False))
-    size = checkpoint_bytes(facts.model, chosen.job, weights_alone=alone)
+    alone = bool(draft.trainer.save_only_model)
+    size = engine_of(chosen.job).checkpoint(facts.model, chosen.job, weights_alone=alone)
     save = size / WRITE_BYTES + SETTLE_S
     said = f"a checkpoint of {size / 1e9:.1f} GB at an assumed {WRITE_BYTES / 1e6:.0f} MB/s"
     if facts.pace.save is not None and facts.pace.save > save:
@@ -75,18 +77,17 @@ def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, st
 
 def kill_seconds(plan: Plan) -> float | None:
     """How long the plan's launcher waits after a signal before it kills; None where there is none."""
-    launcher = plan.value("launch.launcher")
+    launcher = plan.launch.launcher
     if launcher == "python":
         return None
-    found = plan.settings.get(WAIT)
-    given = "" if found is None or launcher == "deepspeed" else str(found.value)
+    given = "" if launcher == "deepspeed" else plan.launch.env.get(_WAIT_NAME, "")
     return float(given) if given.isdigit() else float(KILL_S)
 
 
 def slow_step_word(plan: Plan, step: float) -> str:
     """What to say of a run whose steps take `step` seconds, where the plan did not foresee that a launcher
     kills before such a step and a save are done; empty where it did, or where they fit."""
-    planned, kill = float(plan.value("runtime.stop_seconds")), kill_seconds(plan)
+    planned, kill = float(plan.runtime.stop_seconds or 0), kill_seconds(plan)
     predicted = 0.0 if plan.time.seconds is None else plan.time.seconds[1]
     save = max(0.0, planned - max(predicted, plan.pace.step or 0.0))
     if kill is None or planned > kill or step + save <= kill:
@@ -95,17 +96,16 @@ def slow_step_word(plan: Plan, step: float) -> str:
     return (
         f"WARNING: a step takes {step:.3g} s here, and a checkpoint about {save:.0f} s: where a scheduler "
         f"signals every process, the launcher kills the workers {kill:.0f} s later, without a checkpoint "
-        f"({_how_often(plan.settings)}). Let it signal effilaunch alone, {total + KILL_S} s before the end; "
+        f"({_how_often(plan)}). Let it signal effilaunch alone, {total + KILL_S} s before the end; "
         f"a run that goes on with --resume auto counts this step"
     )
 
 
-def _how_often(settings: Mapping[str, Setting]) -> str:
-    strategy = settings.get("trainer.save_strategy")
-    if strategy is not None and strategy.value != "steps":
-        return f"trainer.save_strategy: {strategy.value}"
-    every = settings.get("trainer.save_steps")
-    return f"trainer.save_steps: {500 if every is None else every.value}"
+def _how_often(planned: HasSettings) -> str:
+    trainer = planned.trainer
+    if trainer.save_strategy != "steps":
+        return f"trainer.save_strategy: {trainer.save_strategy}"
+    return f"trainer.save_steps: {500 if trainer.save_steps is None else trainer.save_steps}"
 
 
 def _is_short(said: str, seconds: int) -> bool:

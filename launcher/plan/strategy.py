@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launcher.facts.attention import is_varlen
-from launcher.memory.divisors import divisors
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
+from launcher.memory.tensor_parallel import divisors
 from launcher.plan.decide import refuse
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
@@ -52,7 +51,7 @@ class Candidate:
         return self.job.zero_stage, self.job.checkpointing
 
     @property
-    def choices(self) -> dict[str, Any]:
+    def choices(self) -> dict[str, object]:
         """Dotted setting -> value of what distinguishes strategies."""
         job = self.job
         return {
@@ -76,7 +75,7 @@ class Candidate:
         return self.time.likely / self.batch.global_size
 
     @property
-    def rank_key(self) -> tuple[Any, ...]:
+    def rank_key(self) -> tuple[object, ...]:
         """What surely fits before what may not, then the fastest; of equals what does least."""
         job = self.job
         offloads = (job.offload_param != "none", job.offload_optimizer != "none")
@@ -105,11 +104,11 @@ class Bench:
         self._kept: int | None = None
 
     def stages(self) -> tuple[int, ...]:
-        asked = self.draft.get("sharding.zero_stage", "auto")  # the recipe's, or the base profile's
+        asked = self.draft.sharding.zero_stage  # the recipe's, or the base profile's
         job = self._job
         if job.engine != "deepspeed":
             return (0,)
-        if asked != "auto":
+        if asked is not None:
             return (asked,)
         if job.tensor_parallel > 1:
             # At stage 0 DeepSpeed's optimizer for bf16 clips by a wrong norm (plan/parallel.py).
@@ -126,7 +125,7 @@ class Bench:
 
     def strategies(self) -> list[tuple[int, bool]]:
         """(ZeRO stage, checkpointing), what costs least first."""
-        pinned = self.draft.get("trainer.activation_checkpointing")
+        pinned = self.draft.trainer.activation_checkpointing
         recomputes = (False, True) if pinned is None else (bool(pinned),)
         return [(stage, again) for stage in self.stages() for again in recomputes]
 
@@ -163,7 +162,7 @@ class Bench:
     def _estimate(self, strategy: tuple[int, bool], batch: Batch) -> Candidate:
         facts = self._facts
         job, memory = self._with_evaluation(self._sized(strategy, batch))
-        tf32 = bool(self.draft.get("trainer.tf32"))
+        tf32 = bool(self.draft.trainer.tf32)
         time = predict_step(
             facts.model, job, facts.hardware,
             kept=self._kept_bytes(), tf32=tf32, processor=facts.processor, cores=facts.cpu_cores,
@@ -194,8 +193,8 @@ class Bench:
 
     def _with_evaluation(self, job: MemoryJob) -> tuple[MemoryJob, MemoryEstimate]:
         """With the recipe's batch of evaluation, else the largest up to the micro-batch that fits."""
-        asked = self.draft.get("trainer.per_device_eval_batch_size")
-        evaluates = self.draft.get("data.eval") is not None
+        asked = self.draft.trainer.per_device_eval_batch_size
+        evaluates = self.draft.data.eval is not None
         size = (asked or job.micro_batch) if evaluates else 0
         while True:
             sized = replace(job, eval_batch=size)
@@ -225,10 +224,10 @@ def kept_by_sample(job: MemoryJob, memory: Callable[[MemoryJob], MemoryEstimate]
 
 def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
     """The batches to try, largest micro-batch first, all with the same global size."""
-    pinned: int | None = draft.get("trainer.per_device_train_batch_size")
+    pinned: int | None = draft.trainer.per_device_train_batch_size
     if recipe.sharding.sp_size > 1 or recipe.sharding.cp_size > 1:
         pinned = 1  # ranks share each sample's tokens
-    accumulation: int | None = draft.get("trainer.gradient_accumulation_steps")
+    accumulation: int | None = draft.trainer.gradient_accumulation_steps
     if recipe.global_batch_size is None:
         if accumulation is not None:
             if pinned is not None:

@@ -7,7 +7,6 @@ samples of a step and their gradients, but for the order in which numbers are ad
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.facts.head_loss import PLAIN_HEADS, chunk_rows
 from launcher.facts.lora import adapted_by
@@ -56,7 +55,7 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     """Said where it is on, or where a GPU could have it; upstream's default is off."""
     key, hardware, spec = "trainer.use_liger_kernel", facts.hardware, facts.model
     capability = hardware.compute_capability
-    if key in draft.settings or hardware.is_cpu or not task_named(draft.get("task")).causal_loss:
+    if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
         return
     changed = _changed_head(draft, recipe, spec)
     if spec.model_type not in LIGER_FAMILIES:
@@ -69,7 +68,7 @@ def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         off = "was not tried with ranks that share a copy"
     elif changed:
         off = f"its loss reads the head's own matrix alone: {changed}"
-    elif draft.get("trainer.label_smoothing_factor"):
+    elif draft.trainer.label_smoothing_factor:
         off = "its loss knows no label smoothing"
     else:
         reason = f"kernels for {spec.model_type}, whose loss holds no logits of all words"
@@ -96,11 +95,11 @@ def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     """Why the loss has to see all logits at once; empty where it need not."""
-    spec, task = facts.model, draft.get("task")
+    spec, task = facts.model, draft.task.name
     capped = spec.layout.logit_cap or spec.config.get("final_logit_softcapping") is not None
     if not task_named(task).causal_loss:
         return f"task {task} has a loss of its own"
-    if draft.get("trainer.use_liger_kernel"):
+    if draft.trainer.use_liger_kernel:
         return "Liger's loss rules, which makes no logits either"
     if spec.model_type not in PLAIN_HEADS or capped:
         return f"{spec.model_type} does more to its logits or its loss than multiply by the head"
@@ -108,26 +107,26 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
         return "the model's code is the repository's own"
     if shares(recipe):
         return "ranks that share a copy have a loss of their own"
-    if draft.get("model.device_map"):
+    if draft.model.device_map:
         return "model.device_map lets the head lie on another device"
-    if draft.get("trainer.label_smoothing_factor"):
+    if draft.trainer.label_smoothing_factor:
         return "label smoothing reads all logits"
-    if draft.get("trainer.torch_compile"):
+    if draft.trainer.torch_compile:
         return "trainer.torch_compile compiles the whole model, and the learnt tokens of a batch vary"
     return _changed_head(draft, recipe, spec)
 
 
 def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
     """Why the head is more than one matrix; empty where it is none."""
-    if draft.get("adapter.path") is not None:
+    if draft.adapter.path is not None:
         return "the adapter that is continued may change the head"
-    if draft.get("adapter.type") is None:
+    if draft.adapter.type is None:
         return ""
-    if recipe.model.add_tokens or draft.get("adapter.trainable_token_indices"):
+    if recipe.model.add_tokens or draft.adapter.trainable_token_indices:
         return "the rows of added tokens are trained beside the frozen head"
-    if draft.get("adapter.modules_to_save") or draft.get("adapter.target_parameters"):
+    if draft.adapter.modules_to_save or draft.adapter.target_parameters:
         return "the adapter may train the head or the embedding tied to it"
-    paths = adapted_by(spec, draft.section("adapter")).paths
+    paths = adapted_by(spec, draft.fields(draft.adapter)).paths
     tied = spec.layout.embed_paths[:1] if spec.head.tied else ()
     if paths is not None and {spec.head.name, *tied} & set(paths):
         return "the adapter changes the head, or the embedding tied to it"
@@ -153,7 +152,7 @@ def settle_compile(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts
 
 
 def _steps(draft: Draft) -> int:
-    steps = draft.get("trainer.max_steps")
+    steps = draft.trainer.max_steps
     return steps if isinstance(steps, int) and steps > 0 else 0
 
 
@@ -163,19 +162,19 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
     capability = hardware.compute_capability
     if hardware.is_cpu:
         return "a CPU compiles for minutes and gains little"
-    if draft.get("tiny"):
+    if draft.tiny:
         return "a rehearsal is too short"
-    if not task_named(draft.get("task")).causal_loss or is_foreign(draft, facts.model):
+    if not draft.task.causal_loss or is_foreign(draft, facts.model):
         return "was tried with transformers' own causal language models alone"
     if capability is None or capability < AMPERE:
         return "was meant for compute capability 8.0 and later"
-    if draft.get("model.quantization") != "none":
+    if draft.model.quantization != "none":
         return "bitsandbytes' products break the graph"
     if shares(recipe):
         return "was not tried with ranks that share a copy"
     if job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 2):
         return "weights that are gathered layer by layer break the graph"
-    if draft.get("trainer.torch_compile"):
+    if draft.trainer.torch_compile:
         return "trainer.torch_compile compiles the whole model"
     if not _steps(draft) or not chosen.time.figures_known:
         return "how long the run takes is not known: it pays from an hour on"
@@ -189,7 +188,7 @@ def _decide_casts(draft: Draft, recipe: Recipe) -> None:
     if recipe.adapter is None:
         return
     key, own = "adapter.cast_input_dtype_enabled", "adapter.autocast_adapter_dtype"
-    if not recipe.adapter.autocast_adapter_dtype and draft.get("precision") == "fp16":
+    if not recipe.adapter.autocast_adapter_dtype and draft.precision == "fp16":
         message = "false makes float16 adapters, whose gradients the loss scaler refuses"
         raise refuse(draft, "adapter-dtype", own, message, "drop it, or use another precision")
     draft.put_recipe(own, recipe.adapter.autocast_adapter_dtype, _FLOAT_ADAPTER)
@@ -197,12 +196,12 @@ def _decide_casts(draft: Draft, recipe: Recipe) -> None:
         draft.put_recipe(key, recipe.adapter.cast_input_dtype_enabled, "")
         return
     more = sorted({k for k, v in recipe.adapter.model_dump().items() if v} - PLAIN_LORA)
-    autocast = draft.get("precision") in ("bf16", "fp16") and draft.get("sharding.engine") != "deepspeed"
+    autocast = draft.precision in ("bf16", "fp16") and draft.sharding.engine != "deepspeed"
     if not autocast:
         draft.put(key, True, "peft's default: no autocast here, so products need it")
-    elif draft.get("adapter.path") is not None:
+    elif draft.adapter.path is not None:
         draft.put(key, True, "the adapter that is continued may have dropout")
-    elif draft.get("adapter.lora_dropout"):
+    elif draft.adapter.lora_dropout:
         draft.put(key, True, "dropout would round in 16 bits")
     elif more:
         draft.put(key, True, f"adapter.{more[0]} was not compared without it")
@@ -239,9 +238,9 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 def _decide_tf32(draft: Draft, facts: Facts) -> None:
     """Of a device that has it; others are told nothing."""
     key, capability = "trainer.tf32", facts.hardware.compute_capability
-    if key in draft.settings or capability is None or capability < AMPERE:
+    if key in draft.names or capability is None or capability < AMPERE:
         return
-    if draft.get("precision") == "fp32":
+    if draft.precision == "fp32":
         draft.put(key, None, "true would be faster, with products of 10 bits of mantissa: not what fp32 says")
         return
     reason = "products that stay in float32 beside 16-bit ones use the tensor cores"
@@ -250,13 +249,13 @@ def _decide_tf32(draft: Draft, facts: Facts) -> None:
 
 def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     workers, hardware = "trainer.dataloader_num_workers", facts.hardware
-    ahead: Mapping[str, tuple[Any, str]] = {
+    ahead: Mapping[str, tuple[object, str]] = {
         "trainer.dataloader_prefetch_factor": (PREFETCHED, "batches that each worker has ready"),
         "trainer.dataloader_persistent_workers": (True, "started once, not for each epoch"),
     }
-    asking = [name for name in ahead if name in draft.settings and draft.get(name)]
-    if workers in draft.settings:
-        if asking and draft.get(workers) == 0:
+    asking = [name for name in ahead if draft.at(name)]
+    if workers in draft.names:
+        if asking and draft.trainer.dataloader_num_workers == 0:
             message = f"there are no workers for it: {workers.removeprefix('trainer.')} is 0"
             raise refuse(draft, "workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
         return
@@ -265,7 +264,7 @@ def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         count, reason = 1, f"{asking[0]} is about workers; without it none, since {reason}"
     draft.put(workers, count, reason, source="hardware", by=hardware.device)
     for name, (value, why) in ahead.items():
-        if count and name not in draft.settings:
+        if count and name not in draft.names:
             draft.put(name, value, why)
 
 

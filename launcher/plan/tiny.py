@@ -17,7 +17,7 @@ STEPS = 4
 _SIZES = ("tp_size", "sp_size", "cp_size")
 MAX_LENGTH = 128
 # Every spelling of width and depth that the supported configurations use.
-NARROW: Mapping[str, Any] = {
+NARROW: Mapping[str, object] = {
     "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2,
     "hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64,
     "intermediate_size": 128, "n_inner": 128, "ffn_dim": 128, "d_ff": 128,
@@ -29,7 +29,7 @@ NARROW: Mapping[str, Any] = {
     "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
-LAYERS = int(NARROW["num_hidden_layers"])
+LAYERS = 2
 _LAYER = re.compile(r"(?<!\w)\d")
 """A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
 SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -39,7 +39,7 @@ LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
 DROPPED = ("layer_types", "rope_scaling", "quantization_config", "id2label", "label2id", "num_labels")
 
 
-def narrow_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def narrow_config(config: Mapping[str, object]) -> dict[str, Any]:
     """The configuration with two layers of width 64, keeping its kind of attention and all other keys."""
     narrow = {k: NARROW.get(k, v) for k, v in config.items() if k not in DROPPED}
     if "image_size" not in config:
@@ -54,7 +54,7 @@ def narrow_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return narrow
 
 
-def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, Any]) -> LoadedRecipe:
+def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRecipe:
     """The recipe as it will be rehearsed; what changes has the origin `--tiny`."""
     recipe = loaded.recipe
     gone = {
@@ -188,8 +188,7 @@ def tiny_hardware(asked: Hardware | None, found: Hardware, recipe: Recipe) -> Ha
         wanted = asked.devices_per_node if asked else found.devices_per_node
         devices = min(wanted, found.devices_per_node)
         if shares(recipe) and devices > 1:
-            # Engine ddp cuts one copy among all devices.
-            devices = 2 if sharding.tp_size > 1 and sharding.engine == "ddp" else devices - devices % 2
+            devices -= devices % 2
         return replace(found, devices_per_node=devices)
     processes = 1 if asked is None else min(2, asked.num_devices)
     if max(sharding.tp_size, sharding.sp_size) > 1:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.facts.hardware import Hardware
 from launcher.plan.decide import engine_is_open
@@ -37,7 +36,7 @@ class Variant:
         return Variant(tuple((key, value if key == dotted else old) for key, old in self.chosen))
 
 
-def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, Any] | None) -> list[Variant]:
+def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, object] | None) -> list[Variant]:
     """All of them, what costs least first; one without a choice where the recipe leaves nothing open."""
     choices: dict[str, tuple[str, ...]] = {}
     if recipe.model.quantization == "auto":
@@ -54,7 +53,7 @@ def variants(recipe: Recipe, hardware: Hardware, profile: Mapping[str, Any] | No
     return [variant for variant in made if _makes_sense(variant)]
 
 
-def _offloads(name: str, hardware: Hardware, profile: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _offloads(name: str, hardware: Hardware, profile: Mapping[str, object] | None) -> tuple[str, ...]:
     """The base profile's own word rules; a CPU has no memory to offload from."""
     said = profile_value(profile or {}, f"zero_optimization.{name}.device")
     if said not in (None, "auto"):

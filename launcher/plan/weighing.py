@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from launcher.plan.search import Search
 from launcher.plan.strategy import Candidate
@@ -33,7 +32,7 @@ def reasons(found: Search) -> dict[str, str]:
     return told
 
 
-def _others(found: Search, dotted: str, value: Any) -> Iterator[Candidate]:
+def _others(found: Search, dotted: str, value: object) -> Iterator[Candidate]:
     """The best candidate with each other value of a setting."""
     seen = {value, None}
     for candidate in (*found.ranked, *found.misses):
@@ -131,13 +130,13 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def search_rows(found: Search, steps: int | None) -> list[dict[str, Any]]:
+def search_rows(found: Search, steps: int | None) -> list[dict[str, object]]:
     """The `search` array of `plan --search --json`: what fits by rank, then what does not, nearest first.
 
     `steps`: length of the run, where it is known.
     """
     fastest = found.first.seconds_per_sample
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for rank, candidate in enumerate((*found.ranked, *found.misses), start=1):
         batch = candidate.batch
         rows.append(

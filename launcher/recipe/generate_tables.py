@@ -14,7 +14,7 @@ from launcher.recipe.field_tables import TABLES, field_table, installed_package,
 from launcher.recipe.json_schema import recipe_json_schema
 
 SCHEMA = "recipe.schema.json"
-DS_TABLE = Path(__file__).parents[1] / "lint" / "tables" / "deepspeed.json"
+DS_TABLE = Path(__file__).parents[1] / "knowledge" / "lint" / "tables" / "deepspeed.json"
 # DeepSpeed has to be imported to be asked, which only launcher.train may.
 DS_WRITER = "launcher.train.ds_vocabulary"
 

@@ -1,4 +1,4 @@
-"""Rules on `launch.slurm`: what Slurm would refuse, misread, or find out only in the queue."""
+"""Rules on `launch.slurm`: what Slurm would reject, misread, or find only when the job is queued."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _JOB_KEYS = (
     "partition", "account", "qos", "reservation", "time", "constraint", "cpus_per_task", "mem", "nodelist",
     "exclude", "gpus_per_node", "gres",
 )  # fmt: skip
-_SIZE = "`hardware` (or --on) says how many nodes and devices there are"
-_OURS = "effilaunch decides it"
+_SIZE = "`hardware` (or --on) sets the number of nodes and devices"
+_OURS = "effilaunch sets it"
 OWNED: Mapping[str, str] = {
     **{key.replace("_", "-"): f"write it as {SECTION}.{key}" for key in _JOB_KEYS},
     **dict.fromkeys(
@@ -35,7 +35,7 @@ OWNED: Mapping[str, str] = {
         _OURS,
     ),
     "array": "--sweep makes an array; launch.slurm.array_limit bounds it",
-    "time-min": "the warning before the end is counted from launch.slurm.time",
+    "time-min": "the signal before the end is timed from launch.slurm.time",
 }  # fmt: skip
 """Options of sbatch that a recipe does not set under `options` -> where it does."""
 _FREE = (
@@ -48,11 +48,11 @@ _FREE = (
     "sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "tmp", "uid",
     "use-min-nodes", "wait-all-nodes", "wckey",
 )  # fmt: skip
-"""The others of Slurm 22.05. A later one, and plugins, have more, of which sbatch judges."""
+"""The other options of Slurm 22.05. Later versions and plugins have more, which sbatch checks."""
 
 
 def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
-    """Problems of the section; of what has the wrong type the schema tells."""
+    """Problems of the section; the schema reports wrong types."""
     launch = data.get("launch")
     section = launch.get("slurm") if isinstance(launch, Mapping) else None
     if not isinstance(section, Mapping):
@@ -66,7 +66,7 @@ def check_slurm(data: Mapping[str, Any]) -> list[Problem]:
     for number, line in enumerate(section["setup"] if isinstance(section.get("setup"), list) else ()):
         if isinstance(line, str) and line.lstrip().startswith("#SBATCH"):
             hint = f"write the option as a key of {SECTION}"
-            message = "is an option of sbatch, which reads none behind the first command"
+            message = "is an option of sbatch, which reads none after the first command"
             problems.append(Problem("wrong-value", message, path=f"{SECTION}.setup[{number}]", hint=hint))
     return problems
 
@@ -77,8 +77,8 @@ def _check_job(section: Mapping[str, Any], path: str) -> Iterator[Problem]:
         message = f"is {_show(time)}, expected minutes, hours:minutes:seconds or days-hours:minutes:seconds"
         yield Problem("wrong-value", message, path=f"{path}.time", hint="e.g. 24:00:00 or 1-12:00:00")
     elif time is not None and not re.search("[1-9]", str(time)):
-        message = f"is {_show(time)}, which sbatch takes for no limit at all"
-        hint = "write a limit, e.g. 24:00:00; without the key it is the partition's"
+        message = f"is {_show(time)}, which sbatch takes as no limit"
+        hint = "write a limit, e.g. 24:00:00; without the key the limit of the partition holds"
         yield Problem("wrong-value", message, path=f"{path}.time", hint=hint)
     if isinstance(memory, bool) or (
         memory not in (None, 0) and not re.fullmatch(_MEMORY, str(memory), re.ASCII)
@@ -99,7 +99,8 @@ def _show(value: Any) -> str:
 
 
 def key_hint(path: str) -> str | None:
-    """Where the recipe says what sbatch calls like the unknown key `path`; None outside the section."""
+    """Where a recipe sets the sbatch option that the unknown key `path` is named after; None for other
+    keys."""
     parent, _, name = path.rpartition(".")
     option = name.replace("_", "-")
     if parent not in (SECTION, f"{SECTION}.prepare"):
@@ -110,7 +111,7 @@ def key_hint(path: str) -> str | None:
 
 
 def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
-    # sbatch takes the beginning of a name for the name, where no other one begins so.
+    # sbatch accepts a unique prefix of an option.
     meant = [name] if name in OWNED else [known for known in (*OWNED, *_FREE) if known.startswith(name)]
     if len(meant) == 1 and meant[0] in OWNED:
         short = "" if meant[0] == name else f"is short for --{meant[0]}, which is "
@@ -121,11 +122,11 @@ def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
         yield Problem("wrong-value", message, path=path, hint="write the whole name of the option")
     elif not re.fullmatch(_OPTION, name) or len(name) == 1:
         plain = name.strip("-").replace("_", "-")
-        message = "is no long option of sbatch, expected letters and hyphens without the leading ones"
+        message = "is not a long option of sbatch, expected letters and hyphens without the leading ones"
         yield Problem("wrong-value", message, path=path, hint=f"write {plain}" if len(plain) > 1 else None)
     elif value is False:
-        message = "is false, and an option without a value is there or not"
-        yield Problem("wrong-value", message, path=path, hint="leave it out")
+        message = "is false, and a flag is present or absent"
+        yield Problem("wrong-value", message, path=path, hint="remove it")
     elif isinstance(value, str):
         yield from _check_text(value, path)
 
@@ -133,7 +134,7 @@ def _check_option(name: str, value: Any, path: str) -> Iterator[Problem]:
 def _check_text(text: str, path: str) -> Iterator[Problem]:
     if "$" in text:
         hint = "${ENV:NAME} is resolved when the recipe is read"
-        yield Problem("wrong-value", f"holds a $, but {_NO_VARIABLE}", path=path, hint=hint)
+        yield Problem("wrong-value", f"contains a $, but {_NO_VARIABLE}", path=path, hint=hint)
     elif not text or not text.isprintable():
-        what = "is empty" if not text else "holds a line end or another control character"
-        yield Problem("wrong-value", f"{what}, which no option of sbatch can", path=path)
+        what = "is empty" if not text else "contains a line end or another control character"
+        yield Problem("wrong-value", f"{what}, which sbatch does not accept", path=path)

@@ -117,8 +117,8 @@ def plan_json(
             "tokens_per_step": schedule.tokens_per_step,
         },
         "settings": {
-            key: {"value": s.value, "source": s.source, "by": s.by, "reason": s.reason}
-            for key, s in sorted(plan.settings.items())
+            key: {"value": plan.at(key), "source": s.source, "by": s.by, "reason": s.reason}
+            for key, s in sorted(plan.provenance.items())
         },
         "fixes": [
             {
@@ -141,10 +141,10 @@ def plan_json(
 
 def _model_json(plan: Plan) -> dict[str, Any]:
     return {
-        "name": plan.model.name,
-        "origin": plan.model.origin,
-        "model_type": plan.model.model_type,
-        "params": plan.model.params,
+        "name": plan.spec.name,
+        "origin": plan.spec.origin,
+        "model_type": plan.spec.model_type,
+        "params": plan.spec.params,
         "trainable": plan.trainable_params,
     }
 

@@ -20,24 +20,24 @@ HOSTFILE = "hostfile"
 
 def render_prepare(plan: Plan) -> list[str]:
     """argv of the process that prepares the data, which ends before the launcher starts."""
-    return [plan.python, "-m", PREPARE, "{run_dir}"]
+    return [plan.interpreter, "-m", PREPARE, "{run_dir}"]
 
 
 def render_worker(plan: Plan, worker: str = WORKER) -> list[str]:
     """argv of one worker, for who starts every rank itself."""
-    return [plan.python, "-m", worker, "{run_dir}"]
+    return [plan.interpreter, "-m", worker, "{run_dir}"]
 
 
 def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
     """argv of the launcher, as it is started on every machine. worker: the module that it starts."""
-    launcher = plan.value("launch.launcher")
+    launcher = plan.launch.launcher
     if launcher == "python":
         return render_worker(plan, worker)
     several = plan.hardware.num_nodes > 1
     if launcher == "accelerate":
         machine = ["--machine_rank", "{node_rank}", "--main_process_ip", "{master_addr}"] if several else []
         return [
-            plan.python, "-m", "accelerate.commands.launch" if several else LOCAL_LAUNCH,
+            plan.interpreter, "-m", "accelerate.commands.launch" if several else LOCAL_LAUNCH,
             # Without it accelerate reads a personal default from the home directory.
             "--config_file", "{run_dir}/accelerate.yaml", *machine,
             "--main_process_port", "{master_port}",
@@ -47,7 +47,7 @@ def render_command(plan: Plan, worker: str = WORKER) -> list[str]:
         ]  # fmt: skip
     # Every machine starts its own ranks: no shell command and no environment travels through pdsh.
     machine = ["--no_ssh", "--node_rank", "{node_rank}", "--master_addr", "{master_addr}"] if several else []
-    return [plan.python, "-m", "deepspeed.launcher.runner",
+    return [plan.interpreter, "-m", "deepspeed.launcher.runner",
             "--hostfile", "{run_dir}/" + HOSTFILE, *machine, *_deepspeed_devices(plan),
             "--master_port", "{master_port}", "--no_local_rank",
             "--module", worker, "{run_dir}"]  # fmt: skip
@@ -77,7 +77,7 @@ def render_hostfile(plan: Plan, slots: int | None = None) -> str | None:
     slots: at least the highest device id of any machine and one; None: the number of devices that are used.
     """
     hardware = plan.hardware
-    if hardware.num_nodes == 1 or plan.value("launch.launcher") != "deepspeed":
+    if hardware.num_nodes == 1 or plan.launch.launcher != "deepspeed":
         return None
     count = max(slots or 0, hardware.devices_per_node)
     lines = [f"{name} slots={count}" for name in node_names(hardware.num_nodes)]
@@ -86,19 +86,14 @@ def render_hostfile(plan: Plan, slots: int | None = None) -> str | None:
 
 def render_env(plan: Plan) -> dict[str, str]:
     """Environment variables that the launcher gets on top of its own."""
-    prefix = "launch.env."
-    env = {
-        key.removeprefix(prefix): str(setting.value)
-        for key, setting in plan.settings.items()
-        if key.startswith(prefix)
-    }
+    env = dict(plan.launch.env)
     by_reference = [name for name, value in env.items() if has_reference(value)]
     if by_reference:
         env[GIVEN] = ",".join(by_reference)  # what the logs shall not show
-    launcher = plan.value("launch.launcher")
+    launcher = plan.launch.launcher
     if not plan.hardware.is_cpu and launcher != "deepspeed":
         env["CUDA_VISIBLE_DEVICES"] = "{devices}"
-    if launcher == "python" and plan.value("sharding.engine") == "deepspeed":
+    if launcher == "python" and plan.sharding.engine == "deepspeed":
         # Without these DeepSpeed looks for MPI and stops: No module named 'mpi4py'.
         env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{master_port}"}  # fmt: skip
@@ -107,7 +102,7 @@ def render_env(plan: Plan) -> dict[str, str]:
 
 def render_accelerate_config(plan: Plan) -> dict[str, object] | None:
     """Processes and rendezvous only: precision and DeepSpeed reach the Trainer through TrainingArguments."""
-    if plan.value("launch.launcher") != "accelerate":
+    if plan.launch.launcher != "accelerate":
         return None
     hardware = plan.hardware
     return {

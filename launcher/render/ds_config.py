@@ -13,24 +13,24 @@ PRINT_NEVER = 1_000_000_000
 
 def render_ds_config(plan: Plan) -> dict[str, Any] | None:
     """The content of ds_config.json; None for engine ddp. No value is "auto"."""
-    if plan.value("sharding.engine") != "deepspeed":
+    if plan.sharding.engine != "deepspeed":
         return None
     config: dict[str, Any] = {
         # train_batch_size is left out: DeepSpeed computes it, so it cannot disagree.
         "train_micro_batch_size_per_gpu": plan.batch.micro,
         "gradient_accumulation_steps": plan.batch.accumulation,
-        "gradient_clipping": float(plan.value("trainer.max_grad_norm")),
+        "gradient_clipping": float(plan.trainer.max_grad_norm),
         "zero_optimization": _zero(plan),
         "steps_per_print": PRINT_NEVER,
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
     }
-    tensor = plan.value("sharding.tp_size")
+    tensor = plan.sharding.tp_size
     if tensor > 1:
         config["tensor_parallel"] = {"autotp_size": tensor}
         # Without it accelerate does not put the parts together, and the Trainer saves no model at all.
         config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
-    precision = plan.value("precision")
+    precision = plan.precision
     if precision == "bf16":
         config["bf16"] = {"enabled": True}
     elif precision == "fp16":
@@ -43,45 +43,47 @@ def render_ds_config(plan: Plan) -> dict[str, Any] | None:
             "hysteresis": 2,
             "min_loss_scale": 1,
         }
-    aio = _decided(plan, "aio")
-    if aio:
-        config["aio"] = aio
-    for dotted, value in plan.value("deepspeed.profile").items():
+    if plan.deepspeed.aio:
+        config["aio"] = dict(plan.deepspeed.aio)
+    for dotted, value in plan.deepspeed.profile.items():
         _put(config, dotted.split("."), copy.deepcopy(value))
     return config
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
-    stage = plan.value("sharding.zero_stage")
+    stage = plan.sharding.zero_stage
+    assert stage is not None, "every plan of this engine has one"
     zero: dict[str, Any] = {"stage": stage}
     if stage >= 1:
-        zero["reduce_bucket_size"] = plan.value("deepspeed.reduce_bucket_size")
-        zero["overlap_comm"] = plan.value("deepspeed.overlap_comm")
+        zero["reduce_bucket_size"] = plan.deepspeed.reduce_bucket_size
+        zero["overlap_comm"] = plan.deepspeed.overlap_comm
         zero["contiguous_gradients"] = True
     if stage in (1, 2):
-        zero["allgather_bucket_size"] = plan.value("deepspeed.allgather_bucket_size")
+        zero["allgather_bucket_size"] = plan.deepspeed.allgather_bucket_size
     if stage == 3:
-        width = plan.model.hidden_size
+        width = plan.spec.hidden_size
         # The integers that the Trainer computes for "auto" (transformers/integrations/deepspeed.py).
         zero["stage3_prefetch_bucket_size"] = int(0.9 * width * width)
         zero["stage3_param_persistence_threshold"] = 10 * width
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    for what in ("offload_optimizer", "offload_param"):
-        device = plan.value(f"sharding.{what}")
+    offloads = {
+        "offload_optimizer": plan.sharding.offload_optimizer,
+        "offload_param": plan.sharding.offload_param,
+    }
+    for what, device in offloads.items():
         if device == "nvme":
-            path = plan.value("sharding.nvme_path")
-            zero[what] = {"device": device, "nvme_path": path, **_decided(plan, what)}
+            prefix = f"{what}."
+            buffers = {
+                name.removeprefix(prefix): value
+                for name, value in plan.fields(plan.deepspeed).items()
+                if name.startswith(prefix)
+            }
+            zero[what] = {"device": device, "nvme_path": plan.sharding.nvme_path, **buffers}
         elif device != "none":
             zero[what] = {"device": device, "pin_memory": not plan.hardware.is_cpu}
-    if plan.value("sharding.offload_param") == "nvme":
-        zero["stage3_max_reuse_distance"] = plan.value("deepspeed.stage3_max_reuse_distance")
+    if plan.sharding.offload_param == "nvme":
+        zero["stage3_max_reuse_distance"] = plan.deepspeed.stage3_max_reuse_distance
     return zero
-
-
-def _decided(plan: Plan, block: str) -> dict[str, Any]:
-    """The keys of a block of DeepSpeed's that the plan decided one by one (launcher/plan/nvme.py)."""
-    prefix = f"deepspeed.{block}."
-    return {k.removeprefix(prefix): s.value for k, s in plan.settings.items() if k.startswith(prefix)}
 
 
 def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:

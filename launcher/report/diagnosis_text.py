@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.diagnose.findings import Diagnosis, Edit, Error, Finding, Unknown
-from launcher.lint.finding import printable
+from launcher.knowledge.diagnose.findings import Diagnosis, Edit, Error, Finding, Unknown
+from launcher.knowledge.lint.document import printable
 
 _UNFINISHED = (
     "\nthe run in {} has no result: it is still running, was stopped, or was killed together with "
@@ -47,7 +47,7 @@ def ranks_text(ranks: Sequence[int], total: int) -> str:
 def _finding(finding: Finding, total: int) -> str:
     failure = finding.failure
     lines = [f"{failure.id}: {failure.title}{_whose(finding.ranks, finding.first_rank, total)}"]
-    lines += [f"  cause: {failure.cause}", f"  mend: {failure.mend}"]
+    lines += [f"  cause: {failure.cause}", f"  fix: {failure.fix}"]
     if finding.meant:
         lines.append(f"  did you mean `{finding.meant}`?")
     if finding.recipe:
@@ -58,7 +58,7 @@ def _finding(finding: Finding, total: int) -> str:
 def _noticed(finding: Finding) -> str:
     failure, error = finding.failure, finding.error
     return (
-        f"\nnoticed {failure.id}: {failure.title}\n  cause: {failure.cause}\n  mend: {failure.mend}\n"
+        f"\nnoticed {failure.id}: {failure.title}\n  cause: {failure.cause}\n  fix: {failure.fix}\n"
         f"  in {printable(error.file)}:{error.line}\n"
     )
 

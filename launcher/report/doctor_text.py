@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.doctor import Finding
-from launcher.lint.finding import printable
+from launcher.knowledge.doctor import Finding
+from launcher.knowledge.lint.document import printable
 from launcher.report.tables import table, wrapped
 
 _SIGNS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "-"}

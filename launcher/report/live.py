@@ -1,4 +1,4 @@
-"""How far a run is, as one line of a terminal or as lines of a log. Pure."""
+"""Render the progress of a run as one line of a terminal or as lines of a log. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from launcher.report.tables import gib
 _BAR = 20
 """Columns of a bar, between its brackets."""
 _LONG_S = 5.0
-"""What takes longer without a bar is shown with its time: so a user sees that it goes on."""
+"""A phase without a bar that takes longer is shown with its time."""
 _LONG_STEP_S = 30.0
-"""The same of a step of training, whose number does not move meanwhile."""
+"""The same for a training step."""
 _REWARDS = ("rewards/accuracies", "rewards/margins")
-"""What tells of a training on preferences beside its loss."""
+"""Metrics of preference training shown next to the loss."""
 _OF_AN_EVALUATION = (
     "eval_runtime",
     "eval_samples_per_second",
@@ -38,7 +38,7 @@ _DOING = {
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What was taken of what was planned, bytes."""
+    """Memory in use and planned, bytes."""
 
     of: str
     """GPU: the fullest device; host: the processes of this machine."""
@@ -48,7 +48,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a run is."""
+    """The state of a run."""
 
     phase: str = "start"
     for_s: float = 0.0
@@ -63,14 +63,14 @@ class Moment:
     memory: Memory | None = None
     restarts: int = 0
     title: str = ""
-    """Of what takes long just now, such as loading weights; with how much is done of what there is."""
+    """What takes long at present, such as loading weights; `done` of `total` in `unit`."""
     done: float = 0
     total: float | None = None
     unit: str = ""
 
 
 def live_line(now: Moment, columns: int) -> str:
-    """All of it that has room, in the order of what people look for; empty when all ranks have ended."""
+    """As much as fits, the most important first; empty when all ranks have ended."""
     if now.phase == "ended":
         return ""
     if now.steps is None:
@@ -95,7 +95,7 @@ def _joined(parts: Sequence[str], columns: int) -> str:
 
 
 def _doing(now: Moment) -> str:
-    """What takes long: its bar where one knows how long it is, its amount where not."""
+    """What takes long: with a bar where its length is known, else with the amount done."""
     if not now.title:
         doing = _DOING.get(now.phase, "")
         return f"{doing}, {duration(now.for_s)}" if doing and now.for_s >= _LONG_S else doing

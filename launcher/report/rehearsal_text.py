@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.doctor import Finding
 from launcher.doctor.units import amount, duration, rate
 from launcher.facts.rehearsal import Course
-from launcher.lint.finding import printable
+from launcher.knowledge.doctor import Finding
+from launcher.knowledge.lint.document import printable
 from launcher.report.doctor_text import finding_lines
 from launcher.report.tables import table
 

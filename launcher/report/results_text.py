@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.report.tables import gib, table
 
 

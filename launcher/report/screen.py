@@ -1,6 +1,6 @@
-"""A terminal with a line at its bottom that changes, while others are written above it.
+"""A terminal with a changing line at the bottom and lines that stay above it.
 
-Where the output is no terminal, or one that cannot move its cursor, there are only the other lines.
+Without a terminal, or with one that cannot move its cursor, only the lines that stay are written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launcher.report.colour import is_coloured, is_terminal, is_tty, plain
 from launcher.report.outcome import echo, harmless, is_quiet
 
 _KEPT_BYTES = 1 << 20
-"""So much waits for a terminal that takes nothing (Ctrl-S), then what is oldest is given up."""
+"""Limit of the text that waits for a stopped terminal (Ctrl-S); the oldest is dropped."""
 _PLAIN = "\x1b[0m"
 
 
@@ -30,7 +30,7 @@ class Screen:
         *,
         draws: bool = True,
     ) -> None:
-        """stream: stdout where there is none. otherwise: takes the lines where that is no terminal.
+        """stream: None for stdout. otherwise: receives the lines where that is no terminal.
 
         draws: whether there is a line that changes, where the terminal can have one.
         """
@@ -49,7 +49,7 @@ class Screen:
         return self._draws and self._descriptor is not None
 
     def line(self, text: str) -> None:
-        """Write a line, or several, that stays. Never fails."""
+        """Write one or more lines that stay. Never fails."""
         if self._descriptor is None:
             self._otherwise(text)
             return
@@ -61,8 +61,8 @@ class Screen:
     def draw(self, text_of: Callable[[int], str]) -> None:
         """Write the bottom line anew. text_of: the columns that there are -> what stands in them.
 
-        Nothing is drawn while the terminal does not take what was written before, and none of a job in the
-        background. Called all the time, and hands over what waits.
+        Nothing is drawn while the terminal has not taken what was written before, or by a background job.
+        Called regularly, since it also writes what waits.
         """
         self._push()
         if not self.is_live or self._waiting or not self._is_in_front():
@@ -75,7 +75,7 @@ class Screen:
             self._push()
 
     def close(self) -> None:
-        """Take the bottom line away; what still waits is written before anything else is."""
+        """Remove the bottom line and write what still waits."""
         if self._descriptor is None:
             return
         self._add(self._erased())
@@ -142,17 +142,17 @@ def _opened_anew(stream: TextIO) -> int | None:
 
 
 def columns_of(text: str) -> int:
-    """How many columns a terminal gives a text: two for a wide character, none for a mark or a colour."""
+    """Columns of a text on a terminal: two for a wide character, none for a combining mark or a colour."""
     return sum(map(_columns_of_one, plain(text)))
 
 
 def flat(text: str) -> str:
-    """Somebody else's words as they may stand within a line: no colour, no tab, no line end."""
+    """Foreign text as it may appear within a line: no colour, tab or line end."""
     return " ".join(harmless(plain(text)).split())
 
 
 def cut(text: str, columns: int) -> str:
-    """What of a text without colours fits into so many columns; an ellipsis ends what was cut."""
+    """A text without colours cut to so many columns, with an ellipsis."""
     if columns_of(text) <= columns:
         return text
     kept, used = "", 0

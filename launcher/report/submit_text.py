@@ -1,19 +1,19 @@
-"""Job scripts, submissions and sweeps as plain text. Pure."""
+"""Render job scripts, submissions and sweeps as plain text. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.execute.submit import Submitted
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.render.bundle import Bundle
 from launcher.report.tables import table
 from launcher.report.text import plan_text, shell_word
+from launcher.schedulers.submitted import Submitted
 
 
 def dry_run_text(bundle: Bundle, scripts: Mapping[str, str], heard: Sequence[str]) -> str:
-    """The plan, every script, and what Slurm said of them."""
+    """The plan, every script, and the answers of the scheduler."""
     parts = [plan_text(bundle)]
     parts += [
         f"{name}\n" + "".join(f"  {line}\n" for line in text.splitlines()) for name, text in scripts.items()
@@ -22,14 +22,14 @@ def dry_run_text(bundle: Bundle, scripts: Mapping[str, str], heard: Sequence[str
 
 
 def submitted_text(submitted: Submitted) -> str:
-    """Which jobs wait now, and how to come back to them."""
+    """The submitted jobs, and how to follow or cancel them."""
     folder = shell_word(str(submitted.folder))
     what = (
         f"array {submitted.job} of {len(submitted.runs)} jobs"
         if submitted.is_sweep
         else f"job {submitted.job}"
     )
-    before = f", behind job {submitted.prepare} that prepares the data" if submitted.prepare else ""
+    before = f", after job {submitted.prepare} that prepares the data" if submitted.prepare else ""
     return (
         f"submitted {what}{before}\n"
         f"  directory  {printable(str(submitted.folder))}\n"
@@ -39,12 +39,12 @@ def submitted_text(submitted: Submitted) -> str:
 
 
 def cancelled_text(submitted: Submitted) -> str:
-    others = f"; the other runs of {printable(str(submitted.folder))} go on" if submitted.is_part else ""
+    others = f"; the other runs of {printable(str(submitted.folder))} continue" if submitted.is_part else ""
     return f"cancelled job(s) {', '.join(submitted.own_jobs)}; they are not requeued{others}\n"
 
 
 def sweep_text(submitted: Submitted, rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line a run: what was set, the last losses, how it ended."""
+    """One line per run: its values, its last losses, how it ended."""
     names = list(rows[0]["values"])
     evaluated = any(row["eval_loss"] is not None for row in rows)
     head = ["run", *names, "loss", *(["eval loss"] if evaluated else []), "seconds", "state"]

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.lint.finding import printable
+from launcher.knowledge.lint.document import printable
 from launcher.plan.adapting import ways_out
 from launcher.plan.parallel import NAMES
-from launcher.plan.plan import Plan, Setting
+from launcher.plan.plan import Plan, Provenance
 from launcher.recipe.suggestions import listed
 from launcher.render.bundle import Bundle
 from launcher.report.colour import YELLOW
@@ -79,8 +79,8 @@ def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
 
 def _job(plan: Plan) -> list[str]:
     """What is trained, how much at a time, and for how long."""
-    model, batch = plan.model, plan.batch
-    kind = "adapter" if plan.value("adapter.type") else "full fine-tune"
+    model, batch = plan.spec, plan.batch
+    kind = "adapter" if plan.adapter.type else "full fine-tune"
     return [
         f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
@@ -95,7 +95,7 @@ def _job(plan: Plan) -> list[str]:
 def _decisions(plan: Plan, page: Page) -> list[str]:
     """Key, value and reason in columns; on a narrow page a long reason below its key."""
     width = page.within(_PAGE)
-    rows = [(key, _brief(plan.value(key)), _why(plan.settings[key])) for key in SHOWN]
+    rows = [(key, _brief(plan.at(key)), _why(plan.provenance[key])) for key in SHOWN]
     if width >= _THREE_COLUMNS:
         return table(rows, width=width)
     lines = []
@@ -107,7 +107,7 @@ def _decisions(plan: Plan, page: Page) -> list[str]:
 
 def _layout(plan: Plan) -> list[str]:
     """Which devices share a copy, where any do."""
-    sizes = {kind: plan.value(f"sharding.{key}") for key, kind in NAMES.items()}
+    sizes = {kind: getattr(plan.sharding, key) for key, kind in NAMES.items()}
     shared = [f"{size} {kind}-parallel" for kind, size in sizes.items() if size > 1]
     if not shared:
         return []
@@ -128,7 +128,7 @@ def _word(word: str) -> str:
     return word if _LATE.fullmatch(word) else shlex.quote(word)
 
 
-def _why(setting: Setting) -> str:
+def _why(setting: Provenance) -> str:
     """The reason in one short line: who said it for what the user or a fix said."""
     if setting.source in ("recipe", "parent", "override"):
         return printable(Path(setting.by).name)
@@ -143,7 +143,7 @@ def _length(plan: Plan) -> str:
 
 def _out_of_memory(plan: Plan) -> str:
     """What the run does when memory runs out."""
-    if plan.value("on_oom") == "fail":
+    if plan.on_oom == "fail":
         return "fail"
     return f"adapt: {', then '.join(ways_out(plan)) or 'nothing is left to change'}"
 
@@ -175,12 +175,12 @@ def _changed(changed: Mapping[str, Any]) -> str:
 
 def explain_text(plan: Plan, dotted: str) -> str:
     """Where a value came from; a section's name explains everything inside it, "" everything."""
-    keys = [k for k in sorted(plan.settings) if not dotted or k == dotted or k.startswith(dotted + ".")]
+    keys = [k for k in sorted(plan.names) if not dotted or k == dotted or k.startswith(dotted + ".")]
     lines = []
     for key in keys:
-        setting = plan.settings[key]
-        lines.append(f"{key} = {_indented(_value(setting.value))}")
-        lines.append(f"  from {setting.source}, {printable(setting.by)}: {setting.reason}")
+        known = plan.provenance[key]
+        lines.append(f"{key} = {_indented(_value(plan.at(key)))}")
+        lines.append(f"  from {known.source}, {printable(known.by)}: {known.reason}")
     return "\n".join(lines) + "\n"
 
 

@@ -40,8 +40,8 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
     each name of the adapter must be in it.
     RecipeError when a named module is not in the model, or nothing would be trained.
     """
-    checkpointing = bool(job.value("trainer.activation_checkpointing"))
-    if job.value("model.prepare_for_kbit"):
+    checkpointing = bool(job.trainer.activation_checkpointing)
+    if job.model.prepare_for_kbit:
         from peft import prepare_model_for_kbit_training
 
         model = prepare_model_for_kbit_training(
@@ -49,21 +49,21 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
             use_gradient_checkpointing=checkpointing,
             gradient_checkpointing_kwargs={"use_reentrant": False},
         )
-    if job.value("model.enable_input_require_grads"):
+    if job.model.enable_input_require_grads:
         require_input_grads(model)
-    ids = added_ids(job, processing) if job.has_adapter and job.value("model.add_tokens") else []
-    asked = job.section("adapter")
-    autocast = asked.get("autocast_adapter_dtype", True)
-    continued = job.continued_adapter
+    ids = added_ids(job, processing) if job.has_adapter and job.model.add_tokens else []
+    asked = job.fields(job.adapter)
+    autocast = job.adapter.autocast_adapter_dtype
+    continued = job.adapter.path
     if continued:
         model = _continue_adapter(model, local_or_hub(continued), ids, autocast_adapter_dtype=autocast)
     elif job.has_adapter:
-        model = new_adapter(asked, job.value("task"), model, ids, sharded=job.zero_stage == 3, whole=whole)
+        model = new_adapter(asked, job.task.name, model, ids, sharded=job.zero_stage == 3, whole=whole)
     if ids:
         keep_rows_alone(model)
-    if not asked.get("cast_input_dtype_enabled", True):
+    if job.adapter.cast_input_dtype_enabled is False:
         _leave_inputs(model)
-    if job.has_adapter and job.value("trainer.fp16"):
+    if job.has_adapter and job.trainer.fp16:
         _trainable_to_fp32(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError(Problem("nothing-trainable", "no parameter would be trained", path="adapter"))

@@ -17,12 +17,12 @@ def make_arguments(job: Job) -> TrainingArguments:
 
     Settles device and process group. MachineError when the task's package is missing.
     """
-    fields = job.section("trainer")
+    fields = job.fields(job.trainer)
     fields["output_dir"] = str(job.checkpoints)
     if job.ds_config is not None:
         fields["deepspeed"] = str(job.ds_config)
     if job.engine == "fsdp":
-        fields |= {"fsdp": True, "fsdp_config": job.section("fsdp")}
+        fields |= {"fsdp": True, "fsdp_config": job.fields(job.fsdp)}
     shared = parallelism_config(job)
     if shared is not None:
         fields["parallelism_config"] = shared
@@ -30,6 +30,6 @@ def make_arguments(job: Job) -> TrainingArguments:
     keep_stores_local()
     args: TrainingArguments = kind(**fields, **own)
     _ = args.device  # settles device and process group now
-    if job.engine == "fsdp" and job.value("fsdp.cpu_ram_efficient_loading"):
+    if job.engine == "fsdp" and job.fsdp.cpu_ram_efficient_loading:
         os.environ["ACCELERATE_USE_FSDP"] = "true"  # from_pretrained asks for it; accelerate sets it later
     return args

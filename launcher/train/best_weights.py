@@ -31,8 +31,7 @@ def _written_otherwise(checkpoint: Path, zero_stage: int) -> bool:
         return True
     if not (checkpoint / "plan.json").is_file():
         return False
-    saved = read_job(checkpoint).plan["settings"].get("sharding.zero_stage", {"value": None})
-    return bool(saved["value"] != zero_stage)
+    return read_job(checkpoint).sharding.zero_stage != zero_stage
 
 
 def load_weights(model: Any, checkpoint: Path) -> None:

@@ -101,13 +101,13 @@ def evaluate(
 
 def evaluating(job: Job, aside: Path) -> Job:
     """The job as one process evaluates it, writing what it writes into `aside`."""
-    wanted = dict.fromkeys([*job.value("data.metrics"), "perplexity", "accuracy"])
-    metrics = [name for name in wanted if name in METRICS[job.value("task")]]
+    wanted = dict.fromkeys([*job.data.metrics, "perplexity", "accuracy"])
+    metrics = [name for name in wanted if name in METRICS[job.task.name]]
     changes = {**_ALONE, "data.metrics": metrics}
     if set(metrics) - {"perplexity"}:  # a run whose metrics read no predictions keeps none
         changes["trainer.prediction_loss_only"] = False
     changes["trainer.disable_tqdm"] = not sys.stderr.isatty()  # a bar for who waits
-    if job.section("trainer").get("precompute_ref_log_probs"):
+    if job.trainer.precompute_ref_log_probs:
         changes["trainer.precompute_ref_log_probs"] = False
     if not torch.cuda.is_available():
         changes |= {"trainer.use_cpu": True, "trainer.fp16": False, "trainer.tf32": None}
@@ -116,7 +116,7 @@ def evaluating(job: Job, aside: Path) -> Job:
 
 def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
     """The record of the run's own rows, prepared again where the cache has lost them."""
-    if job.value("data.eval") is None:
+    if job.data.eval is None:
         raise RecipeError(
             Problem(
                 "no-eval-rows",
@@ -146,7 +146,7 @@ def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
 
 def _source(job: Job, data: Path) -> dict[str, Any]:
     """The rows of a file as a source of the recipe, with format and columns of the training rows."""
-    sources = job.value("data.train")
+    sources = job.data.train
     formats = set(prepared_record(job).get("formats") or [source["format"] for source in sources])
     columns = [source["columns"] for source in sources]
     return {
@@ -193,7 +193,7 @@ def _model(own: Job, folder: Path, processing: Any, labels: Any) -> Any:
         own = replaced(own, {"model.device_map": "auto"})
     if is_trained(folder) == ADAPTER:
         base = load_model(own, processing, labels, distributed=not spread)
-        autocast = own.section("adapter").get("autocast_adapter_dtype", True)
+        autocast = own.adapter.autocast_adapter_dtype
         return on_base(base, folder, autocast_adapter_dtype=autocast)
     place = {"name_or_path": str(folder), "config": None, "gguf_file": None, "revision": None}
     read = replaced(own, {f"model.{name}": value for name, value in place.items()})

@@ -247,7 +247,7 @@ def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, s
 
 
 def _formats(job: Job) -> set[str]:
-    asked = [source.get("format") for source in job.value("data.train")]
+    asked = [source.get("format") for source in job.data.train]
     return set(prepared_record(job).get("formats") or asked)
 
 

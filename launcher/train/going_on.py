@@ -72,9 +72,8 @@ def _owes_evaluation(args: Any, state: Any, checkpoint: Path) -> bool:
         return False
     strategy, delay = args.eval_strategy, args.eval_delay
     if (checkpoint / "plan.json").is_file():
-        saved = read_job(checkpoint).plan["settings"]
-        strategy = saved.get("trainer.eval_strategy", {"value": "no"})["value"]
-        delay = saved.get("trainer.eval_delay", {"value": 0})["value"]
+        saved = read_job(checkpoint).trainer
+        strategy, delay = saved.eval_strategy, saved.eval_delay
     return evaluation_owed(strategy, delay or 0, state)
 
 

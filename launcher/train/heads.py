@@ -25,7 +25,7 @@ def load_config(job: Job) -> Any:
     """The model's configuration, as transformers reads it. RecipeError when there is none."""
     from transformers import AutoConfig
 
-    config = job.value("model.config")
+    config = job.model.config
     if config:
         return AutoConfig.for_model(**config)
     reference = model_reference(job)

@@ -40,7 +40,7 @@ def load_hooks(job: Job) -> Hooks:
 
     RecipeError when it cannot be imported or a promised name is not a function.
     """
-    file, names = job.value("python.file"), job.value("python.hooks")
+    file, names = job.python.file, job.python.hooks
     if not file:
         return Hooks()
     path = Path(file)

@@ -3,56 +3,55 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.user_files import LARGEST_RECORD, read_json
 from launcher.plan.resuming import BEFORE
+from launcher.plan.settings import OTHERS, HasSettings, Settings
 from launcher.recipe.env import resolve_env
-from launcher.tasks import task_named
-from launcher.tasks.task import Task
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+@dataclass(frozen=True)
+class Job(HasSettings):
     """One run directory and its plan; every value is decided already."""
 
     run_dir: Path
     plan: Mapping[str, Any]
 
-    def value(self, dotted: str) -> Any:
-        """The resolved value of a setting, of an older plan what was done before there was such a setting.
+    @cached_property
+    def settings(self) -> Settings:
+        """The plan's settings with `${ENV:...}` resolved; what older plans lack is what was done before.
 
-        RecipeError when the plan does not hold it.
+        Reading a setting that is not there, or whose variable is not set, raises RecipeError.
         """
-        setting = self.plan["settings"].get(dotted)
-        if setting is None and dotted in BEFORE:
-            return BEFORE[dotted]
-        if setting is None:
-            path = str(self.run_dir / "plan.json")
-            raise RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))
-        return resolve_references(setting["value"])
+        settings = Settings.empty(self._absent)
+        for name, value in BEFORE.items():
+            settings.put(name, value)
+        for name, stored in self.plan["settings"].items():
+            try:
+                settings.put(name, resolve_references(stored["value"]))
+            except RecipeError:
+                settings.remove(name)
+            except KeyError:  # a setting of another version, which nothing here reads
+                continue
+        return settings
 
-    def section(self, prefix: str) -> dict[str, Any]:
-        """Settings below `prefix.`, without the prefix."""
-        start = f"{prefix}."
-        names = [name for name in self.plan["settings"] if name.startswith(start)]
-        return {name.removeprefix(start): self.value(name) for name in names}
-
-    @property
-    def task(self) -> Task:
-        return task_named(self.value("task"))
-
-    @property
-    def tiny(self) -> bool:
-        return bool(self.value("tiny"))
+    def _absent(self, dotted: str) -> RecipeError:
+        for name, stored in self.plan["settings"].items():
+            if (name + ".").startswith(dotted.removesuffix(OTHERS)):
+                resolve_references(stored["value"])
+        path = str(self.run_dir / "plan.json")
+        return RecipeError(Problem("bad-plan", f"the plan has no setting {dotted}", file=path))
 
     @property
-    def seed(self) -> int:
-        return int(self.value("seed"))
+    def names(self) -> Collection[str]:
+        names: Collection[str] = self.plan["settings"].keys()
+        return names
 
     @property
     def adaptations(self) -> list[dict[str, Any]]:
@@ -67,7 +66,7 @@ class Job:
     @property
     def engine(self) -> str:
         """ddp | fsdp | deepspeed"""
-        return str(self.value("sharding.engine"))
+        return self.sharding.engine
 
     @property
     def ds_config(self) -> Path | None:
@@ -79,16 +78,7 @@ class Job:
 
     @property
     def zero_stage(self) -> int | None:
-        return None if self.ds_config is None else self.value("sharding.zero_stage")
-
-    @property
-    def has_adapter(self) -> bool:
-        return self.value("adapter.type") is not None
-
-    @property
-    def continued_adapter(self) -> str | None:
-        """Folder of the adapter that the run goes on with; None for a new one, or none."""
-        return self.section("adapter").get("path")
+        return None if self.ds_config is None else self.sharding.zero_stage
 
 
 def read_job(run_dir: Path) -> Job:

@@ -63,9 +63,9 @@ def _most(values: Iterable[int | None]) -> int | None:
 def _visible_states(job: Job, components: dict[str, int], *, on_cuda: bool) -> dict[str, int | None]:
     """The components that lie on the device for certain: a CPU run cannot tell it from its host."""
     found: dict[str, int | None] = dict(components)
-    if not on_cuda and job.value("sharding.offload_optimizer") != "none":
+    if not on_cuda and job.sharding.offload_optimizer != "none":
         found["optimizer"] = found["gradients"] = None
-    if not on_cuda and job.value("sharding.offload_param") != "none":
+    if not on_cuda and job.sharding.offload_param != "none":
         found["weights"] = None
     return found
 
@@ -75,8 +75,8 @@ def planned_tokens(job: Job) -> int | None:
     task = job.task
     if not task.reads_tokens:
         return None
-    micro, length = job.value("trainer.per_device_train_batch_size"), job.value("data.max_length")
-    return int(task.sequences_per_sample * micro * length)
+    micro = job.trainer.per_device_train_batch_size or 1
+    return task.sequences_per_sample * micro * job.data.max_length
 
 
 def resident_peak() -> int:

@@ -104,7 +104,7 @@ def _merged(
     job: Job, folder: Path, processing: Any, target: Path, dtype: str, card: Callable[[Merged], str]
 ) -> Merged:
     inputs = probes(job, processing, prepared_record(job))
-    kind = None if job.value("model.quantization") == "none" else job.value("model.quantization")["type"]
+    kind = None if job.model.quantization == "none" else job.model.quantization["type"]
     running = None
     if kind is not None:
         running = logits_of(_as_trained(on_base(_base(job, processing), folder)), inputs)
@@ -147,11 +147,11 @@ def _merged(
 
 def on_cpu(job: Job) -> Job:
     """The job as merging loads it: in the host's memory, with kernels that the CPU has."""
-    kernel = job.value("model.attn_implementation")
+    kernel = job.model.attn_implementation
     changes = {
         "trainer.use_cpu": True,
         # bitsandbytes quantises while it places; everything else lies on the CPU without a map.
-        "model.device_map": None if job.value("model.quantization") == "none" else "local",
+        "model.device_map": None if job.model.quantization == "none" else "local",
         "model.attn_implementation": kernel if kernel in ("eager", "sdpa") else None,
     }
     return replaced(job, changes)
@@ -162,7 +162,7 @@ def _base(job: Job, processing: Any, *, dequantized: bool = False) -> Any:
     from launcher.train.models import load_model
 
     base = load_model(job, processing, prepared_record(job).get("labels"), distributed=False)
-    if not dequantized or job.value("model.quantization") == "none":
+    if not dequantized or job.model.quantization == "none":
         return base
     return base.dequantize(dtype=torch.float32).requires_grad_(False)
 
@@ -213,7 +213,7 @@ def base_dtype(job: Job) -> str:
     from launcher.train.heads import load_config
 
     own = load_config(job).get_text_config().dtype
-    name = str(own if own is not None else job.value("model.dtype")).removeprefix("torch.")
+    name = str(own if own is not None else job.model.dtype).removeprefix("torch.")
     return name if name in DTYPES else "float32"
 
 
@@ -245,7 +245,7 @@ def _check_written(
 
     options = {"dtype": torch.float32, "attn_implementation": attention, **trust(job)}
     found = difference(
-        logits_of(auto_class(job.value("task")).from_pretrained(str(folder), **options), inputs), wanted
+        logits_of(auto_class(job.task.name).from_pretrained(str(folder), **options), inputs), wanted
     )
     if not found.is_none:
         raise RunFailed(_unlike("what was written, read back,", "the merged model", found))

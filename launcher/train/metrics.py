@@ -24,8 +24,8 @@ _TAKEN = ("loss", "perplexity", "runtime", "samples_per_second", "steps_per_seco
 
 def asked_metrics(job: Job) -> list[str]:
     """Names in `data.metrics`. RecipeError for one that the task does not have."""
-    task = job.value("task")
-    names = list(job.value("data.metrics"))
+    task = job.task.name
+    names = list(job.data.metrics)
     for name in names:
         if name not in METRICS[task]:
             known = ", ".join(METRICS[task]) or "none"

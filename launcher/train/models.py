@@ -19,7 +19,6 @@ from launcher.train.heads import (
 from launcher.train.job import Job, local_rank, rank
 from launcher.train.processing import first_line, hub_options, model_reference, own_code
 from launcher.train.sharing import check_shared as check_parts
-from launcher.train.sharing import distributed_config
 from launcher.train.tokens import fit_vocabulary
 
 __all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
@@ -38,7 +37,7 @@ def load_model(
     """
     options = _weight_options(job, distributed)
     head = label_settings(job, labels)
-    if job.value("model.config"):
+    if job.model.config:
         model = _random_model(job, processing, head, options)
     else:
         model = _pretrained_model(job, head, options)
@@ -65,8 +64,8 @@ def auto_class(task: str) -> Any:
 
 def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     """Keyword arguments of from_pretrained that hold for every source of weights."""
-    options: dict[str, Any] = {"dtype": job.value("model.dtype")}
-    attention = job.value("model.attn_implementation")
+    options: dict[str, Any] = {"dtype": job.model.dtype}
+    attention = job.model.attn_implementation
     if attention == "varlen":
         from launcher.train.attention import register_varlen
 
@@ -74,7 +73,7 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
         attention = "varlen" if distributed else "sdpa"  # nothing but training flattens rows
     if attention:
         options["attn_implementation"] = attention
-    device_map = job.value("model.device_map")
+    device_map = job.model.device_map
     if device_map == "local":
         device_map = {"": _this_device(job)}
     if device_map is not None and not (distributed and job.zero_stage == 3):
@@ -82,22 +81,19 @@ def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
     quantization = quantization_config(job)
     if quantization is not None:
         options["quantization_config"] = quantization
-    shared = distributed_config(job) if distributed else None
-    if shared is not None:
-        options["distributed_config"] = shared
     return options
 
 
 def _this_device(job: Job) -> int | str:
     import torch
 
-    on_cpu = job.value("trainer.use_cpu") or not torch.cuda.is_available()
+    on_cpu = job.trainer.use_cpu or not torch.cuda.is_available()
     return "cpu" if on_cpu else local_rank()
 
 
 def quantization_config(job: Job) -> Any | None:
     """BitsAndBytesConfig of the plan, None without quantisation."""
-    asked = job.value("model.quantization")
+    asked = job.model.quantization
     if asked == "none":
         return None
     try:
@@ -130,11 +126,11 @@ def _planned_heads(job: Job) -> list[str]:
     import torch
 
     with torch.device("meta"):
-        return head_modules(auto_class(job.value("task")).from_config(load_config(job)))
+        return head_modules(auto_class(job.task.name).from_config(load_config(job)))
 
 
 def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -> Any:
-    task, gguf = job.value("task"), job.value("model.gguf_file")
+    task, gguf = job.task.name, job.model.gguf_file
     if gguf and not task_named(task).gguf:
         raise RecipeError(
             Problem("gguf-task", f"a GGUF file holds a causal LM, not a {task} model", path="model.gguf_file")
@@ -182,11 +178,11 @@ def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict
     """A model of that configuration with random weights, the same ones for the same seed."""
     from transformers import set_seed
 
-    make = auto_class(job.value("task"))
+    make = auto_class(job.task.name)
     built = _random_config(job, processing, head)
     set_seed(job.seed)
     # Weights are quantised and placed while they are read, so such random ones take the way over a folder.
-    if not {"quantization_config", "device_map", "distributed_config"} & options.keys():
+    if not {"quantization_config", "device_map"} & options.keys():
         given = {name: options[name] for name in ("dtype", "attn_implementation") if name in options}
         if given["dtype"] == "auto":
             given.pop("dtype")
@@ -207,7 +203,7 @@ def _random_config(job: Job, processing: Any, head: dict[str, Any]) -> Any:
     """The configuration with the labels, and with the ids of the tokenizer that is used."""
     from transformers import AutoConfig
 
-    given = dict(job.value("model.config"))
+    given = dict(job.model.config or {})
     if head:
         given = {name: value for name, value in given.items() if name != "num_labels"} | head
     built = AutoConfig.for_model(**given)
@@ -244,9 +240,7 @@ def check_bare(model: Any) -> None:
 
 def check_recomputes(job: Job, model: Any) -> None:
     """RecipeError when layers shall be recomputed and the model's class cannot."""
-    if job.value("trainer.activation_checkpointing") and not getattr(
-        model, "supports_gradient_checkpointing", True
-    ):
+    if job.trainer.activation_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
         raise RecipeError(
             Problem(
                 "checkpointing-unsupported",
@@ -282,7 +276,7 @@ def check_shared(job: Job, model: Any) -> None:
 
 def _check_quantized(job: Job, model: Any) -> None:
     """Misspelt quantisation options leave a model unquantised without a word; look at the model itself."""
-    asked = job.value("model.quantization")
+    asked = job.model.quantization
     if asked == "none":
         return
     kind = asked["type"]

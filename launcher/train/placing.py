@@ -40,7 +40,7 @@ def free_device_bytes() -> list[int]:
 def place_of(job: Job, folder: Path) -> Place:
     """`placement` of what lies in `folder`, on this machine; no weight is read for it."""
     free = free_device_bytes()
-    if not free or job.value("model.device_map") not in (None, "local"):
+    if not free or job.model.device_map not in (None, "local"):
         return placement(0, free)  # the recipe's own map holds
     return placement(weight_bytes(job, folder), free)
 
@@ -53,7 +53,7 @@ def weight_bytes(job: Job, folder: Path) -> int:
     if is_trained(folder) == MODEL:
         return int(sum(parameter.numel() for parameter in model.parameters()) * model.dtype.itemsize)
     adapter = sum(file.stat().st_size for file in folder.glob("adapter_model.*"))
-    asked, quantization = job.value("model.dtype"), job.value("model.quantization")
+    asked, quantization = job.model.dtype, job.model.quantization
     dtype = model.dtype if asked == "auto" else getattr(torch, asked)
     inner = 0
     if quantization != "none":
@@ -75,7 +75,7 @@ def skeleton(job: Job, folder: Path | None = None) -> Any:
 
     config = load_config(job) if folder is None else AutoConfig.from_pretrained(str(folder), **trust(job))
     with torch.device("meta"):
-        model = auto_class(job.value("task")).from_config(config, **trust(job))
+        model = auto_class(job.task.name).from_config(config, **trust(job))
     return model
 
 

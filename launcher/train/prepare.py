@@ -114,7 +114,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     _refuse_other_data(job, record)
     check_truncation(job, record)
     check_dropped(job, record)
-    if job.value("data.streaming"):
+    if job.data.streaming:
         check_stream(job, processing)
     record["samples"] = _samples(job, processing, record, samples)
     write_json(job.run_dir / RECORD, record)
@@ -127,7 +127,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 
 def _need_eos(job: Job, processing: Any) -> None:
     """A language model learns to stop from the EOS after each answer."""
-    if not job.value("task").endswith("-classification") and processing.eos_token_id is None:
+    if not job.task.name.endswith("-classification") and processing.eos_token_id is None:
         hint = "give a tokenizer with an EOS; without one the model never learns to stop"
         raise RecipeError(
             Problem("eos-missing", "the tokenizer has no EOS token", path="model.tokenizer", hint=hint)
@@ -152,7 +152,7 @@ def _samples(job: Job, processing: Any, record: dict[str, Any], count: int) -> l
     from launcher.train.data.samples import show_sample
     from launcher.train.data.store import open_samples
 
-    task, labels = job.value("task"), record["labels"]
+    task, labels = job.task.name, record["labels"]
     split = record["splits"].get("train")
     if split is None:
         from launcher.train.data.stream import Stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ def load_processing(job: Job) -> Any:
 
 def model_reference(job: Job) -> str | None:
     """Folder or hub id of the weights, None for random ones; a GGUF file's is its converted folder."""
-    if job.value("model.gguf_file"):
+    name = job.model.name_or_path
+    if name is None:
+        return None
+    if job.model.gguf_file:
         from launcher.train.gguf import converted
 
-        root = local_or_hub(job.value("model.name_or_path"))
-        return str(converted(root, job.value("model.gguf_file"), hub_options(job)))
-    name = job.value("model.name_or_path")
-    return None if name is None else local_or_hub(name)
+        return str(converted(local_or_hub(name), job.model.gguf_file, hub_options(job)))
+    return local_or_hub(name)
 
 
 def local_or_hub(reference: str) -> str:
@@ -45,10 +47,10 @@ def hub_options(job: Job, *, revision: bool = True) -> dict[str, Any]:
     revision: False for a repository other than the weights', whose revisions are its own.
     """
     options = {
-        "revision": job.value("model.revision") if revision else None,
-        "cache_dir": job.value("model.cache_dir"),
+        "revision": job.model.revision if revision else None,
+        "cache_dir": job.model.cache_dir,
         # Said either way: where nothing is said, transformers asks at the terminal.
-        "trust_remote_code": bool(job.value("model.trust_remote_code")),
+        "trust_remote_code": bool(job.model.trust_remote_code),
     }
     return {name: value for name, value in options.items() if value is not None}
 
@@ -76,15 +78,15 @@ def _tokenizer(job: Job) -> Any:
     if job.tiny:
         from launcher.train.tiny import tiny_tokenizer
 
-        config = job.value("model.config") or {}
-        tokenizer = tiny_tokenizer(int(config.get("vocab_size", 512)))
+        config = job.model.config or {}
+        tokenizer = tiny_tokenizer(int(str(config.get("vocab_size", 512))))
     else:
         tokenizer = _found_tokenizer(job)
-    template = job.value("model.chat_template")
+    template = job.model.chat_template
     if template:
         tokenizer.chat_template = template
     add_tokens(job, tokenizer)
-    if job.value("model.pad_token") == "ensure":
+    if job.model.pad_token == "ensure":
         ensure_pad_token(tokenizer)
     return tokenizer
 
@@ -92,7 +94,7 @@ def _tokenizer(job: Job) -> Any:
 def _found_tokenizer(job: Job) -> Any:
     from transformers import AutoTokenizer
 
-    own = job.value("model.tokenizer")
+    own = job.model.tokenizer
     reference = model_reference(job) if own is None else local_or_hub(own)
     if reference is None:
         raise RecipeError(
@@ -121,7 +123,7 @@ def _image_processor(job: Job) -> Any:
 
     reference = None if job.tiny else model_reference(job)
     if reference is None:
-        height, width = _image_size(job.value("model.config") or {})
+        height, width = _image_size(job.model.config or {})
         return ViTImageProcessorPil(size={"height": height, "width": width})
     try:
         return AutoImageProcessor.from_pretrained(reference, backend="pil", **hub_options(job))
@@ -136,7 +138,7 @@ def _image_processor(job: Job) -> Any:
         ) from error
 
 
-def _image_size(config: dict[str, Any]) -> tuple[int, int]:
+def _image_size(config: Mapping[str, Any]) -> tuple[int, int]:
     """(height, width) in pixels; a configuration that names none has its class's."""
     from transformers import AutoConfig
 

@@ -20,8 +20,7 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.interfaces import addresses
-from launcher.facts.meeting import choose_interface, filesystem_of, infiniband, own_address
+from launcher.facts.interfaces import addresses, choose_interface, filesystem_of, infiniband, own_address
 from launcher.facts.rehearsal import Course
 from launcher.facts.software import installed_versions
 from launcher.facts.status import read_statuses

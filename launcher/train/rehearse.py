@@ -58,7 +58,7 @@ def rehearse(job: Job, course: Course) -> None:
     status().enter("load")
     stand_in_for_launcher(job)
     measured = Measured(job.run_dir)
-    backend = "gloo" if job.section("trainer").get("use_cpu") else "nccl"
+    backend = "gloo" if job.trainer.use_cpu else "nccl"
     if world_size() > 1:
         together(job, course, backend, measured)
     else:

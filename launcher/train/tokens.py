@@ -47,7 +47,7 @@ def ensure_pad_token(tokenizer: Any) -> None:
 
 def add_tokens(job: Job, tokenizer: Any) -> None:
     """Give the tokenizer the plan's `model.add_tokens`, saying which of them it had already."""
-    wanted = list(job.value("model.add_tokens"))
+    wanted = list(job.model.add_tokens)
     if not wanted:
         return
     vocabulary = tokenizer.get_vocab()
@@ -62,7 +62,7 @@ def add_tokens(job: Job, tokenizer: Any) -> None:
 
 def added_ids(job: Job, tokenizer: Any) -> list[int]:
     """Ids of the plan's `model.add_tokens`, sorted; also of those that the tokenizer had before."""
-    wanted = job.value("model.add_tokens")
+    wanted = job.model.add_tokens
     return sorted({int(tokenizer.convert_tokens_to_ids(token)) for token in wanted})
 
 
@@ -80,12 +80,12 @@ def fit_vocabulary(job: Job, model: Any, tokenizer: Any) -> None:
             Problem(
                 "token-id-range",
                 f"the tokenizer's ids go up to {homeless[-1]}, the model's embedding has {rows} rows",
-                path="model.tokenizer" if job.value("model.tokenizer") else "model.name_or_path",
+                path="model.tokenizer" if job.model.tokenizer else "model.name_or_path",
                 hint="use the tokenizer that belongs to the model, or list new tokens in model.add_tokens",
             )
         )
     needed = max(ids, default=-1) + 1
-    multiple = job.value("model.vocab_multiple") or 1
+    multiple = job.model.vocab_multiple or 1
     wanted = -(-max(needed, rows) // multiple) * multiple
     if needed <= rows and added:
         print(f"the added tokens take spare rows of the embedding, which has {rows}")

@@ -33,7 +33,7 @@ class Request:
 
     @property
     def task(self) -> str:
-        return str(self.job.value("task"))
+        return str(self.job.task.name)
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -141,7 +141,7 @@ def _build(request: Request, config: Any) -> Any:
     if quantized != "none":
         adapters_over_quantized(model)
     if memory["checkpointing"]:
-        given = job.section("trainer").get("activation_checkpointing_kwargs")
+        given = job.trainer.activation_checkpointing_kwargs
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=given)
     gathered = memory["engine"] == "fsdp" and request.autocast is not None  # FSDP2 gathers in 16 bits
     if memory["engine"] == "deepspeed" or gathered:
@@ -154,8 +154,9 @@ def _build(request: Request, config: Any) -> Any:
 
 
 def _compute_dtype(request: Request) -> str:
-    asked = request.job.value("model.quantization")
-    return str(asked.get("compute_dtype") or request.memory["dtype"])
+    asked = request.job.model.quantization
+    named = None if asked == "none" else asked.get("compute_dtype")
+    return str(named or request.memory["dtype"])
 
 
 def _half(precision: str) -> torch.dtype:
@@ -165,7 +166,7 @@ def _half(precision: str) -> torch.dtype:
 def _without_files(job: Job) -> Job:
     """The job without added tokens, and with peft's preparation of quantised models done already."""
     settings = {**job.plan["settings"], "model.add_tokens": {"value": []}}
-    if job.section("adapter").get("init_lora_weights") == "loftq":  # computed from weights, on a device
+    if job.adapter.init_lora_weights == "loftq":  # computed from weights, on a device
         settings["adapter.init_lora_weights"] = {"value": True}
     if settings["model.prepare_for_kbit"]["value"]:
         settings["model.prepare_for_kbit"] = {"value": False}

@@ -42,7 +42,7 @@ def record_step(request: Request, model: Any, inputs: dict[str, torch.Tensor], l
         backward = _pass(request, model, inputs, recorder)
         tape.classify(_pieces(recorder, (p.grad for p in trained if p.grad is not None)), "gradients")
         recorder.begin("clip")
-        if request.job.section("trainer").get("max_grad_norm", 1.0):
+        if request.job.trainer.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(trained, 1.0, foreach=not request.on_cpu)
     name_kinds(tape, backward, logits)
     return tape

@@ -211,7 +211,7 @@ class Wandb(Tracker):
         asked = {"project": os.environ.get("WANDB_PROJECT", "huggingface"), "name": args.run_name}
         asked |= {} if os.environ.get("WANDB_DIR") else {"dir": str(folder)}
         asked |= {} if os.environ.get("WANDB_RUN_ID") else {"id": self.id}
-        if os.environ.get("WANDB_NAME") and not self.job.section("trainer").get("run_name"):
+        if os.environ.get("WANDB_NAME") and not self.job.trainer.run_name:
             del asked["name"]
         limits = {"init_timeout": INIT_S, "finish_timeout": FINISH_S}
         if os.environ.get("WANDB_LOG_MODEL", "false") != "false":  # weights take their time

@@ -137,7 +137,7 @@ def trained_processing(job: Job, folder: Path) -> Any:
 
 def trust(job: Job) -> dict[str, bool]:
     """Said either way: where nothing is said, transformers asks at the terminal."""
-    return {"trust_remote_code": bool(job.value("model.trust_remote_code"))}
+    return {"trust_remote_code": bool(job.model.trust_remote_code)}
 
 
 def prepared_record(job: Job) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def portable(job: Job) -> Job:
     """The job with an attention kernel that this machine has: the run's own where there is a GPU."""
     import torch
 
-    asked = job.value("model.attn_implementation")
+    asked = job.model.attn_implementation
     if asked is None or asked in _ANYWHERE or torch.cuda.is_available():
         return job
     return replaced(job, {"model.attn_implementation": None})
@@ -192,9 +192,7 @@ def _loaded(job: Job, folder: Path, processing: Any, device_map: str | None) -> 
 
     if is_trained(folder) == MODEL:
         spread = {} if device_map is None else {"device_map": device_map}
-        return auto_class(job.value("task")).from_pretrained(
-            str(folder), dtype="auto", **spread, **trust(job)
-        )
+        return auto_class(job.task.name).from_pretrained(str(folder), dtype="auto", **spread, **trust(job))
     # The embedding grows by the run's added tokens here, as it did for training.
     base = load_model(job, processing, prepared_record(job).get("labels"), distributed=False)
     return on_base(base, folder)

@@ -47,7 +47,7 @@ from launcher.train.restoring import OwnStates, universal_folder
 from launcher.train.resuming import ready_checkpoint
 from launcher.train.saving import best_step
 from launcher.train.sealing import SEEN_S
-from launcher.train.sharing import no_cpu, ranks_of_copy
+from launcher.train.sharing import ranks_of_copy
 from launcher.train.tasks import train_task
 from launcher.train.together import of_all, of_rank_0
 
@@ -103,16 +103,13 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
         "callbacks": _callbacks(job, hooks),
         "compute_metrics": make_scores(job, scores_of, hooks.compute_metrics),
     }
-    try:
-        trainer = task.trainer(job, model, processing, common)
-    except ValueError as error:
-        raise (no_cpu(error) or error) from error
+    trainer = task.trainer(job, model, processing, common)
     trainer.stopping = Stopping(job.run_dir)
     trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
     trainer.streams = data.streaming
     trainer.collate_eval = data.collate_eval
     trainer.shared_by = ranks_of_copy(job)
-    trainer.evaluated_by = job.value("sharding.tp_size")
+    trainer.evaluated_by = job.sharding.tp_size
     trainer.reports_perplexity = "perplexity" in asked_metrics(job)
     check_engine(job, trainer)
     return trainer
@@ -120,18 +117,18 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
 
 def _make_faster(job: Job, model: Any) -> None:
     """Loss and layers as the plan has them."""
-    if job.value("model.loss") == "chunked":
+    if job.model.loss == "chunked":
         chunk_loss(model)
-    if job.value("model.compile_blocks"):
+    if job.model.compile_blocks:
         compile_blocks(job, model)
 
 
 def _callbacks(job: Job, hooks: Hooks) -> list[TrainerCallback]:
     metrics = Metrics(job.run_dir / "metrics.jsonl", write=rank() == 0)
     callbacks: list[TrainerCallback] = [metrics, Progress()]
-    patience = job.value("early_stopping.patience")
+    patience = job.early_stopping.patience
     if patience is not None:
-        callbacks.append(EarlyStopping(patience, job.value("early_stopping.threshold")))
+        callbacks.append(EarlyStopping(patience, job.early_stopping.threshold))
     return callbacks + (hooks.callbacks() if hooks.callbacks is not None else [])
 
 
@@ -140,7 +137,7 @@ def check_positions(job: Job, model: Any) -> None:
 
     What keeps them apart are position_ids, which the Trainer takes away from a model that does not name them.
     """
-    asked = next((key for key in ("data.packing", "data.padding_free") if job.value(key)), None)
+    asked = "data.packing" if job.data.packing else "data.padding_free" if job.data.padding_free else None
     if asked is None:
         return
     base = model.get_base_model() if job.has_adapter else model
@@ -267,7 +264,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
 
 def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     """The mixed precision that the plan lays around training itself, where upstream leaves a gap."""
-    dtype = job.value("runtime.autocast")
+    dtype = job.runtime.autocast
     if not dtype:
         return contextlib.nullcontext()
     autocast: contextlib.AbstractContextManager[Any] = torch.autocast(

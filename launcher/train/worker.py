@@ -109,7 +109,7 @@ def train(job: Job) -> None:
     set_timeouts(job)
     args = make_arguments(job)  # before the model: it sets the device, and ZeRO-3 shards from here on
     join_processes(job)
-    save_members_by_value(job.value("sharding.engine"))
+    save_members_by_value(job.sharding.engine)
     check_metrics(job)
     processing = load_processing(job)
     data = build_data(job, processing)
@@ -174,14 +174,14 @@ def set_timeouts(job: Job) -> None:
     from torch.distributed import distributed_c10d
     from transformers import TrainingArguments
 
-    seconds = job.section("trainer").get("ddp_timeout", TrainingArguments.ddp_timeout)
-    limit = timedelta(seconds=seconds)
+    seconds = job.trainer.ddp_timeout
+    limit = timedelta(seconds=TrainingArguments.ddp_timeout if seconds is None else seconds)
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
 
 
 def join_processes(job: Job) -> None:
     """On CPU the Trainer leaves DeepSpeed's communication unset; ZeRO-3 needs it to load."""
-    if job.ds_config is not None and job.value("trainer.use_cpu"):
+    if job.ds_config is not None and job.trainer.use_cpu:
         import deepspeed
 
         deepspeed.init_distributed(dist_backend="gloo")

@@ -11,7 +11,7 @@ import pytest
 from launcher.cli import main
 from launcher.commands.running import with_recipe_lines
 from launcher.errors import MachineError, RunFailed
-from launcher.execute.failed import run_failure
+from launcher.execute.endings import run_failure
 
 LOG = """Traceback (most recent call last):
   File "train.py", line 8, in main
@@ -91,14 +91,14 @@ def test_text_says_cause_mend_and_recipe_before_the_traceback(run_dir, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "fp16-unscale: GradScaler met fp16 gradients (rank 1)"
     assert lines[1].startswith("  cause: ")
-    assert lines[2].startswith("  mend: ")
+    assert lines[2].startswith("  fix: ")
     assert lines[4] == f"    {run_dir.parent}/mine.yaml:5: model.dtype: float16 -> float32"
     assert lines[-1] == f"  {UNSCALE}"
 
 
 def test_apply_writes_beside_the_original_recipe(run_dir, capsys):
     code, found = answer(capsys, run_dir, "--apply")
-    mended = run_dir.parent / "mine.mended.yaml"
+    mended = run_dir.parent / "mine.fixed.yaml"
     assert (code, found["mended"]) == (0, str(mended))
     assert mended.read_text() == RECIPE.replace("dtype: float16  #", "dtype: float32  #")
     code, found = answer(capsys, run_dir, "--apply")
@@ -115,8 +115,8 @@ def test_a_shipped_recipe_is_mended_in_the_current_folder(run_dir, capsys, monke
     here.mkdir()
     monkeypatch.chdir(here)
     code, found = answer(capsys, run_dir, "--apply")
-    assert (code, found["mended"]) == (0, str(here / "mine.mended.yaml"))
-    assert "dtype: float32" in (here / "mine.mended.yaml").read_text()
+    assert (code, found["mended"]) == (0, str(here / "mine.fixed.yaml"))
+    assert "dtype: float32" in (here / "mine.fixed.yaml").read_text()
     assert [path.name for path in shipped.iterdir()] == ["mine.yaml"]
 
 

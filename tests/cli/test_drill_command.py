@@ -164,7 +164,7 @@ FAILURES = [
     ({"kill_rank": {"left": 1}}, "kill-rank: 1 of its processes outlived it"),
     ({"terminate": {"code": 0}}, "terminate: it ended with exit code 0, expected 130"),
     ({"terminate": {"resume_code": 2}}, "terminate: resumed, it ended with exit code 2: no such checkpoint"),
-    ({"kill_all": {"resumes_at": 3}}, "kill-all: it went on from step 3, not from step 4"),
+    ({"kill_all": {"resumes_at": 3}}, "kill-all: it resumed from step 3, not from step 4"),
     ({"kill_all": {"until": 11}}, "kill-all: steps 12 are not in both runs"),
     ({"kill_all": {"until": 13}}, "kill-all: steps 13 are not in both runs"),
     ({"disk_full": {"cause": "rank 0 failed first"}}, "disk-full: the cause that it names is not the fault"),

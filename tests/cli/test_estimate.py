@@ -95,14 +95,7 @@ def test_tensor_parallel_rows_are_those_that_plan_takes(called: Any) -> None:
     _, text = called("meta-llama/Llama-3.1-8B", "--on", "8xH100-80GB", "--tensor-parallel", "2", "--json")
     assert {name for _, name in rows(text)} == {"full, ZeRO-1", "full, ZeRO-2"}
     _, text = called("meta-llama/Llama-3.1-8B", "--on", "2xH100-80GB", "--tensor-parallel", "2", "--json")
-    names = {name for _, name in rows(text)}
-    assert names == {
-        "full, ZeRO-1",
-        "full, DDP",
-        "full, DDP, SGD",
-        "full pure 16-bit, DDP",
-        "full pure 16-bit, DDP, SGD",
-    }
+    assert {name for _, name in rows(text)} == {"full, ZeRO-1"}
     code, text = called(
         "meta-llama/Llama-3.1-8B", "--on", "16xH100-80GB", "--tensor-parallel", "16", "--json"
     )

@@ -162,7 +162,7 @@ def test_a_recipe_that_may_not_be_read_does_not_either(capsys, monkeypatch, run_
 
 
 def test_what_cannot_be_applied_is_diagnosed_all_the_same(capsys, run_dir):
-    (run_dir / "recipe.mended.yaml").write_text("mine")
+    (run_dir / "recipe.fixed.yaml").write_text("mine")
     code, out, err = called(capsys, "diagnose", run_dir, "--apply")
     assert (code, out.partition(":")[0]) == (2, "cuda-oom")
     assert "already exists" in err
@@ -174,7 +174,7 @@ def test_what_cannot_be_applied_is_diagnosed_all_the_same(capsys, run_dir):
         "mended-exists",
     )
     assert "mended" not in answer
-    assert (run_dir / "recipe.mended.yaml").read_text() == "mine"
+    assert (run_dir / "recipe.fixed.yaml").read_text() == "mine"
 
 
 def test_a_folder_that_may_not_be_entered_is_said(capsys, monkeypatch, tmp_path):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.commands import starting
+from launcher.commands import init
 from launcher.facts.hardware import Hardware
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "x" * 3600}]}
@@ -65,7 +65,7 @@ def typed(monkeypatch):
         return main(["init", *words])
 
     found = Hardware(1, 1, "RTX4090-24GB", 24564 * 2**20, (8, 9))
-    monkeypatch.setattr(starting.probe, "probe_hardware", lambda: found)
+    monkeypatch.setattr(init.probe, "probe_hardware", lambda: found)
     return call
 
 
@@ -306,7 +306,7 @@ def test_a_wrong_answer_is_told_why_and_asked_again(capsys, typed):
     assert typed(*answers) == 0
     said = capsys.readouterr().err
     for words in (
-        "an answer is needed", "did you mean", "broken.jsonl:2", "'sing' is none of instructions, chat",
+        "an answer is needed", "did you mean", "broken.jsonl:2", "'sing' is not one of instructions, chat",
         "its rows are for goal chat", "no device 'Z9'", "no configuration found", "nothing fits",
     ):  # fmt: skip
         assert words in said
@@ -340,8 +340,8 @@ def test_answers_that_end_leave_nothing(capsys, typed, here):
 
 def test_a_gpu_that_no_catalogue_has_is_proposed_by_its_memory(typed, monkeypatch):
     found = Hardware(1, 2, "NVIDIA TITAN Xp", 12196 * 2**20, (6, 1))
-    monkeypatch.setattr(starting.probe, "probe_hardware", lambda: found)
-    assert starting.found_here() == "2x12GB"
+    monkeypatch.setattr(init.probe, "probe_hardware", lambda: found)
+    assert init.found_here() == "2x12GB"
 
 
 def test_control_characters_of_a_file_reach_no_terminal(capsys, typed):

@@ -135,7 +135,7 @@ def test_a_failed_rung_is_listed_with_its_cause_and_the_ladder_goes_on(climb):
 
 
 def test_what_the_machine_lacks_is_a_refusal(climb):
-    lacks = lambda plan: plan.value("model.quantization") != "none"  # noqa: E731
+    lacks = lambda plan: plan.model.quantization != "none"  # noqa: E731
     code, data, _, _ = climb("--only", "int8,lora", machine=lacks)
     assert code == 0
     assert statuses(data) == {"lora": "done", "int8": "refused"}

@@ -140,8 +140,8 @@ def test_auto_begins_where_no_checkpoint_is_whole(runs):
     (runs.folder / "r.yaml").write_text(changed)
     code, _, said = runs("--resume", "auto")
     assert code == 0
-    assert "checkpoint-2 is passed over: it has no manifest.json" in said
-    assert "checkpoint-4 is passed over" in said
+    assert "checkpoint-2 is skipped: it has no manifest.json" in said
+    assert "checkpoint-4 is skipped" in said
     assert runs.resumed() == ["nothing", "nothing"]
     assert (runs.out / "plan.json").read_text().count('"adapter.r"') == 1
 
@@ -151,7 +151,7 @@ def test_auto_goes_on_from_the_newest(stopped):
     assert code == 0, said
     newest = stopped.out / "checkpoints" / "checkpoint-4"
     assert stopped.resumed()[1:] == [str(newest)]
-    assert f"goes on from {newest} (step 4; " in said
+    assert f"resumes from {newest} (step 4; " in said
     assert "MiB verified by hash" in said
     assert "version of torch: '2.0.0' -> " in said
 
@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(stopped):
     assert 4 in complete_checkpoints(stopped.out / "checkpoints"), "its size is what it was"
     code, _, said = stopped("--resume", "auto")
     assert code == 0
-    assert "checkpoint-4 is passed over: weights.bin is not what was written" in said
+    assert "checkpoint-4 is skipped: weights.bin is not what was written" in said
     assert stopped.resumed()[1:] == [str(stopped.out / "checkpoints" / "checkpoint-2")]
 
 
@@ -187,7 +187,7 @@ def test_who_goes_back_puts_the_newer_ones_aside(stopped):
     (checkpoints / "superseded-9").mkdir()
     code, data, said = stopped("--resume", checkpoints / "checkpoint-2")
     assert code == 0
-    assert "put aside: checkpoint-4, checkpoint-9, behind the step that the run goes on from, as " in said
+    assert "set aside: checkpoint-4, checkpoint-9, " in said
     names = {"checkpoint-2", "superseded-4", "superseded-9", "superseded-9-2"}
     assert {path.name for path in checkpoints.iterdir()} == names
     assert list(contents(checkpoints / "superseded-4").values()) == list(given_up)
@@ -494,9 +494,9 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
 
 
 def test_a_conversion_of_which_the_disk_took_no_log_is_one_error(tmp_path, monkeypatch):
-    from launcher.execute import converting
+    from launcher.execute import resume
     from launcher.execute.following import Ended
 
-    monkeypatch.setattr(converting, "follow", lambda start: Ended(1))
+    monkeypatch.setattr(resume, "follow", lambda start: Ended(1))
     with pytest.raises(RunFailed, match=r"could not be converted .*: exit code 1"):
-        converting.converted(checkpoint(tmp_path, 2), tmp_path / "run", "more ranks", print)
+        resume.converted(checkpoint(tmp_path, 2), tmp_path / "run", "more ranks", print)

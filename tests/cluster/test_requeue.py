@@ -54,7 +54,7 @@ def test_preempted_on_two_nodes_it_goes_on_with_the_same_losses(cluster, recipe,
     assert cluster.job(number)["Restarts"] == "1"
     log = (run_dir / "logs" / f"slurm-{number}.out").read_text()
     assert "requeued: the job was preempted" in log
-    assert f"goes on from {run_dir}/checkpoints/checkpoint-{stopped['step']}" in log
+    assert f"resumes from {run_dir}/checkpoints/checkpoint-{stopped['step']}" in log
     assert losses(run_dir) == losses(undisturbed)
     assert sorted(losses(run_dir)) == list(range(1, STEPS + 1))
 
@@ -75,7 +75,7 @@ def test_the_warning_before_the_limit_saves_and_requeues_once_more_and_cancel_en
     cluster.wait_state(number, "PENDING", timeout=60)
     row = json.loads((run_dir / "requeues.jsonl").read_text())
     assert row["checkpoint"] >= 2
-    assert "the time limit comes near" in row["why"]
+    assert "the time limit is near" in row["why"]
     cluster.wait_state(number, "RUNNING", timeout=60)
     wait_for_step(run_dir, row["checkpoint"] + 1)
     assert main(["submit", str(run_dir), "--cancel"]) == 0
@@ -134,7 +134,7 @@ def test_a_lost_node_ends_the_run_on_all_with_its_name(cluster, recipe, tmp_path
     again = cluster.run("sbatch", str(run_dir / "job.sbatch")).stdout.split()[-1]
     wait_for_step(run_dir, done + 1, timeout=240)
     assert (
-        f"goes on from {run_dir}/checkpoints/checkpoint-"
+        f"resumes from {run_dir}/checkpoints/checkpoint-"
         in (run_dir / "logs" / f"slurm-{again}.out").read_text()
     )
     cluster.run("scancel", again)
@@ -157,7 +157,7 @@ def test_a_node_that_slurm_takes_down_costs_a_requeue(cluster, recipe, tmp_path,
     wait_for_step(run_dir, done + 1, timeout=240)
     assert cluster.job(number)["Restarts"] == "1"
     assert (
-        f"goes on from {run_dir}/checkpoints/checkpoint-"
+        f"resumes from {run_dir}/checkpoints/checkpoint-"
         in (run_dir / "logs" / f"slurm-{number}.out").read_text()
     )
     cluster.run("scancel", number)
@@ -175,7 +175,7 @@ def test_ctrl_c_while_following_leaves_the_job_alone(cluster, recipe, tmp_path, 
         process.send_signal(2)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "it goes on" in said
+    assert "it continues" in said
     assert f"effilaunch submit {run_dir} --follow" in said
     number = submitted(run_dir)
     assert cluster.job(number)["JobState"] == "RUNNING"

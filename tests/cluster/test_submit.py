@@ -49,31 +49,33 @@ def test_prepare_and_train_run_what_was_submitted(cluster, recipe, tmp_path, mon
 
 
 REFUSED = [
-    ("launch.slurm.partition=nope", "no such partition (there are: low, high, short)"),
-    ("launch.slurm.time=2-00:00:00", "the partition low gives at most 60 minutes"),
-    ("launch.slurm={partition: short, time: 30}", "there is more in: low, high"),
-    ("launch.slurm.time=2", "so that nothing would be trained"),
-    ("hardware.num_nodes=3", "the plan is for 3 nodes, and the partition low has 2"),
-    ("hardware.devices_per_node=8", "8 CPUs of a node are asked for, and no node has more than 2"),
-    ("hardware={device: A100-80GB, devices_per_node: 8}", "the 8 device(s) that the plan needs"),
-    ("launch.slurm.mem=64G", "launch.slurm.mem: 64G of a node are asked for"),
-    ("launch.slurm.constraint=a100", "launch.slurm.constraint: is a100, which names a feature"),
-    ("launch.slurm.exclude=n9", "launch.slurm.exclude: is n9, which names a node"),
-    ("launch.slurm.reservation=r", "names no reservation of this Slurm"),
-    ("launch.slurm.options={mail-type: NEVER}", "is not a kind of mail"),
-    ("launch.slurm.options={bogus: 1}", "launch.slurm.options: unrecognized option '--bogus=1'"),
-    ("launch.slurm.prepare.cpus_per_task=9", "launch.slurm.prepare.cpus_per_task: 9 CPUs"),
+    ("launch.slurm.partition=nope", "slurm-partition", "launch.slurm.partition", "low, high, short"),
+    ("launch.slurm.time=2-00:00:00", "slurm-time", "launch.slurm.time", "60 minutes"),
+    ("launch.slurm={partition: short, time: 30}", "slurm-time", "launch.slurm.time", "low, high"),
+    ("launch.slurm.time=2", "slurm-time", "launch.slurm.time", ""),
+    ("hardware.num_nodes=3", "slurm-nodes", "hardware.num_nodes", "low has 2"),
+    ("hardware.devices_per_node=8", "slurm-refused", "launch.slurm.cpus_per_task", "8 CPUs"),
+    ("hardware={device: A100-80GB, devices_per_node: 8}", "slurm-devices", "hardware", "8 device(s)"),
+    ("launch.slurm.mem=64G", "slurm-refused", "launch.slurm.mem", "64G"),
+    ("launch.slurm.constraint=a100", "slurm-refused", "launch.slurm.constraint", "a100"),
+    ("launch.slurm.exclude=n9", "slurm-refused", "launch.slurm.exclude", "n9"),
+    ("launch.slurm.reservation=r", "slurm-refused", "launch.slurm.reservation", ""),
+    ("launch.slurm.options={mail-type: NEVER}", "slurm-refused", "launch.slurm.options.mail-type", "NEVER"),
+    ("launch.slurm.options={bogus: 1}", "slurm-refused", "launch.slurm.options", "'--bogus=1'"),
+    ("launch.slurm.prepare.cpus_per_task=9", "slurm-refused", "launch.slurm.prepare.cpus_per_task", "9 CPUs"),
 ]
 
 
-@pytest.mark.parametrize(("override", "said"), REFUSED, ids=[override for override, _ in REFUSED])
-def test_what_slurm_would_not_take_is_refused_before_the_queue(recipe, override, said, capsys, tmp_path):
+@pytest.mark.parametrize(("override", "code", "key", "shown"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_slurm_would_reject_is_refused_before_the_queue(
+    recipe, override, code, key, shown, capsys, tmp_path
+):
     path = recipe(ONE + JOB)
     run_dir = tmp_path / "run"
-    assert main(["submit", str(path), "--output-dir", str(run_dir), "--set", override]) == 2
-    shown = capsys.readouterr().err
-    assert said in shown
-    assert shown.count("error: ") == 1
+    assert main(["submit", str(path), "--output-dir", str(run_dir), "--set", override, "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (error["code"], error["path"]) == (code, key)
+    assert shown in f"{error['message']} {error['hint']}"
     assert not run_dir.exists()
 
 

@@ -58,7 +58,7 @@ def job_for(folder: Path, task: str, **changes: Any) -> Job:
 
 def load(job: Job, labels: Any = LABELS) -> tuple[Any, Any]:
     processing = load_processing(job)
-    return processing, load_model(job, processing, labels if "classification" in job.value("task") else None)
+    return processing, load_model(job, processing, labels if "classification" in job.task.name else None)
 
 
 def batch_for(task: str, processing: Any) -> dict[str, Any]:

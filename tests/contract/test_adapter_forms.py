@@ -264,7 +264,7 @@ def test_parameters_of_experts_are_counted_by_peft_itself(family, in_process):
 def test_the_attention_of_a_plan_is_one_that_the_class_takes(family, tmp_path, in_process):
     config = config_of(family)
     spec, _ = find_spec("m", config, "a test", "causal-lm", ask=True)
-    planned = made(tmp_path, config, {}, spec).value("model.attn_implementation")
+    planned = made(tmp_path, config, {}, spec).model.attn_implementation
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(
             transformers.AutoConfig.for_model(**config), attn_implementation=planned

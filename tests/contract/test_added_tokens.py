@@ -380,7 +380,7 @@ ZERO3 = """
     from launcher.train.processing import load_processing
 
     job = read_job(Path(sys.argv[1]))
-    fields = job.section("trainer")
+    fields = job.fields(job.trainer)
     args = transformers.TrainingArguments(sys.argv[2], deepspeed=str(job.ds_config), **fields)
     import deepspeed
     deepspeed.init_distributed(dist_backend="gloo")

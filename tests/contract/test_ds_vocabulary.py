@@ -12,8 +12,8 @@ from importlib import metadata
 import pytest
 from lint_cases import BROKEN
 
-from launcher.lint.vocabulary import TABLE, version
-from launcher.lint.without_effect import BELOW_STAGE3_ONLY, READ_NOWHERE
+from launcher.knowledge.lint.ineffective import BELOW_STAGE3_ONLY, READ_NOWHERE
+from launcher.knowledge.lint.keys import TABLE, deepspeed_version
 from launcher.plan.profile import STAGE3_ONLY
 
 # Codes that DeepSpeed's own reader of a config refuses as well.
@@ -34,7 +34,7 @@ NOT_AT_PARSE = (
 @pytest.fixture(autouse=True)
 def _tested_version():
     pytest.importorskip("deepspeed")
-    if metadata.version("deepspeed") != version():
+    if metadata.version("deepspeed") != deepspeed_version():
         pytest.skip("the tested version of deepspeed is not installed")
 
 

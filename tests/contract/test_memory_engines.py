@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_cases import states_of
 
 from launcher.facts.model import read_model_spec
-from launcher.memory.engine import largest_tensor, sharded_states
+from launcher.memory.engines.engine import largest_tensor
 from launcher.memory.job import MemoryJob
-from launcher.memory.optimizers import model_shapes
+from launcher.memory.states import model_shapes
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -84,7 +85,7 @@ def predicted(job: MemoryJob) -> int:
 
     DDP's buckets belong to its C++ reducer, where Python does not see them.
     """
-    states, width = sharded_states(SPEC, job), 4 if job.precision == "fp32" else 2
+    states, width = states_of(SPEC, job), 4 if job.precision == "fp32" else 2
     total = states.total + states.host + states.staging
     # Stage 1 reduces nothing before the last micro-batch, so its bucket stays.
     filling = job.zero_stage == 1 and job.accumulation == 2

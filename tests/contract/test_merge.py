@@ -59,11 +59,11 @@ def fp32_base(job: Job, processing: Any) -> Any:
 
 
 def inputs_for(job: Job, rows: int = 2) -> dict[str, Any]:
-    if job.value("task") == "image-classification":
+    if job.task.name == "image-classification":
         return {"pixel_values": torch.randn(rows, 3, 32, 32, generator=torch.Generator().manual_seed(1))}
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(4, 500, (rows, 12), generator=generator)
-    if job.value("task") == "seq2seq-lm":
+    if job.task.name == "seq2seq-lm":
         return {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -79,10 +79,10 @@ def check(run: Path, **more: Any) -> tuple[merging.Merged, Any]:
     job = read_job(run)
     from transformers import AutoImageProcessor, AutoTokenizer
 
-    image = job.value("task") == "image-classification"
+    image = job.task.name == "image-classification"
     processing = (AutoImageProcessor if image else AutoTokenizer).from_pretrained(run / "merged")
     oracle = PeftModel.from_pretrained(fp32_base(job, processing), str(run / "adapter"))
-    plain = auto_class(job.value("task")).from_pretrained(run / "merged")
+    plain = auto_class(job.task.name).from_pretrained(run / "merged")
     assert not hasattr(plain.config, "quantization_config")
     inputs = inputs_for(job)
     torch.testing.assert_close(logits(plain, inputs), logits(oracle, inputs), rtol=0, atol=1e-5)

@@ -37,7 +37,7 @@ def test_models_that_a_device_map_placed_learn(tmp_path, device_map, weights):
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
     rows = [batch_for("causal-lm", processing)]
     rows = [{name: value[0] for name, value in rows[0].items()}] * 8
-    args = transformers.TrainingArguments(str(tmp_path / "out"), **job.section("trainer"))
+    args = transformers.TrainingArguments(str(tmp_path / "out"), **job.fields(job.trainer))
     trainer = transformers.Trainer(model, args, train_dataset=rows)
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]

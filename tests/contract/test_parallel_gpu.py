@@ -22,7 +22,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "context": {"engine": "fsdp", "cp_size": 2},
     "sequence": {"engine": "deepspeed", "zero_stage": 2, "sp_size": 2},
     "tensor": {"engine": "deepspeed", "zero_stage": 1, "tp_size": 2},
-    "tensor, transformers": {"engine": "ddp", "tp_size": 2},
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from grounds import tokenizer_of_1024_words, write_rows
 from launched import effilaunch
 
-from launcher.execute.shared_buffers import SHARED_MEMORY
+from launcher.execute.leftovers import SHARED_MEMORY
 
 pytest.importorskip("torch")
 

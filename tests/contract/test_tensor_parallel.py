@@ -27,16 +27,16 @@ from engine_runs import (
 from grounds import write_rows
 
 from launcher.facts.model import read_model_spec
+from launcher.memory.engines import ENGINES
 from launcher.memory.tensor_parallel import rank_spec
 
 if not find_spec("deepspeed"):  # not imported here: that takes long
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 
 AUTO = {"engine": "deepspeed", "tp_size": 2}
-OWN = {"engine": "ddp", "tp_size": 2}
-"""transformers' own, which accelerate takes over CPU processes by cut_on_cpu.py alone."""
-WEIGHTS = {"save_only_model": True}
 AGAIN = {"activation_checkpointing": True}
+
+ENGINE = {engine.name: engine for engine in ENGINES}
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +62,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "ZeRO-0": ({}, {**AUTO, "zero_stage": 0}, 2),
     "ZeRO-2, two copies": ({}, {**AUTO, "zero_stage": 2}, 4),
     "tied": (family("llama", tie_word_embeddings=True), {**AUTO, "zero_stage": 1}, 2),
-    "transformers, tied": ({**family("llama", tie_word_embeddings=True), "trainer": WEIGHTS}, OWN, 2),
     "ZeRO-1, packed": (PACKED, {**AUTO, "zero_stage": 1}, 2),
     "ZeRO-1, padding-free": (FLAT, {**AUTO, "zero_stage": 1}, 2),
     "ZeRO-1, eager": ({"model": EAGER}, {**AUTO, "zero_stage": 1}, 2),
-    "transformers, eager": ({"model": EAGER, "trainer": WEIGHTS}, OWN, 2),
     "bf16": ({"precision": "bf16"}, {**AUTO, "zero_stage": 2}, 2),
     **{name: (family(name), {**AUTO, "zero_stage": 2}, 2) for name in FAMILIES},
-    "transformers": ({"trainer": WEIGHTS}, OWN, 2),
-    "transformers, packed, recomputed": ({**PACKED, "trainer": {**WEIGHTS, **AGAIN}}, OWN, 2),
-    "transformers, bf16": ({"precision": "bf16", "trainer": WEIGHTS}, OWN, 2),
-    **{f"transformers, {name}": ({**family(name), "trainer": WEIGHTS}, OWN, 2) for name in FAMILIES},
 }
-SHORT = ("ZeRO-2", "ZeRO-2, two copies", "transformers")
+SHORT = ("ZeRO-2", "ZeRO-2, two copies")
 PARAMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES]
 
 
@@ -82,17 +76,14 @@ PARAMS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) fo
 def test_ranks_learn_what_one_process_learns(name, ground, tmp_path, forks):
     said, sharding, world = CASES[name]
     one = alone(said, ground, tmp_path / "one", forks)
-    parts = trained(
-        {**said, "sharding": sharding}, ground, tmp_path / "parts", forks, world, prelude="cut_on_cpu"
-    )
+    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks, world)
     check_alike(one, parts, half="bf16" in name, norms=sharding.get("zero_stage") != 0)
     assert result(parts)["tokens"] == result(one)["tokens"]
     plan = json.loads((parts / "plan.json").read_text())
     assert (plan["batch"]["data_parallel"], plan["batch"]["global"]) == (world // 2, 4)
     assert_readable(parts)
     components = result(parts)["memory"]["components"]
-    # On a CPU the parts that transformers reads may be views of whole tensors.
-    for kind in ("gradients", "optimizer", *(("weights",) if "zero_stage" in sharding else ())):
+    for kind in ("gradients", "optimizer", "weights"):
         assert components[kind]["measured"] == pytest.approx(components[kind]["predicted"], rel=0.01), kind
 
 
@@ -102,10 +93,8 @@ WORDS = {
     "AutoTP": ({}, AUTO),
     "AutoTP, tied": (TIED, AUTO),
     "AutoTP, tied to an embedding that scales": (SCALES, AUTO),
-    "transformers": ({}, OWN),
-    "transformers, tied": (TIED, OWN),
 }
-SLOW_WORDS = ("AutoTP, tied to an embedding that scales", "transformers")
+SLOW_WORDS = ("AutoTP, tied to an embedding that scales",)
 
 
 @pytest.mark.parametrize(
@@ -117,50 +106,43 @@ def test_ranks_hold_the_words_that_the_plan_counts(name, ground, tmp_path, forks
     rows = [{"path": "full.jsonl"}]
     data = {"train": rows, "max_length": 8, "eval": rows}
     trainer = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 16}
-    said = {**said, "data": data, "trainer": {**trainer, **WEIGHTS}, "sharding": sharding}
+    said = {**said, "data": data, "trainer": trainer, "sharding": sharding}
     said["global_batch_size"] = 16
     for attempt in range(3):  # a busy machine delays a thread of gloo by more than one piece
         out = trained(said, ground, tmp_path / str(attempt), forks, prelude="widths_seen")
         memory = result(out)["memory"]
-        weights = memory["components"]["weights"]
-        # On a CPU the parts that transformers reads may be views of whole tensors.
-        views = weights["measured"] - weights["predicted"] if sharding is OWN else 0
-        if all(peak["measured"] - views < 1.2 * peak["predicted"] for peak in (memory, memory["eval"])):
+        if all(peak["measured"] < 1.2 * peak["predicted"] for peak in (memory, memory["eval"])):
             break
     config = said.get("model", {}).get("config", LLAMA)
-    part = rank_spec(read_model_spec(name, config, "test"), 2, sharding["engine"])
+    part = rank_spec(read_model_spec(name, config, "test"), 2, ENGINE[sharding["engine"]])
     head, words = part.head.out_features, part.head.gathered or part.head.out_features
-    # Counted whole where its gradient is.
-    table = part.vocab_size // 2 if name == "transformers" else part.vocab_size
-    counted = {"training": words, "evaluation": words, "head": head, "table": table}
+    counted = {"training": words, "evaluation": words, "head": head, "table": part.vocab_size}
     for rank in range(2):
         assert json.loads((out / f"widths-{rank}.json").read_text()) == counted
     # A thread of gloo lets go of what it has gathered when its turn comes.
     late = 4 * 16 * 8 * part.head.gathered
     for peak in (memory, memory["eval"]):
-        assert 0.97 * peak["predicted"] < peak["measured"] - views < 1.03 * peak["predicted"] + late
+        assert 0.97 * peak["predicted"] < peak["measured"] < 1.03 * peak["predicted"] + late
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow), None])
+@pytest.mark.parametrize("stage", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_clipping_and_adam_see_the_same_gradients(stage, ground, tmp_path, forks):
-    said = {"trainer": {"optim": "adamw_torch", "max_grad_norm": 0.5, "learning_rate": 1e-2, **WEIGHTS}}
-    sharding = OWN if stage is None else {**AUTO, "zero_stage": stage}
+    said = {"trainer": {"optim": "adamw_torch", "max_grad_norm": 0.5, "learning_rate": 1e-2}}
+    sharding = {**AUTO, "zero_stage": stage}
     one = alone(said, ground, tmp_path / "one", forks)
-    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks, prelude="cut_on_cpu")
+    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks)
     assert column(parts, "loss") == pytest.approx(column(one, "loss"), rel=2e-5)
 
 
-@pytest.mark.parametrize("sharding", [{**AUTO, "zero_stage": 1}, OWN], ids=["AutoTP", "transformers"])
-def test_evaluations_count_each_row_once(sharding, ground, tmp_path, forks):
+def test_evaluations_count_each_row_once(ground, tmp_path, forks):
     """Five rows in batches of two: the last one is not full."""
     said = {
         "data": {"train": [{"path": "rows.jsonl"}], "max_length": 32, "eval": [{"path": "five.jsonl"}]},
-        "trainer": {
-            "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2, **WEIGHTS,
-        },
-    }  # fmt: skip
+        "trainer": {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2},
+    }
+    sharding = {**AUTO, "zero_stage": 1}
     one = alone(said, ground, tmp_path / "one", forks)
-    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks, prelude="cut_on_cpu")
+    parts = trained({**said, "sharding": sharding}, ground, tmp_path / "parts", forks)
     assert column(parts, "eval_loss") == pytest.approx(column(one, "eval_loss"), rel=2e-6)
 
 
@@ -170,20 +152,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(stage, ground, tmp_path
     assert_goes_on({"sharding": {**AUTO, "zero_stage": stage}, "trainer": adam}, ground, tmp_path, forks)
 
 
-@pytest.mark.parametrize("sharding", [{**AUTO, "zero_stage": 1}, OWN], ids=["AutoTP", "transformers"])
-def test_the_best_checkpoint_is_what_stays(sharding, ground, tmp_path, forks):
-    more = WEIGHTS if sharding is OWN else {}
-    assert_keeps_best({"sharding": sharding, "trainer": more}, ground, tmp_path, forks, "cut_on_cpu")
-
-
-def test_a_cpu_without_the_patch_is_not_trained_by_ddp_in_silence(ground, tmp_path, forks):
-    out, env = planned({"sharding": OWN, "trainer": WEIGHTS}, ground, tmp_path / "run", forks)
-    ended = forks.run(out, 2, env)
-    assert 0 not in ended.codes
-    (problem,) = json.loads((out / "logs" / "error-rank-0.json").read_text())["problems"]
-    assert problem["code"] == "engine-mismatch"
-    assert "neither tensor nor context parallelism over CPU processes" in problem["message"]
-    assert not (out / "metrics.jsonl").exists()
+def test_the_best_checkpoint_is_what_stays(ground, tmp_path, forks):
+    assert_keeps_best({"sharding": {**AUTO, "zero_stage": 1}}, ground, tmp_path, forks)
 
 
 def test_accelerate_puts_no_parts_together_unless_it_is_told_to(ground, tmp_path, forks):

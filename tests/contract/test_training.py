@@ -136,8 +136,8 @@ def test_the_argument_class_of_a_task_says_what_the_plan_says(tmp_path):
 
 def test_a_plan_that_lacks_a_setting_is_refused(tmp_path):
     work = job(tmp_path, {})
-    with pytest.raises(RecipeError, match=r"plan.json: the plan has no setting data.max_lenght"):
-        work.value("data.max_lenght")
+    with pytest.raises(RecipeError, match=r"plan.json: the plan has no setting launch.launcher"):
+        assert work.launch.launcher
 
 
 # --- tasks

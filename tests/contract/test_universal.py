@@ -14,9 +14,9 @@ from forked import Forks
 from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
 from launcher.commands.gather import gather
-from launcher.execute.converting import show_start
-from launcher.execute.local import bind
+from launcher.execute.resume import show_start
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.start import bind
 from launcher.facts.checkpoint import defect, read_manifest
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge

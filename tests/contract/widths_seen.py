@@ -1,4 +1,4 @@
-"""A prelude for ranks, on top of cut_on_cpu: each writes which part of the words it holds.
+"""A prelude for ranks: each writes which part of the words it holds.
 
 `widths-RANK.json` in the run directory: words of the logits that the model returns in training and in
 evaluation, and rows of the head and of the token embedding that the rank holds.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-
-import cut_on_cpu  # noqa: F401  (patches when imported)
 
 from launcher.train.storages import local_part
 from launcher.train.trainers import PlannedTrainer

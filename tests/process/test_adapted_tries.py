@@ -16,8 +16,8 @@ from launcher.cli import main
 from launcher.commands import adapting
 from launcher.commands.adapting import run_tries
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
-from launcher.execute.adapted import write_next_try
-from launcher.execute.run_dir import write_run_dir
+from launcher.execute.run_dir import write_next_try, write_run_dir
+from launcher.facts.atomic_writes import write_text
 from launcher.plan.planner import make_plan
 from launcher.render.bundle import render
 
@@ -177,7 +177,7 @@ def test_the_next_try_is_diagnosed_by_its_own_lines(tries):
 
 
 def test_data_that_does_not_fit_the_memory_is_no_matter_of_the_batch(tries, tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.execute.local.has_killed", lambda *_: True)
+    monkeypatch.setattr("launcher.execute.start.has_killed", lambda *_: True)
     with pytest.raises(RunFailed) as caught:
         tries(worker(), prepare="import os; os.kill(os.getpid(), 9)", on="2xcpu",
               text=ADAPT.replace("512", "64"), global_batch_size=8)  # fmt: skip
@@ -251,10 +251,12 @@ def test_a_checkpoint_that_the_user_named_is_continued_again(tries, tmp_path):
 
 
 def test_a_next_try_that_a_full_disk_does_not_take_is_told_with_what_ran_out(tries, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(path, text):
+        if path.name.endswith("-1.json"):  # a file of the attempt before
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_text(path, text)
 
-    monkeypatch.setattr("launcher.execute.adapted.write_text", full)
+    monkeypatch.setattr("launcher.execute.run_dir.write_text", full)
     with pytest.raises(
         RunFailed, match="No space left on device; so the run could not begin again"
     ) as caught:

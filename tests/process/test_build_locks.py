@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.execute.build_locks import remove_stale_locks
+from launcher.execute.leftovers import remove_stale_locks
 
 pytest.importorskip("torch")
 

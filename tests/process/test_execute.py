@@ -16,12 +16,12 @@ import pytest
 from factories import plan
 
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
-from launcher.execute import local
+from launcher.execute import start as starting
 from launcher.execute.following import follow
-from launcher.execute.local import execute
+from launcher.execute.leftovers import SHARED_MEMORY
 from launcher.execute.restarts import may_pass
 from launcher.execute.run_dir import write_run_dir
-from launcher.execute.shared_buffers import SHARED_MEMORY
+from launcher.execute.start import execute
 from launcher.render.bundle import render
 
 PREPARED = "import pathlib, sys; (pathlib.Path(sys.argv[1]) / 'data.json').write_text('{}')"
@@ -126,12 +126,12 @@ def test_a_preparation_that_dies_is_not_restarted_without_it(tmp_path, monkeypat
         given.append(start)
         return follow(start, *rest)
 
-    monkeypatch.setattr(local, "follow", noted)
+    monkeypatch.setattr(starting, "follow", noted)
     with pytest.raises(RunFailed, match=f"{how} while it prepared the data") as caught:
         started(tmp_path, DONE, prepare=f"import os, sys; {ends}")
     assert caught.value.problems[0].code == "prepare-failed"
     assert not may_pass(caught.value)
-    assert given[0].orphaned_s == local.PREPARE_STOP_S, "it unwinds, too, when this process is killed"
+    assert given[0].orphaned_s == starting.PREPARE_STOP_S, "it unwinds, too, when this process is killed"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_preparation_that_dies_is_not_restarted_without_it(tmp_path, monkeypat
 def test_a_killed_preparation_is_told_by_the_kernels_counters(tmp_path, monkeypatch, oom, code):
     """Read: those of this machine, whose OOM killer did nothing here."""
     if oom != "read":
-        monkeypatch.setattr(local, "has_killed", lambda *_: oom)
+        monkeypatch.setattr(starting, "has_killed", lambda *_: oom)
     with pytest.raises(RunFailed, match=r"signal 9 \(SIGKILL\) while it prepared the data") as caught:
         started(tmp_path, DONE, prepare="import os; os.kill(os.getpid(), 9)")
     (problem,) = caught.value.problems

@@ -13,7 +13,7 @@ import pytest
 from grounds import make_base
 from launched import effilaunch, losses
 
-from launcher.execute.swap_files import LOCK, swap_files
+from launcher.execute.leftovers import LOCK, swap_files
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

@@ -10,7 +10,7 @@ from checkpoints import checkpoint
 from grounds import make_base
 from launched import effilaunch, losses
 
-from launcher.lint.check import lint_text
+from launcher.knowledge.lint.check import lint_text
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
@@ -294,4 +294,4 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(tmp_path, monkeypatch
     (tmp_path / "checkpoints" / "checkpoint-10").mkdir()
     monkeypatch.setenv("EFFILAUNCH_RESUME", "auto")
     assert find_checkpoint(Job(tmp_path, {})) == tmp_path / "checkpoints" / "checkpoint-4"
-    assert "checkpoint-10 is passed over: it has no manifest.json" in capsys.readouterr().out
+    assert "checkpoint-10 is skipped: it has no manifest.json" in capsys.readouterr().out

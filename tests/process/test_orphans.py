@@ -95,7 +95,7 @@ def test_after_a_failure(run):
     out = run(ranks("if rank == 1 and step == 2: sys.exit(7)")).ended(5)
     assert "rank-lost: " in out
     assert "rank 1 (pid" in out
-    assert "ended with exit code 7 and no word, last step 2, phase train" in out
+    assert "ended with exit code 7 without an error message, last step 2, phase train" in out
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,9 @@ def test_usr1_that_is_repeated_does_not_hurry(run):
 def test_ranks_that_ignore_the_signal_are_killed_in_the_end(run):
     began = run(ranks(steps=2000, early=DEAF), stop_s=0.0).training()
     out = began.send(signal.SIGTERM).ended(130)
-    assert re.search(r"the run was killed: it took more than \d+ s to stop; its newest whole checkpoint", out)
+    assert re.search(
+        r"the run was killed: it took more than \d+ s to stop; its newest complete checkpoint", out
+    )
 
 
 def test_a_signal_before_the_first_step(run):

@@ -100,7 +100,7 @@ def test_a_try_begins_with_its_data_unprepared(tried, tmp_path):
 
 
 def test_a_rank_that_dies_preparing_is_not_restarted(tried, tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.execute.failed.has_killed", lambda *_: False)
+    monkeypatch.setattr("launcher.execute.endings.has_killed", lambda *_: False)
     with pytest.raises(RunFailed, match="phase prepare: it prepared the data") as caught:
         tried(KILL)
     assert caught.value.problems[0].code == "prepare-failed"
@@ -108,7 +108,7 @@ def test_a_rank_that_dies_preparing_is_not_restarted(tried, tmp_path, monkeypatc
 
 
 def test_data_that_does_not_fit_the_memory_of_a_rank_is_no_matter_of_the_batch(tried, monkeypatch):
-    monkeypatch.setattr("launcher.execute.failed.has_killed", lambda *_: True)
+    monkeypatch.setattr("launcher.execute.endings.has_killed", lambda *_: True)
     monkeypatch.setattr(adapting, "adapt", lambda *_, **__: pytest.fail("nothing to adapt"))
     with pytest.raises(RunFailed) as caught:
         tried(KILL, on_oom="adapt")

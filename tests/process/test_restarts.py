@@ -23,7 +23,7 @@ from supervised import bundle_of, ranks
 from launcher.cli import main
 from launcher.commands.adapting import run_tries
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
-from launcher.execute import local
+from launcher.execute import start
 from launcher.execute.run_dir import (
     claimed,
     default_run_dir,
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_passed_over(tried):
     )
     tried.run(ranks(each, saves=2), 1)
     assert tried.tries == ["start", "checkpoint-2"]
-    assert any("checkpoint-4 is passed over: weights is not what was written" in line for line in tried.said)
+    assert any("checkpoint-4 is skipped: weights is not what was written" in line for line in tried.said)
 
 
 def test_without_being_asked_nothing_is_restarted(tried):
@@ -116,7 +116,7 @@ def test_without_being_asked_nothing_is_restarted(tried):
 
 
 def test_the_same_twice_at_the_same_step_is_not_tried_a_third_time(tried):
-    with pytest.raises(RunFailed, match="the same came twice at step 4, so it is not tried again") as caught:
+    with pytest.raises(RunFailed, match="twice in the same way at step 4") as caught:
         tried.run(ranks(KILLED.replace("TIMES", "9")), 5)
     assert tried.tries == ["start", "checkpoint-3"]
     assert "1 restart before, after: rank 1 (pid" in str(caught.value)
@@ -176,8 +176,8 @@ def test_a_hang_is_ended_with_the_rank_that_is_behind_and_restarted(tried):
     result = tried.run(ranks(each), 1, limits=patient)
     (row,) = result["restarts"]
     assert row["cause"].startswith("no progress for ")
-    assert "rank 1 is behind, after step 3 in <module> (<string>" in row["cause"]
-    assert "rank 0 stands in meet (<string>" in row["cause"]
+    assert "rank 1 is behind, after step 3, in <module> (<string>" in row["cause"]
+    assert "rank 0 is in meet (<string>" in row["cause"]
     assert tried.tries == ["start", "checkpoint-3"]
     assert "Current thread" in (tried.run_dir / "logs" / "rank-1.log").read_text()
 
@@ -193,7 +193,7 @@ def test_a_rank_that_a_signal_has_stopped_is_named_with_its_state(tried, monkeyp
     (problem,) = caught.value.problems
     assert (problem.code, Path(problem.file).name) == ("hang", "rank-1.log")
     assert re.search(r"rank 1 \(pid \d+\) is stopped by a signal \(state T ", problem.message)
-    assert "rank 0 stands in meet (<string>" in problem.message
+    assert "rank 0 is in meet (<string>" in problem.message
 
 
 @pytest.mark.slow
@@ -261,13 +261,13 @@ def test_a_full_disk_loses_neither_the_restart_nor_the_result(tried, monkeypatch
 @pytest.mark.slow
 def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(tried, monkeypatch):
     """Without its own sizes of the logs, an earlier try's errors would be taken for those of the next."""
-    record, times = local.record_bound, []
+    record, times = start.record_bound, []
 
     def once(*given: object) -> None:
         times.append(1)
         record(*given) if len(times) == 1 else full()
 
-    monkeypatch.setattr("launcher.execute.local.record_bound", once)
+    monkeypatch.setattr("launcher.execute.start.record_bound", once)
     with pytest.raises(
         RunFailed, match="No space left on device; so the run could not begin again"
     ) as caught:
@@ -277,7 +277,7 @@ def test_a_try_that_the_disk_does_not_let_begin_is_told_with_what_failed_before(
     assert problem.message.count("was killed by SIGKILL, last step 4") == 1
     assert problem.hint == "make room there; then go on with --resume auto"
     assert tried.tries == ["start"]
-    monkeypatch.setattr("launcher.execute.local.record_bound", full)
+    monkeypatch.setattr("launcher.execute.start.record_bound", full)
     with pytest.raises(MachineError, match="cannot write the run directory") as caught:
         tried.run(ranks(), 0)
     assert caught.value.exit_code == 4

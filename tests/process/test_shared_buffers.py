@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from launcher.execute.shared_buffers import remove_shared_buffers
+from launcher.execute.leftovers import remove_shared_buffers
 
 
 def test_only_the_buffers_of_the_named_run_go(tmp_path):

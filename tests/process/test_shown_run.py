@@ -8,8 +8,8 @@ from terminal import terminal
 
 from launcher.commands.showing import Showing
 from launcher.errors import RunFailed
-from launcher.execute.local import execute
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.report.screen import Screen
 

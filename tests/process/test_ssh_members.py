@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import MachineError
-from launcher.execute.channel import Rhythm
-from launcher.execute.group import Group
-from launcher.execute.ssh import Starting
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.wire import Rhythm
 from launcher.facts.place import Place
+from launcher.schedulers.ssh import Starting
 
 RUNS = 'for last; do :; done\nexec sh -c "$last"\n'
 

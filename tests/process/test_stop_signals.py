@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from launcher.execute import guard
+from launcher.execute import processes
 from launcher.facts.status import RankStatus, process_started, read_statuses
 
 BEGIN = """
@@ -147,10 +147,10 @@ def test_a_guard_leaves_ranks_two_steps_to_save(tmp_path, monkeypatch):
     own = RankStatus(
         0, socket.gethostname(), os.getpid(), process_started(os.getpid()), "train", 3, 0.0, 0.5, None
     )
-    monkeypatch.setattr(guard, "processes_of", lambda token: {1})
-    monkeypatch.setattr(guard, "read_statuses", lambda run_dir: {0: own})
+    monkeypatch.setattr(processes, "processes_of", lambda token: {1})
+    monkeypatch.setattr(processes, "read_statuses", lambda run_dir: {0: own})
     begun = time.monotonic()
-    guard._leave_time("token", tmp_path, 0.0)
+    processes._leave_time("token", tmp_path, 0.0)
     assert time.monotonic() - begun > 1.0
 
 

@@ -88,7 +88,7 @@ def test_a_killed_rank_ends_the_run_with_its_cause_and_a_restart_finishes_it(bas
     assert row["cause"].startswith("rank 1 (pid")
     assert said.count("Traceback (most recent call last)") == 0, "the other rank only missed this one"
     assert "ChildFailedError" not in said
-    assert "goes on from" in said
+    assert "resumes from" in said
     steps = [json.loads(line)["step"] for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]
     logs = (run.out / "logs" / "rank-1.log").read_text()

@@ -51,7 +51,7 @@ def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
     at = stopped(pair)["checkpoint"]
     assert f"with {at}" in said[0]
     assert f"with {at}" in said[1], "the member tells what the head tells"
-    assert "SIGTERM on another machine: stopping" in said[1 - member]
+    assert "SIGTERM on another node: stopping" in said[1 - member]
 
 
 @pytest.mark.parametrize("member", cases((0, 1), 1))
@@ -173,9 +173,9 @@ def test_a_hang_is_judged_over_all_ranks_and_each_writes_where_it_stands(tmp_pat
     for words in said:
         assert "hang: " in words
         assert "no progress for" in words
-    assert "rank 1 stands in" in said[0] or "rank 1 is behind" in said[0]
+    assert "rank 1 is in" in said[0] or "rank 1 is behind" in said[0]
     assert "it wrote no calls" not in said[0]
-    assert "rank 0 stands in" in said[0] or "rank 0 is behind" in said[0]
+    assert "rank 0 is in" in said[0] or "rank 0 is behind" in said[0]
 
 
 @pytest.mark.slow

@@ -84,7 +84,7 @@ def test_wheel_carries_the_data(wheel):
         assert {f"launcher/_data/{name}" for name in files} <= packed
     assert "launcher/facts/data/models.json" in packed
     assert "launcher/py.typed" in packed
-    assert "launcher/lint/tables/deepspeed.json" in packed
+    assert "launcher/knowledge/lint/tables/deepspeed.json" in packed
     assert not [name for name in packed if name.startswith(("tests/", "recipes/", "benchmarks/"))]
 
 

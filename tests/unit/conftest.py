@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from joining import FAST, a_place
 
-from launcher.execute.group import Group
+from launcher.execute.nodes.group import Group
 from launcher.facts.place import Place
 
 

@@ -9,8 +9,8 @@ import pytest
 from factories import BASE, facts, recipe
 
 from launcher.facts.hardware import parse_hardware
-from launcher.failures.catalogue import FAILURES
-from launcher.failures.memory import MEMORY
+from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.knowledge.failures.saving import MEMORY
 from launcher.plan import adapting
 from launcher.plan.adapting import adapt, is_out_of_memory, moment_of, ways_out
 from launcher.plan.planner import make_plan
@@ -114,7 +114,7 @@ def test_the_reason_names_the_line_that_is_replaced(tmp_path):
     assert "recipe.yaml:4" in found[0].reason
     assert found[0].changed["trainer.per_device_train_batch_size"] == (4, 2)
     assert found[0].changed["trainer.gradient_accumulation_steps"] == (2, 4)
-    setting = found[0].plan.settings["trainer.per_device_train_batch_size"]
+    setting = found[0].plan.provenance["trainer.per_device_train_batch_size"]
     assert (setting.source, setting.by) == ("override", "on_oom: adapt")
     _, silent = tries(tmp_path, global_batch_size=64)
     assert "in place of" not in silent[0].reason
@@ -205,7 +205,7 @@ def test_which_failures_adapting_can_mend(failure, on, adapts):
 def test_the_failures_that_it_mends_are_known_by_these_ids():
     mended = {*adapting._DEVICE_FAILURES, adapting._HOST_FAILURE}
     assert mended <= {failure.id for failure in FAILURES}
-    by_itself = {failure.id for failure in MEMORY if "auto_find_batch_size" not in failure.mend}
+    by_itself = {failure.id for failure in MEMORY if "auto_find_batch_size" not in failure.fix}
     assert by_itself == adapting._DEVICE_FAILURES, (
         "every failure of device memory but upstream's own adapting"
     )

@@ -239,7 +239,7 @@ def planned(tmp_path):
 
 
 def test_an_estimate_takes_context_and_range_from_runs_like_it(planned):
-    spec, job, hardware = planned.model, planned.job, planned.hardware
+    spec, job, hardware = planned.spec, planned.job, planned.hardware
     plain = estimate_memory(spec, job, hardware)
     tensors = plain.total - CUDA_CONTEXT
     like = [run(1.2, kind=job_kind(spec, job), tensors=tensors, context=600 * MIB) for _ in range(9)]
@@ -260,7 +260,7 @@ def test_an_estimate_takes_context_and_range_from_runs_like_it(planned):
 
 
 def test_runs_that_took_more_make_a_plan_refuse_and_none_that_took_less_makes_it_accept(planned):
-    spec, job, hardware = planned.model, planned.job, planned.hardware
+    spec, job, hardware = planned.spec, planned.job, planned.hardware
     plain = estimate_memory(spec, job, hardware)
     tensors = plain.total - CUDA_CONTEXT
     size = int((plain.needed + 10 * MIB) / 0.95)

@@ -10,7 +10,7 @@ import pytest
 from joining import FAST
 from supervised import wait_for
 
-from launcher.execute.channel import Channel, Closed, Rhythm, listening
+from launcher.execute.nodes.wire import Channel, Closed, Rhythm, listening
 from launcher.facts.place import PORTS
 
 

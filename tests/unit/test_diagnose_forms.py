@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from rich.traceback import Traceback
 
-from launcher.diagnose.examine import Examination, diagnose
 from launcher.errors import RecipeError
-from launcher.failures.failure import Failure
+from launcher.knowledge.diagnose.examine import Examination, diagnose
+from launcher.knowledge.failures.failure import Failure
 
 REGISTRY = tuple(
     Failure(name, name, "cause", "mend", "test", (), patterns=(pattern,))

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from launcher.diagnose.examine import Examination, diagnose
 from launcher.errors import RecipeError
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.examine import Examination, diagnose
+from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 
 DEEP = "[" * 100_000

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from launcher.diagnose.examine import Examination
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.examine import Examination
+from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 
 SIGNS = {

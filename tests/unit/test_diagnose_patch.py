@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.diagnose.patch import edits, mended_text, write_mended
 from launcher.errors import RecipeError
+from launcher.knowledge.diagnose.patch import changed_text, edits, write_fixed
 from launcher.recipe.yaml_marks import parse_yaml
 
 RECIPE = """# a recipe
@@ -56,7 +56,7 @@ data:
     ],
 )
 def test_one_change(changes, old, new):
-    text = mended_text(RECIPE, changes)
+    text = changed_text(RECIPE, changes)
     assert text == RECIPE.replace(old, new) if old else text == RECIPE
     assert old in RECIPE
     document = parse_yaml(text, "mended")
@@ -69,7 +69,7 @@ def test_one_change(changes, old, new):
 
 
 def test_several_changes_and_a_text_without_a_last_newline():
-    text = mended_text("a: 1\nb: {c: 2}", {"a": 5, "b.c": "x: y", "d.e": [1, "no"]})
+    text = changed_text("a: 1\nb: {c: 2}", {"a": 5, "b.c": "x: y", "d.e": [1, "no"]})
     assert parse_yaml(text, "").data == {"a": 5, "b": {"c": "x: y"}, "d": {"e": [1, "no"]}}
 
 
@@ -77,7 +77,7 @@ def test_several_changes_and_a_text_without_a_last_newline():
     "value", ["1e-4", "true", "null", "", "a # b", "12", "it's", 'say "x"', "ü", 1e-05, None]
 )
 def test_a_value_is_read_back_as_it_was(value):
-    text = mended_text("key: {old: 1}\n", {"key": {"inner": value}})
+    text = changed_text("key: {old: 1}\n", {"key": {"inner": value}})
     assert parse_yaml(text, "").data == {"key": {"inner": value}}
 
 
@@ -104,17 +104,17 @@ def recipe(tmp_path):
 
 
 def test_the_mended_recipe_is_new_and_valid(recipe):
-    target = write_mended(recipe, recipe.parent, {"trainer.max_steps": 3})
-    assert target.name == "small.mended.yaml"
+    target = write_fixed(recipe, recipe.parent, {"trainer.max_steps": 3})
+    assert target.name == "small.fixed.yaml"
     assert target.read_text() == SMALL.replace("max_steps: 2", "max_steps: 3")
     assert recipe.read_text() == SMALL
     target.write_text("mine")
     with pytest.raises(RecipeError, match="never overwritten"):
-        write_mended(recipe, recipe.parent, {"trainer.max_steps": 4})
+        write_fixed(recipe, recipe.parent, {"trainer.max_steps": 4})
     assert target.read_text() == "mine"
 
 
 def test_what_the_loader_refuses_is_not_left_behind(recipe):
     with pytest.raises(RecipeError, match="max_steps changed the recipe is refused"):
-        write_mended(recipe, recipe.parent, {"trainer.max_steps": "many"})
+        write_fixed(recipe, recipe.parent, {"trainer.max_steps": "many"})
     assert [p.name for p in recipe.parent.iterdir()] == ["small.yaml"]

@@ -23,9 +23,9 @@ from machines import (
 )  # fmt: skip
 
 from launcher.commands.doctoring import subject_of
-from launcher.doctor import CHECKS, examine
 from launcher.facts.machine_model import ModelFacts
 from launcher.facts.software import install_hint
+from launcher.knowledge.doctor import CHECKS, examine
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 OFFLOAD = "sharding: {engine: deepspeed, zero_stage: 3, offload_optimizer: cpu}\nprecision: bf16\n"
@@ -238,8 +238,7 @@ def test_an_operator_that_came_compiled_needs_no_compiler(offload_plan):
 
 def test_a_cuda_operator_of_the_profile_needs_nvcc(tmp_path):
     plan = factories.plan(tmp_path, text=FULL + "sharding: {engine: deepspeed, zero_stage: 2}\n")
-    keyed = replace(plan.settings["deepspeed.reduce_bucket_size"], value={"optimizer.type": "AdamW"})
-    plan = replace(plan, settings={**plan.settings, "deepspeed.profile": keyed})
+    plan = factories.with_settings(plan, {"deepspeed.profile": {"optimizer.type": "AdamW"}})
     assert verdict("nvcc", HEALTHY, plan).status == "ok"
     assert verdict("nvcc", changed("build", nvcc=None), plan).status == "fail"
     assert verdict("nvcc", changed("build", nvcc="11.8"), plan).status == "fail"
@@ -247,11 +246,8 @@ def test_a_cuda_operator_of_the_profile_needs_nvcc(tmp_path):
 
 def test_nvme_offload_needs_libaio_and_a_folder(offload_plan):
     job = replace(offload_plan.job, offload_optimizer="nvme")
-    keyed = replace(
-        offload_plan.settings["deepspeed.reduce_bucket_size"],
-        value={"zero_optimization.offload_optimizer.nvme_path": "/nvme"},
-    )
-    plan = replace(offload_plan, job=job, settings={**offload_plan.settings, "deepspeed.profile": keyed})
+    profile = {"zero_optimization.offload_optimizer.nvme_path": "/nvme"}
+    plan = factories.with_settings(replace(offload_plan, job=job), {"deepspeed.profile": profile})
     machine = replace(HEALTHY, nvme=folder())
     assert verdict("nvme", machine, plan).status == "ok"
     assert verdict("nvme", HEALTHY, plan).status == "fail"
@@ -295,14 +291,13 @@ def test_wandb_is_asked_for_a_login_only_where_a_run_reports_to_it(tmp_path, pla
 
 
 def test_tf32_is_refused_by_transformers_on_old_devices(tmp_path, plan):
-    entry = replace(plan.settings["trainer.bf16"], value=True)
-    asking = replace(plan, settings={**plan.settings, "trainer.tf32": entry})
+    asking = factories.with_settings(plan, {"trainer.tf32": True})
     old = changed("gpu", gpus=gpus(V100))
     assert verdict("tf32", old, asking).status == "fail"
     assert verdict("tf32", HEALTHY, asking).status == "ok"
     assert verdict("tf32", old, plan).status == "fail", "planned for another device"
-    silent = {name: entry for name, entry in plan.settings.items() if name != "trainer.tf32"}
-    assert verdict("tf32", old, replace(plan, settings=silent)).status == "skip"
+    silent = factories.with_settings(plan, {"trainer.tf32": None})
+    assert verdict("tf32", old, silent).status == "skip"
 
 
 def test_host_memory_that_others_use_is_a_warning(plan):
@@ -314,8 +309,8 @@ def test_host_memory_that_others_use_is_a_warning(plan):
 def test_checkpoints_without_a_limit_are_a_warning(tmp_path):
     text = factories.BASE.replace("max_steps: 10", "num_train_epochs: 3")
     plan = factories.plan(tmp_path, text=text)
-    settings = {k: v for k, v in plan.settings.items() if k != "trainer.save_total_limit"}
-    said = verdict("disk", HEALTHY, replace(plan, settings=settings))
+    unlimited = factories.with_settings(plan, {"trainer.save_total_limit": None})
+    said = verdict("disk", HEALTHY, unlimited)
     assert (said.status, "nothing limits" in said.message) == ("warn", True)
 
 
@@ -332,13 +327,9 @@ def test_the_download_counts_where_the_caches_share_the_disk_of_the_run(plan):
 def test_the_hub_is_not_missed_by_a_run_that_fetches_nothing(plan):
     away = changed("network", hub="unreachable")
     row = {"path": "/data/train.jsonl"}
-    entry = plan.settings["data.train"]
     for path, status in (("/data/train.jsonl", "skip"), ("org/rows", "warn")):
-        rows = replace(entry, value=[{**row, "path": path}])
-        assert (
-            verdict("hub", away, replace(plan, settings={**plan.settings, "data.train": rows})).status
-            == status
-        )
+        there = factories.with_settings(plan, {"data.train": [{**row, "path": path}]})
+        assert verdict("hub", away, there).status == status
 
 
 def test_a_cpu_plan_asks_for_no_gpu(cpu_plan):
@@ -349,12 +340,11 @@ def test_a_cpu_plan_asks_for_no_gpu(cpu_plan):
 
 def test_what_the_plan_switches_off_between_rtx_40_cards_is_not_missed(plan):
     machine = changed("gpu", gpus=gpus(ADA, 2), driver="535.54")
-    entry = plan.settings["precision"]
     two = replace(plan, hardware=replace(plan.hardware, devices_per_node=2))
     assert verdict("p2p", machine, two).status == "fail"
     names = ("launch.env.NCCL_P2P_DISABLE", "launch.env.NCCL_IB_DISABLE")
-    settings = {**plan.settings, **{name: replace(entry, value="1") for name in names}}
-    assert verdict("p2p", machine, replace(two, settings=settings)).status == "ok"
+    without = factories.with_settings(two, dict.fromkeys(names, "1"))
+    assert verdict("p2p", machine, without).status == "ok"
 
 
 def test_of_several_machines_this_one_must_have_its_share(plan):
@@ -374,8 +364,7 @@ def test_of_several_machines_this_one_must_have_its_share(plan):
 )
 def test_a_package_of_no_extra_is_asked_for_by_its_own_name(plan, monkeypatch, setting, value, package):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # without `kernels`
-    entry = replace(plan.settings["precision"], value=value)
-    asking = replace(plan, settings={**plan.settings, setting: entry})
+    asking = factories.with_settings(plan, {setting: value})
     said = verdict("versions", HEALTHY, asking)
     assert (said.status, said.message) == ("fail", f"not installed: {package}")
     assert said.hint == install_hint([package])

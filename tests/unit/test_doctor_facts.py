@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.execute.build_locks import remove_stale_locks
+from launcher.execute.leftovers import remove_stale_locks
 from launcher.facts.build_locks import stale_locks
 from launcher.facts.machine_build import read_build
 from launcher.facts.machine_disk import read_disk, read_folder

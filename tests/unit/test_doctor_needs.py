@@ -7,7 +7,7 @@ from dataclasses import replace
 import factories
 import pytest
 
-from launcher.doctor.needs import (
+from launcher.knowledge.doctor.needs import (  # fmt: skip
     built_ops,
     checkpoint_bytes,
     checkpoints_kept,
@@ -15,7 +15,7 @@ from launcher.doctor.needs import (
     reports_to,
     result_bytes,
     weights_bytes,
-)  # fmt: skip
+)
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")
 PARAMS = 6_738_415_616
@@ -71,8 +71,7 @@ BEST = {"metric_for_best_model": "eval_loss"}
 def test_checkpoints_on_the_disk_at_one_time(tmp_path, values, kept):
     plan = factories.plan(tmp_path, text=trainer(**values))
     if "save_total_limit" not in values:  # the plan sets one of its own
-        settings = {k: v for k, v in plan.settings.items() if k != "trainer.save_total_limit"}
-        plan = replace(plan, settings=settings)
+        plan = factories.with_settings(plan, {"trainer.save_total_limit": None})
     assert checkpoints_kept(plan) == kept
 
 
@@ -94,7 +93,6 @@ def test_operators_by_optimizer(tmp_path):
 def test_reporting_to_wandb(tmp_path):
     plan = factories.plan(tmp_path)
     assert not reports_to(plan, "wandb")
-    entry = plan.settings["trainer.report_to"]
     for value, answer in (
         ("wandb", True),
         (["tensorboard", "wandb"], True),
@@ -102,7 +100,7 @@ def test_reporting_to_wandb(tmp_path):
         (["all"], True),
         ("none", False),
     ):
-        asked = replace(plan, settings={**plan.settings, "trainer.report_to": replace(entry, value=value)})
+        asked = factories.with_settings(plan, {"trainer.report_to": value})
         assert reports_to(asked, "wandb") is answer
     assert not reports_to(None, "wandb")
 
@@ -110,8 +108,6 @@ def test_reporting_to_wandb(tmp_path):
 def test_a_hub_id_is_told_from_a_folder(tmp_path):
     plan = factories.plan(tmp_path)
     assert hub_model(plan) == "huggyllama/llama-7b"
-    assert hub_model(replace(plan, model=replace(plan.model, origin="folder"))) is None
-    entry = plan.settings["model.name_or_path"]
+    assert hub_model(replace(plan, spec=replace(plan.spec, origin="folder"))) is None
     for local in ("/models/llama", "./llama", "package:x/y", None):
-        moved = {**plan.settings, "model.name_or_path": replace(entry, value=local)}
-        assert hub_model(replace(plan, settings=moved)) is None
+        assert hub_model(factories.with_settings(plan, {"model.name_or_path": local})) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.doctor.redact import Private, redact, redact_json
+from launcher.knowledge.doctor.redact import Private, redact, redact_json
 
 PRIVATE = Private(
     homes=("/home/alice",), users=("alice",), hosts=("gpu-box-7", "gpu-box-7.corp.example"),

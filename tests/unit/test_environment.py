@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from launcher.execute.environment import mend_environment
+from launcher.execute.binding import fixed_environment
 from launcher.facts import wandb_server
 
 KEY = {"WANDB_API_KEY": "k" * 40}
@@ -58,7 +58,7 @@ def home(tmp_path):
 
 @pytest.mark.parametrize("report_to", ["wandb", ["wandb"], ["tensorboard", "wandb"], "all"])
 def test_without_a_login_wandb_logs_offline(home, report_to):
-    added, notes = mend_environment(home, report_to)
+    added, notes = fixed_environment(home, report_to)
     assert added == {"WANDB_MODE": "offline"}
     assert len(notes) == 1
     assert "WANDB_MODE=offline" in notes[0]
@@ -66,29 +66,29 @@ def test_without_a_login_wandb_logs_offline(home, report_to):
 
 @pytest.mark.parametrize("report_to", ["none", None, [], ["tensorboard"]])
 def test_who_does_not_report_to_wandb_needs_no_login(home, report_to):
-    assert mend_environment(home, report_to) == ({}, [])
+    assert fixed_environment(home, report_to) == ({}, [])
 
 
 @pytest.mark.parametrize(
     "said", [{"WANDB_MODE": "disabled"}, {"WANDB_MODE": "online"}, {"WANDB_IDENTITY_TOKEN_FILE": "/t"}]
 )
 def test_a_login_or_a_mode_of_ones_own_stays(home, said):
-    assert mend_environment({**home, **said}, "wandb") == ({}, [])
+    assert fixed_environment({**home, **said}, "wandb") == ({}, [])
 
 
 def test_a_login_in_the_environment_or_the_netrc_file_counts(home, tmp_path, server, online):
-    assert mend_environment({**home, **KEY, **online}, "wandb") == ({}, [])
+    assert fixed_environment({**home, **KEY, **online}, "wandb") == ({}, [])
     place = f"127.0.0.1:{server.server_port}"
     (tmp_path / ".netrc").write_text(f"machine {place} login user password " + "k" * 40 + "\n")
-    assert mend_environment({**home, **online}, "wandb") == ({}, [])
+    assert fixed_environment({**home, **online}, "wandb") == ({}, [])
     other = {**home, "WANDB_BASE_URL": "https://wandb.example.org"}
-    added, (note,) = mend_environment(other, "wandb")
+    added, (note,) = fixed_environment(other, "wandb")
     assert added == {"WANDB_MODE": "offline"}
     assert note.startswith("no wandb login on this machine: ")
 
 
 def test_a_key_that_the_server_refuses(home, online):
-    added, (note,) = mend_environment({**home, **online, "WANDB_API_KEY": "w" * 40}, "wandb")
+    added, (note,) = fixed_environment({**home, **online, "WANDB_API_KEY": "w" * 40}, "wandb")
     assert added == {"WANDB_MODE": "offline"}
     assert note.startswith(f"wandb's server {online['WANDB_BASE_URL']} refuses this machine's key: ")
     assert "www" not in note
@@ -103,7 +103,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(home, monkeypatch, list
             silent.listen()
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
-        added, (note,) = mend_environment({**home, **KEY, "WANDB_BASE_URL": address}, "wandb")
+        added, (note,) = fixed_environment({**home, **KEY, "WANDB_BASE_URL": address}, "wandb")
         assert time.monotonic() - began < 2
     assert added == {"WANDB_MODE": "offline"}
     assert note.startswith(f"wandb's server {address} does not answer: the run is logged offline")
@@ -118,28 +118,28 @@ def test_a_name_whose_look_up_hangs_is_not_waited_for(home, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     began = time.monotonic()
-    assert mend_environment({**home, **KEY}, "wandb")[0] == {"WANDB_MODE": "offline"}
+    assert fixed_environment({**home, **KEY}, "wandb")[0] == {"WANDB_MODE": "offline"}
     assert time.monotonic() - began < 1.2
 
 
 @pytest.mark.parametrize("path", ["/broken", "/elsewhere"])
 def test_what_is_no_clear_no_is_left_to_wandb(home, server, online, path):
     environ = {**home, **KEY, "WANDB_BASE_URL": online["WANDB_BASE_URL"] + path}
-    assert mend_environment(environ, "wandb") == ({}, [])
+    assert fixed_environment(environ, "wandb") == ({}, [])
     assert len(server.heard) == 1, "the key goes to no other address"
 
 
 @pytest.mark.parametrize(("value", "told"), [("true", True), ("1", True), ("false", False), ("", False)])
 def test_a_variable_that_nobody_reads_any_more_is_told(home, online, value, told):
     environ = {**home, **KEY, **online, "WANDB_DISABLED": value}
-    added, notes = mend_environment(environ, "wandb")
+    added, notes = fixed_environment(environ, "wandb")
     assert added == {}
     assert any("WANDB_DISABLED" in note for note in notes) is told
-    assert mend_environment(environ, "none") == ({}, [])
+    assert fixed_environment(environ, "none") == ({}, [])
 
 
 def test_the_old_cache_variable_is_mapped_to_the_new_one(home):
-    added, notes = mend_environment({**home, "TRANSFORMERS_CACHE": "/big/models"}, "none")
+    added, notes = fixed_environment({**home, "TRANSFORMERS_CACHE": "/big/models"}, "none")
     assert added == {"HF_HUB_CACHE": "/big/models"}
     assert "TRANSFORMERS_CACHE" in notes[0]
 
@@ -147,4 +147,4 @@ def test_the_old_cache_variable_is_mapped_to_the_new_one(home):
 @pytest.mark.parametrize("name", ["HF_HUB_CACHE", "HF_HOME"])
 def test_a_new_cache_variable_wins_over_the_old_one(home, name):
     environ = {**home, "TRANSFORMERS_CACHE": "/big/models", name: "/other"}
-    assert mend_environment(environ, "none") == ({}, [])
+    assert fixed_environment(environ, "none") == ({}, [])

@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from launcher.failures.data import DATA
-from launcher.failures.distributed import DISTRIBUTED
-from launcher.failures.hub import HUB
-from launcher.failures.installation import INSTALLATION
-from launcher.failures.memory import MEMORY
-from launcher.failures.saving import SAVING
+from launcher.knowledge.failures.data import DATA
+from launcher.knowledge.failures.hub import HUB
+from launcher.knowledge.failures.installation import INSTALLATION
+from launcher.knowledge.failures.launching import DISTRIBUTED
+from launcher.knowledge.failures.saving import MEMORY, SAVING
 from launcher.recipe.field_tables import trainer_fields
 
 ENTRIES = (*DISTRIBUTED, *DATA, *SAVING, *MEMORY, *HUB, *INSTALLATION)

@@ -14,15 +14,14 @@ from factories import plan
 from lint_cases import BROKEN
 from packaging.version import Version
 
-from launcher.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.errors import RecipeError
+from launcher.facts.requirements import _by_packaging, holds, requirements
 from launcher.facts.software import PACKAGES
-from launcher.failures import versions
-from launcher.failures.catalogue import FAILURES
-from launcher.failures.failure import Failure
-from launcher.failures.versions import holds, requirements
-from launcher.lint.against_recipe import AgainstRecipe
-from launcher.lint.check import lint_text
+from launcher.knowledge.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
+from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.lint.against_recipe import AgainstRecipe
+from launcher.knowledge.lint.check import lint_text
 from launcher.plan.fixes import FIXES
 from launcher.recipe.loading import load_recipe
 
@@ -334,7 +333,7 @@ def test_every_id_of_the_catalogue_has_one_entry():
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda f: f.id)
 def test_an_entry_says_what_where_and_what_to_do(failure):
-    assert all((failure.title, failure.cause, failure.mend, failure.source))
+    assert all((failure.title, failure.cause, failure.fix, failure.source))
     assert failure.places
     assert not failure.title.endswith(".")
     assert failure.cause.endswith(".")
@@ -439,7 +438,7 @@ def test_what_only_looks_alike_is_matched_by_none(line):
     "asked", ["p>=5", "p>=5.0", " p >= 5.9.1 ", "p>=2.5", "p>=4,<6", "p[x]>=5", "p==5", "q>=5"]
 )
 def test_plain_requirements_are_answered_as_packaging_answers(asked, found):
-    assert holds(asked, {"p": found}) == versions._by_packaging(asked, {"p": found})
+    assert holds(asked, {"p": found}) == _by_packaging(asked, {"p": found})
 
 
 def test_requirements_on_versions():

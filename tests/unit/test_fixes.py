@@ -12,7 +12,7 @@ from fix_cases import CASES, CONTRARY, NOT_ON_CPU, SHOWN, plan_of
 
 from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.failures.versions import holds, requirements
+from launcher.facts.requirements import holds, requirements
 from launcher.plan import decide, fixes
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.fixes import FIXES, apply_fixes
@@ -87,9 +87,9 @@ def test_a_fix_acts_where_its_condition_holds(tmp_path, name, given):
         assert told.changed == {}
         assert any(line.startswith(f"{fix.title}: {fix.reason}") for line in made.warnings)
         return
-    assert told.changed[given.setting] == given.value == made.value(given.setting)
-    assert (made.settings[given.setting].source, made.settings[given.setting].by) == ("fix", name)
-    assert made.settings[given.setting].reason == fix.reason
+    assert told.changed[given.setting] == given.value == made.at(given.setting)
+    assert (made.provenance[given.setting].source, made.provenance[given.setting].by) == ("fix", name)
+    assert made.provenance[given.setting].reason == fix.reason
     assert f"{given.setting} = " in text
 
 
@@ -122,9 +122,8 @@ def test_a_fix_never_replaces_a_word_of_the_recipe_silently(tmp_path, name):
     if isinstance(made, RecipeError):
         assert given.setting in {problem.path for problem in made.problems}
         return
-    setting = made.settings[given.setting]
-    assert setting.source in EXPLICIT
-    assert setting.value != given.value
+    assert made.provenance[given.setting].source in EXPLICIT
+    assert made.at(given.setting) != given.value
     # A recipe that says a dtype has said what `explicit-dtype` wants said.
     noted = any(given.setting in warning for warning in made.warnings)
     assert noted or name == "explicit-dtype"
@@ -135,13 +134,13 @@ def test_of_two_settings_the_one_that_the_recipe_leaves_open_is_set(tmp_path):
     made = plan(tmp_path, "4xRTX4090-24GB", model__quantization="nf4", launch__env="{NCCL_P2P_DISABLE: '0'}")
     told = next(fix for fix in made.fixes if fix.id == "rtx40-p2p")
     assert dict(told.changed) == {"launch.env.NCCL_IB_DISABLE": "1"}
-    assert made.value("launch.env.NCCL_P2P_DISABLE") == "0"
+    assert made.launch.env["NCCL_P2P_DISABLE"] == "0"
 
 
 def test_what_the_recipe_says_already_is_no_fix(tmp_path):
     made = plan(tmp_path, "1xA100-80GB", trainer__use_cache="false")
     assert "use-cache-off" not in [fix.id for fix in made.fixes]
-    assert made.settings["trainer.use_cache"].source == "override"
+    assert made.provenance["trainer.use_cache"].source == "override"
     assert not [warning for warning in made.warnings if "use_cache" in warning]
 
 
@@ -178,18 +177,18 @@ def drafts(folder, root):
 
 
 def state(draft):
-    return {key: setting.value for key, setting in draft.settings.items()}, list(draft.warnings)
+    return {key: draft.at(key) for key in draft.names}, list(draft.warnings)
 
 
 def test_a_second_pass_changes_nothing_and_no_fix_needs_another_before_it(tmp_path, root, monkeypatch):
     straight = []
     for situation, disabled in drafts(tmp_path, root):
-        first, before = state(situation.draft), dict(situation.draft.settings)
+        first, before = state(situation.draft), dict(situation.draft.provenance)
         straight.append(first[0])
         for early in (True, False):
             apply_fixes(situation, disabled, early=early)
         assert state(situation.draft) == first
-        assert situation.draft.settings == before
+        assert situation.draft.provenance == before
     assert len(straight) > 150
     monkeypatch.setattr(fixes, "FIXES", tuple(reversed(FIXES)))
     assert [state(situation.draft)[0] for situation, _ in drafts(tmp_path, root)] == straight
@@ -208,15 +207,15 @@ def test_gemma_in_fp16_is_refused_and_in_bf16_not(tmp_path):
     text = BASE.replace("huggyllama/llama-7b", "google/gemma-2-9b")
     with pytest.raises(RecipeError, match="65504"):
         plan(tmp_path, "8xA100-80GB", text, precision="fp16")
-    assert plan(tmp_path, "8xA100-80GB", text).value("precision") == "bf16"
+    assert plan(tmp_path, "8xA100-80GB", text).precision == "bf16"
 
 
 def test_a_kernel_that_the_model_lacks_is_refused_before_the_weights_are_loaded(tmp_path):
     gemma = BASE.replace("huggyllama/llama-7b", "google/gemma-2-9b")
-    assert plan(tmp_path, text=gemma).value("model.attn_implementation") == "eager"
+    assert plan(tmp_path, text=gemma).model.attn_implementation == "eager"
     with pytest.raises(RecipeError, match="caps its scores"):
         plan(tmp_path, text=gemma, model__attn_implementation="sdpa")
-    assert plan(tmp_path, model__attn_implementation="sdpa").value("model.attn_implementation") == "sdpa"
+    assert plan(tmp_path, model__attn_implementation="sdpa").model.attn_implementation == "sdpa"
     mt0 = BASE.replace("huggyllama/llama-7b", "bigscience/mt0-large")
     with pytest.raises(RecipeError, match="bias to each pair"):
         plan(tmp_path, text=mt0, task="seq2seq-lm", model__attn_implementation="flash_attention_2")
@@ -240,7 +239,7 @@ def test_a_device_map_shares_the_layers_out_in_one_process(tmp_path):
 def test_checkpointing_kwargs_of_the_recipe_are_added_to_not_replaced(tmp_path):
     given = "{preserve_rng_state: false}"
     made = plan(tmp_path, "1xA100-80GB", trainer__activation_checkpointing_kwargs=given, **GC)
-    kwargs = made.value("trainer.activation_checkpointing_kwargs")
+    kwargs = made.trainer.activation_checkpointing_kwargs
     assert kwargs == {"use_reentrant": False, "preserve_rng_state": False}
 
 
@@ -292,4 +291,4 @@ def test_every_setting_that_names_bf16_is_refused_at_once(tmp_path):
         "model.quantization.compute_dtype", "model.dtype",
     }  # fmt: skip
     loaded = recipe(tmp_path, model__quantization="nf4")
-    assert make_plan(loaded, facts("1xT4-16GB")).value("model.quantization")["compute_dtype"] == "float16"
+    assert make_plan(loaded, facts("1xT4-16GB")).model.quantization["compute_dtype"] == "float16"

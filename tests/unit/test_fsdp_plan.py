@@ -35,8 +35,8 @@ def refused(folder, **overrides):
 
 def test_what_fsdp_is_given_is_in_the_plan(tmp_path):
     made = fsdp(tmp_path)
-    names = [name for name in made.settings if name.startswith("fsdp.")]
-    assert {name.removeprefix("fsdp."): made.value(name) for name in names} == {
+    names = [name for name in made.names if name.startswith("fsdp.")]
+    assert {name.removeprefix("fsdp."): made.at(name) for name in names} == {
         "version": 2,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": True,
@@ -44,9 +44,9 @@ def test_what_fsdp_is_given_is_in_the_plan(tmp_path):
         "cpu_ram_efficient_loading": True,
         "state_dict_type": "SHARDED_STATE_DICT",
     }
-    assert all(made.settings[name].reason for name in names)
-    assert made.value("sharding.zero_stage") is None
-    assert made.value("trainer.bf16") is True
+    assert all(made.provenance[name].reason for name in names)
+    assert made.sharding.zero_stage is None
+    assert made.trainer.bf16 is True
     assert not any("does not shard over CPU" in warning for warning in made.warnings)
 
 
@@ -62,20 +62,20 @@ def test_the_bundle_has_processes_alone_for_accelerate(tmp_path):
 
 def test_auto_never_chooses_fsdp(tmp_path):
     for text in (BASE, FULL):
-        assert plan(tmp_path, text=text).value("sharding.engine") != "fsdp"
+        assert plan(tmp_path, text=text).sharding.engine != "fsdp"
 
 
 def test_other_engines_have_none_of_its_settings(tmp_path):
     for engine in ("ddp", "deepspeed"):
         made = plan(tmp_path, sharding__engine=engine)
-        assert not [name for name in made.settings if name.startswith("fsdp.")]
-        assert "trainer.accelerator_config" not in made.settings
+        assert not [name for name in made.names if name.startswith("fsdp.")]
+        assert "trainer.accelerator_config" not in made.names
 
 
 def test_a_cpu_is_planned_with_a_warning(tmp_path):
     made = fsdp(tmp_path, "2xcpu")
     assert any("does not shard over CPU processes" in warning for warning in made.warnings)
-    assert made.settings["launch.env.ACCELERATE_USE_CPU"].value == "true"
+    assert made.launch.env["ACCELERATE_USE_CPU"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -115,16 +115,16 @@ def test_of_shards_the_result_alone_is_pushed(tmp_path):
     """Checkpoints hold no weights that from_pretrained reads, unless they hold nothing else."""
     pushed = {"trainer__push_to_hub": "true", "trainer__hub_model_id": "a/b"}
     made = fsdp(tmp_path, **pushed)
-    assert made.value("trainer.hub_strategy") == "end"
-    assert "are shards" in made.settings["trainer.hub_strategy"].reason
+    assert made.trainer.hub_strategy == "end"
+    assert "are shards" in made.provenance["trainer.hub_strategy"].reason
     for more in ({"trainer__save_only_model": "true"}, {"sharding__engine": "deepspeed"}):
         assert (
             "trainer.hub_strategy"
-            not in plan(tmp_path, **{"sharding__engine": "fsdp", **pushed, **more}).settings
+            not in plan(tmp_path, **{"sharding__engine": "fsdp", **pushed, **more}).names
         )
     fsdp(tmp_path, trainer__hub_strategy="every_save")  # where nothing is pushed, no shards are
     asked = fsdp(tmp_path, **pushed, trainer__hub_strategy="checkpoint")
-    assert asked.value("trainer.hub_strategy") == "checkpoint"
+    assert asked.trainer.hub_strategy == "checkpoint"
 
 
 def test_an_encoder_decoder_is_refused(tmp_path):
@@ -141,16 +141,16 @@ def test_an_encoder_decoder_is_refused(tmp_path):
 
 @pytest.mark.parametrize("optim", IN_SHARDS)
 def test_optimizers_that_are_tested_are_planned(tmp_path, optim):
-    assert fsdp(tmp_path, trainer__optim=optim).value("trainer.optim") == optim
+    assert fsdp(tmp_path, trainer__optim=optim).trainer.optim == optim
 
 
 def test_quantisation_that_is_open_is_not_chosen(tmp_path):
-    assert fsdp(tmp_path, model__quantization="auto").value("model.quantization") == "none"
+    assert fsdp(tmp_path, model__quantization="auto").model.quantization == "none"
 
 
 def test_weights_alone_are_saved_whole(tmp_path):
     made = fsdp(tmp_path, trainer__save_only_model="true")
-    assert made.value("fsdp.state_dict_type") == "FULL_STATE_DICT"
+    assert made.fsdp.state_dict_type == "FULL_STATE_DICT"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_weights_alone_are_saved_whole(tmp_path):
 )
 def test_one_rank_reads_what_needs_no_fitting(tmp_path, overrides, loads_once):
     made = fsdp(tmp_path, **overrides)
-    assert made.value("fsdp.cpu_ram_efficient_loading") is loads_once
+    assert made.fsdp.cpu_ram_efficient_loading is loads_once
     assert made.job.each_loads is not loads_once
 
 
@@ -171,17 +171,17 @@ def test_gradients_are_reduced_after_each_micro_batch_unless_the_recipe_decides(
     """Between micro-batches every rank would hold the gradients of the whole model."""
     each = fsdp(tmp_path, text=FULL, **SIXTEEN)
     assert each.batch.accumulation == 2
-    config = each.value("trainer.accelerator_config")
+    config = each.trainer.accelerator_config
     assert config == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     said = "{gradient_accumulation_kwargs: {sync_each_batch: false}}"
     waits = fsdp(tmp_path, text=FULL, trainer__accelerator_config=said, **SIXTEEN)
     assert waits.job.reduces_each is False
     # 16-bit gradients of all parameters, in place of float32 ones of an eighth.
-    params = each.model.params
+    params = each.spec.params
     found = [made.memory.phases["step"].gradients for made in (each, waits)]
     assert found == [pytest.approx(4 * params / 8, rel=0.01), pytest.approx(2 * params, rel=0.01)]
     other = fsdp(tmp_path, trainer__accelerator_config="{split_batches: false}")
-    assert other.value("trainer.accelerator_config") == {"split_batches": False, **config}
+    assert other.trainer.accelerator_config == {"split_batches": False, **config}
 
 
 def test_it_needs_what_zero3_needs_less_its_buffers(tmp_path):
@@ -189,7 +189,7 @@ def test_it_needs_what_zero3_needs_less_its_buffers(tmp_path):
     alike = {**SIXTEEN, "trainer__activation_checkpointing": "true"}
     mine = fsdp(tmp_path, text=FULL, **alike)
     zero3 = plan(tmp_path, text=FULL, sharding__zero_stage=3, **alike)
-    params, ranks = mine.model.params, 8
+    params, ranks = mine.spec.params, 8
     states = [sum((m.weights, m.gradients, m.optimizer)) for m in (
         mine.memory.phases["step"], zero3.memory.phases["step"])]  # fmt: skip
     assert states[0] == pytest.approx(16 * params / ranks, rel=0.01)
@@ -208,11 +208,11 @@ def test_running_out_of_memory_leads_to_less_and_never_to_a_lower_stage(tmp_path
     seen, before = [], {}
     while (step := adapt(loaded, known, failed, before=before)) is not None:
         failed, before = step.plan, step.changes
-        seen.append((failed.value("sharding.engine"), failed.batch.micro, step.keeps_checkpoints))
+        seen.append((failed.sharding.engine, failed.batch.micro, step.keeps_checkpoints))
     assert seen[:2] == [("fsdp", 1, True), ("fsdp", 1, True)]
     assert seen[2:]
     assert all(engine == "deepspeed" for engine, *_ in seen[2:])
-    assert failed.value("sharding.zero_stage") == 3
+    assert failed.sharding.zero_stage == 3
 
 
 def test_a_rehearsal_on_a_cpu_uses_an_engine_that_a_cpu_has(tmp_path):

@@ -9,11 +9,10 @@ import pytest
 from joining import FAST, Other, second
 
 from launcher.errors import MachineError
-from launcher.execute import greeting, member
-from launcher.execute.channel import Channel, Closed, Message
-from launcher.execute.greeting import introduce
-from launcher.execute.group import Group
-from launcher.execute.hello import own_hello
+from launcher.execute.nodes import member, wire
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.hello import own_hello
+from launcher.execute.nodes.wire import Channel, Closed, Message, introduce
 
 pytestmark = pytest.mark.usefixtures("no_handlers")
 
@@ -82,12 +81,12 @@ def test_a_member_finds_its_head_behind_a_listener_that_proves_nothing(place):
 @pytest.mark.parametrize("knows", ["", "another"])
 def test_a_stranger_that_knows_the_job_alone_does_not_take_a_members_number(place, group, monkeypatch, knows):
     """It says the hash that it has heard, and answers what it can."""
-    right = greeting._is_right
+    right = wire._is_right
     with socket.create_connection(("127.0.0.1", group.members.port)) as sock:
         channel = Channel(sock, FAST)
         # It does not mind who the head is.
         monkeypatch.setattr(
-            greeting, "_is_right", lambda said, who, *rest: who == "head" or right(said, who, *rest)
+            wire, "_is_right", lambda said, who, *rest: who == "head" or right(said, who, *rest)
         )
         answer = introduce(channel, own_hello(second(place), "asked").to_json(), knows, 5.0)
     assert (answer["kind"], answer["code"]) == ("refused", "unproven")

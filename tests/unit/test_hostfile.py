@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 
 import pytest
 from factories import BASE, recipe
 
 from launcher.cli import main
 from launcher.commands.gather import find_hardware
-from launcher.commands.gathering import Gathering, find_gathering, split_address
 from launcher.errors import RecipeError
-from launcher.facts.hostfile import Host, parse_hostfile
+from launcher.report.outcome import note
+from launcher.schedulers.hostfile import Host, parse_hostfile
+from launcher.schedulers.local import split_address
+from launcher.schedulers.rendezvous import Gathering, Request, find_gathering
 
 HERE = socket.gethostname()
 
@@ -35,14 +38,14 @@ def test_comments_and_blank_lines_are_passed_over():
         ("node2 slots = 8", "'slots = 8' is not `slots=N`"),
         ("node2 slots=8 max_slots=9", "'slots=8 max_slots=9' is not `slots=N`"),
         ("node2 slots=eight", "'slots=eight' is not `slots=N`"),
-        ("node2 slots=0", "node2 has no slot"),
+        ("node2 slots=0", "node2 has 0 slots"),
         ("node2", "node2 has no slots"),
-        ("node1 slots=8", "node1 stands in line 1 already"),
-        ("-oProxyCommand=x slots=8", "'-oProxyCommand=x' is no host name"),
-        ("-oProxyCommand=x@node2 slots=8", "'-oProxyCommand=x@node2' is no host name"),
-        ("node..2 slots=8", "'node..2' is no host name"),
-        (".node2 slots=8", "'.node2' is no host name"),
-        (f"{'n' * 70} slots=8", f"'{'n' * 70}' is no host name"),
+        ("node1 slots=8", "node1 is in line 1 already"),
+        ("-oProxyCommand=x slots=8", "'-oProxyCommand=x' is not a host name"),
+        ("-oProxyCommand=x@node2 slots=8", "'-oProxyCommand=x@node2' is not a host name"),
+        ("node..2 slots=8", "'node..2' is not a host name"),
+        (".node2 slots=8", "'.node2' is not a host name"),
+        (f"{'n' * 70} slots=8", f"'{'n' * 70}' is not a host name"),
         pytest.param(f"node2 slots={'9' * 5000}", "'slots=9999", id="many digits"),
     ],
 )
@@ -55,10 +58,10 @@ def test_a_wrong_line_is_named_with_its_place(line, said):
 @pytest.mark.parametrize(
     ("name", "mend"),
     [
-        ("node2,node3", "a line of its own"),
-        ("node[2-3]", "a line of its own"),
-        ("node[2]", "a line of its own"),
-        ("node2:22", "a port belongs into ~/.ssh/config"),
+        ("node2,node3", "one host per line"),
+        ("node[2-3]", "one host per line"),
+        ("node[2]", "one host per line"),
+        ("node2:22", "~/.ssh/config"),
         ("fd00::x", "write an address"),
         ("[fd00::1]", "without brackets"),
         ("[fd00::1]:22", "without brackets"),
@@ -69,9 +72,9 @@ def test_a_wrong_line_is_named_with_its_place(line, said):
         ("\ufeffnode2", "letters, digits"),
     ],
 )
-def test_what_is_no_name_is_told_with_its_mend(name, mend):
+def test_what_is_no_name_is_told_with_a_hint(name, mend):
     (problem,) = problems(parse_hostfile, f"# ours\nnode1 slots=8\n{name} slots=8\n", "hosts")
-    assert problem.message.startswith(f"{name!r} is no host name: HOST slots=N")
+    assert problem.message.startswith(f"{name!r} is not a host name")
     assert (problem.code, problem.line) == ("bad-hostfile", 3)
     assert mend in problem.hint
 
@@ -88,14 +91,14 @@ def test_what_is_no_name_is_told_with_its_mend(name, mend):
 )
 def test_a_machine_has_one_line_whatever_it_is_called(first, second):
     (problem,) = problems(parse_hostfile, f"{first} slots=8\n{second} slots=8\n", "hosts")
-    assert problem.message.startswith(f"{second} stands in line 1 already as {first}: one line a machine")
+    assert problem.message.startswith(f"{second} is in line 1 already as {first}")
     assert problem.line == 2
 
 
 def test_all_wrong_lines_are_told_at_once():
     assert [p.line for p in problems(parse_hostfile, "a\nb slots=1\nc slot=1\n", "hosts")] == [1, 3]
     (empty,) = problems(parse_hostfile, "# nothing\n", "hosts")
-    assert "names no machine" in empty.message
+    assert "names no host" in empty.message
 
 
 def with_hosts(folder, text, extra="", **overrides):
@@ -112,8 +115,9 @@ def test_the_file_says_how_many_machines_and_devices_there_are(tmp_path, monkeyp
     assert (unlike.line, unlike.file) == (2, str(tmp_path / "hosts"))
 
 
-def gathering(loaded, on=None) -> Gathering | None:
-    return find_gathering(loaded, on)
+def gathering(loaded, on=None, node_rank=None, master_addr=None, alone="") -> Gathering | None:
+    hardware = partial(find_hardware, loaded.recipe, on)
+    return find_gathering(Request(loaded, hardware, note, node_rank, master_addr, (), alone))
 
 
 def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tmp_path):
@@ -131,12 +135,12 @@ def test_this_machine_leads_wherever_it_stands_and_the_others_follow_in_order(tm
     ("text", "on", "said"),
     [
         ("a.invalid slots=1\nb.invalid slots=1\n", None, "this machine is not in the hostfile"),
-        (f"{HERE} slots=1\nlocalhost slots=1\n", None, f"{HERE} and localhost are one machine"),
-        (f"{HERE} slots=1\na.invalid slots=1\n", "3x1xcpu", "asks for 3 machines, the hostfile names 2"),
+        (f"{HERE} slots=1\nlocalhost slots=1\n", None, f"{HERE} and localhost"),
+        (f"{HERE} slots=1\na.invalid slots=1\n", "3x1xcpu", "asks for 3 nodes, the hostfile names 2"),
         (
             f"{HERE} slots=4\na.invalid slots=1\n",
             "2x2xcpu",
-            "takes 2 devices of each machine, a.invalid has 1",
+            "needs 2 devices per node, a.invalid has 1",
         ),
     ],
 )
@@ -159,9 +163,9 @@ WRITTEN_FOR = "hardware: {num_nodes: 4, devices_per_node: 8, device: A100-80GB}\
     ("text", "line", "said"),
     [
         ("a slots=8\nb slot=8\nc slots=8\nd slots=8\n", ":2", "'slot=8' is not `slots=N`"),
-        ("a slots=8\nb slots=8\n", "", "asks for 4 machines, the hostfile names 2"),
-        ("a slots=8\nb slots=4\nc slots=8\nd slots=8\n", ":2", "8 devices of each machine, b has 4 slots"),
-        ("a slots=8\nb slots=8\nc slots=8\nd slots=4\n", ":4", "8 devices of each machine, d has 4 slots"),
+        ("a slots=8\nb slots=8\n", "", "asks for 4 nodes, the hostfile names 2"),
+        ("a slots=8\nb slots=4\nc slots=8\nd slots=8\n", ":2", "8 devices per node, b has 4 slots"),
+        ("a slots=8\nb slots=8\nc slots=8\nd slots=4\n", ":4", "8 devices per node, d has 4 slots"),
     ],
 )
 def test_validate_and_plan_find_what_run_would(tmp_path, capsys, text, line, said):
@@ -183,7 +187,7 @@ def test_the_machine_that_leads_need_not_be_among_the_first(tmp_path, capsys):
     assert main(["plan", four]) == 0
     assert main(["plan", four, "--on", "8xA100-80GB"]) == 0
     assert main(["plan", four, "--on", "2x16xA100-80GB"]) == 2
-    assert capsys.readouterr().err.count("devices of each machine") == 2  # a and the best of the others
+    assert capsys.readouterr().err.count("devices per node") == 2  # a and the best of the others
 
 
 def test_plans_for_machines_of_which_none_is_this_one_only_warn(tmp_path, capsys):
@@ -203,7 +207,7 @@ def test_plans_for_machines_of_which_none_is_this_one_only_warn(tmp_path, capsys
 
 def test_validate_reads_a_file_that_alone_says_what_there_is(tmp_path, capsys):
     assert main(["validate", written(tmp_path, "a slots=2\nb slots=1\nc slots=3\n")]) == 2
-    assert capsys.readouterr().err.count("machines must be equal") == 2
+    assert capsys.readouterr().err.count("hosts must be equal") == 2
     assert main(["validate", written(tmp_path, "a slots=2\nb slots=2\n")]) == 0
 
 
@@ -253,24 +257,24 @@ def test_an_address_that_is_none_is_refused(given):
     [
         (0, None, "2x1xcpu", "--master-addr is missing"),
         (None, "node1", "2x1xcpu", "--node-rank is missing"),
-        (2, "node1", "2x1xcpu", "the 2 machines are 0 to 1"),
-        (-1, "node1", "2x1xcpu", "the 2 machines are 0 to 1"),
-        (0, "node1", "8xA100-80GB", "the hardware is one machine"),
+        (2, "node1", "2x1xcpu", "0 to 1"),
+        (-1, "node1", "2x1xcpu", "0 to 1"),
+        (0, "node1", "8xA100-80GB", "one node"),
     ],
 )
 def test_a_rendezvous_that_cannot_be_is_refused(tmp_path, rank, address, on, said):
-    (problem,) = problems(find_gathering, recipe(tmp_path), on, rank, address)
+    (problem,) = problems(gathering, recipe(tmp_path), on, rank, address)
     assert said in problem.message
 
 
 def test_a_hostfile_beside_a_rank_is_told_to_start_nothing(tmp_path, capsys):
     loaded = with_hosts(tmp_path, "a slots=1\nb slots=1\n")
-    assert find_gathering(loaded, "2x1xcpu", 1, "node1").hosts == ()
-    assert "launch.hostfile: no machine is started over ssh" in capsys.readouterr().err
-    find_gathering(recipe(tmp_path), "2x1xcpu", 1, "node1")
+    assert not hasattr(gathering(loaded, "2x1xcpu", 1, "node1"), "hosts")
+    assert "launch.hostfile is ignored" in capsys.readouterr().err
+    gathering(recipe(tmp_path), "2x1xcpu", 1, "node1")
     assert capsys.readouterr().err == ""
 
 
 def test_a_rehearsal_is_done_on_one_machine(tmp_path):
-    (problem,) = problems(find_gathering, recipe(tmp_path), "2x1xcpu", 0, "node1", alone="--tiny")
-    assert problem.message.startswith("--tiny is done on one machine")
+    (problem,) = problems(gathering, recipe(tmp_path), "2x1xcpu", 0, "node1", alone="--tiny")
+    assert problem.message.startswith("--tiny ")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from launcher.errors import RecipeError
 from launcher.importing import deepspeed
 from launcher.importing.found import Effect, Reading
-from launcher.lint.check import read_profile
+from launcher.knowledge.lint.check import read_profile
 
 
 def read(config: dict[str, Any]) -> Reading:

@@ -62,8 +62,8 @@ def test_the_ladder_of_the_field_notes_falls_rung_by_rung(tmp_path):
     assert [(steps[n].plan.batch.micro, steps[n].plan.batch.accumulation) for n in names] == [
         (64, 1), (64, 1), (64, 1), (16, 1), (4, 16), (4, 16),
     ]  # fmt: skip
-    assert [steps[n].plan.value("precision") for n in names[:3]] == ["fp32", "bf16", "bf16-true"]
-    assert steps["sgd"].plan.value("trainer.lr_scheduler_type") == "cosine"
+    assert [steps[n].plan.precision for n in names[:3]] == ["fp32", "bf16", "bf16-true"]
+    assert steps["sgd"].plan.trainer.lr_scheduler_type == "cosine"
     assert steps["checkpointing"].plan.memory.total < steps["on-device"].plan.memory.total
     assert steps["nf4"].plan.memory.total < steps["lora"].plan.memory.total
 
@@ -71,30 +71,34 @@ def test_the_ladder_of_the_field_notes_falls_rung_by_rung(tmp_path):
 def test_each_rung_changes_what_it_says_and_keeps_what_it_stands_on(tmp_path):
     steps = climbed(tmp_path)
     lora, int8, nf4 = steps["lora"].plan, steps["int8"].plan, steps["nf4"].plan
-    assert (lora.value("adapter.type"), lora.value("trainer.optim")) == ("lora", "adamw_torch_fused")
-    assert (lora.value("precision"), lora.value("model.quantization")) == ("bf16", "none")
-    assert int8.value("model.quantization") == {"type": "int8"}
-    assert nf4.value("model.quantization")["type"] == "nf4"
+    assert (lora.adapter.type, lora.trainer.optim) == ("lora", "adamw_torch_fused")
+    assert (lora.precision, lora.model.quantization) == ("bf16", "none")
+    assert int8.model.quantization == {"type": "int8"}
+    assert nf4.model.quantization["type"] == "nf4"
     for plan in (lora, int8, nf4):
-        assert plan.value("trainer.activation_checkpointing") is True
+        assert plan.trainer.activation_checkpointing is True
         assert plan.batch.micro == 4
-    assert steps["on-device"].plan.value("model.device_map") == {"": 0}
-    assert steps["on-device"].plan.value("trainer.optim") == "sgd"
-    assert steps["adamw-8bit"].plan.value("trainer.optim") == "adamw_bnb_8bit"
-    setting = steps["sgd"].plan.settings["precision"]
-    assert (setting.value, setting.source, setting.by) == ("bf16-true", "override", "ladder rung sgd")
+    assert steps["on-device"].plan.model.device_map == {"": 0}
+    assert steps["on-device"].plan.trainer.optim == "sgd"
+    assert steps["adamw-8bit"].plan.trainer.optim == "adamw_bnb_8bit"
+    known = steps["sgd"].plan.provenance["precision"]
+    assert (steps["sgd"].plan.precision, known.source, known.by) == (
+        "bf16-true",
+        "override",
+        "ladder rung sgd",
+    )
 
 
 def test_every_rung_trains_on_the_same_samples_and_ends_with_one_evaluation(tmp_path):
     for step in climbed(tmp_path, "4xA100-80GB", steps=3).values():
         plan = step.plan
-        assert plan.batch.global_size * plan.value("trainer.max_steps") == 3 * 64, step.rung.id
-        assert plan.value("trainer.eval_strategy") == "no"
-        assert plan.value("trainer.save_strategy") == "no"
-        assert plan.value("trainer.warmup_steps") == 0
-        assert plan.value("data.eval") == {"split": 0.1}
-        assert plan.value("early_stopping.patience") is None
-        assert "trainer.load_best_model_at_end" not in plan.settings
+        assert plan.batch.global_size * plan.trainer.max_steps == 3 * 64, step.rung.id
+        assert plan.trainer.eval_strategy == "no"
+        assert plan.trainer.save_strategy == "no"
+        assert plan.trainer.warmup_steps == 0
+        assert plan.data.eval == {"split": 0.1}
+        assert plan.early_stopping.patience is None
+        assert "trainer.load_best_model_at_end" not in plan.names
 
 
 @pytest.mark.parametrize(
@@ -115,8 +119,8 @@ def test_a_batch_of_one_cannot_shrink(tmp_path):
 
 def test_old_devices_get_fp16(tmp_path):
     steps = climbed(tmp_path, "1xV100-32GB", model__name_or_path="google/vit-large-patch16-224")
-    assert steps["mixed"].plan.value("precision") == "fp16"
-    assert steps["pure-16bit"].plan.value("precision") == "fp16-true"
+    assert steps["mixed"].plan.precision == "fp16"
+    assert steps["pure-16bit"].plan.precision == "fp16-true"
 
 
 def test_a_refused_rung_says_why_and_hands_nothing_on(tmp_path):
@@ -124,8 +128,8 @@ def test_a_refused_rung_says_why_and_hands_nothing_on(tmp_path):
     assert "no second memory" in steps["on-device"].refusal
     assert steps["on-device"].plan is None
     assert steps["checkpointing"].kept == ("pure-16bit", "accumulation", "sgd")
-    assert steps["checkpointing"].plan.value("model.device_map") is None
-    assert steps["mixed"].plan.value("precision") == "bf16"
+    assert steps["checkpointing"].plan.model.device_map is None
+    assert steps["mixed"].plan.precision == "bf16"
 
 
 def test_the_planners_own_refusal_is_the_reason(tmp_path):
@@ -146,29 +150,29 @@ def test_what_does_not_fit_is_shown_with_its_size_and_kept(tmp_path):
     assert "nothing fits" in fp32.refusal
     assert fp32.plan.memory.total > 100 * 2**30
     assert "pure-16bit" in steps["accumulation"].kept
-    assert steps["accumulation"].plan.value("precision") == "bf16-true"
+    assert steps["accumulation"].plan.precision == "bf16-true"
     assert steps["nf4"].refusal is None
 
 
 def test_the_recipes_adapter_serves_its_rungs_and_no_other(tmp_path):
     steps = climbed(tmp_path, text=BASE, trainer__learning_rate="7.0e-4", model__quantization="nf4")
-    assert steps["fp32"].plan.value("adapter.type") is None
-    assert steps["fp32"].plan.value("model.quantization") == "none"
-    assert steps["fp32"].plan.value("trainer.learning_rate") == 2e-5
+    assert steps["fp32"].plan.adapter.type is None
+    assert steps["fp32"].plan.model.quantization == "none"
+    assert steps["fp32"].plan.trainer.learning_rate == 2e-5
     lora = steps["lora"].plan
-    assert (lora.value("adapter.r"), lora.value("trainer.learning_rate")) == (8, 7e-4)
+    assert (lora.adapter.others["r"], lora.trainer.learning_rate) == (8, 7e-4)
     full = climbed(tmp_path, text=FULL, trainer__learning_rate="3.0e-6")
-    assert full["fp32"].plan.value("trainer.learning_rate") == 3e-6
-    assert full["lora"].plan.value("trainer.learning_rate") == 2e-4
+    assert full["fp32"].plan.trainer.learning_rate == 3e-6
+    assert full["lora"].plan.trainer.learning_rate == 2e-4
 
 
 def test_flash_attention_gives_way_since_it_has_no_32_bit_kernel(tmp_path):
     steps = climbed(tmp_path, text=FULL, model__attn_implementation="flash_attention_2")
-    assert {s.plan.value("model.attn_implementation") for s in steps.values() if s.plan} == {"sdpa"}
+    assert {s.plan.model.attn_implementation for s in steps.values() if s.plan} == {"sdpa"}
 
 
 def test_rows_are_held_out_where_the_recipe_names_none(tmp_path):
-    assert climbed(tmp_path, text=FULL)["fp32"].plan.value("data.eval") == {"split": 0.1}
+    assert climbed(tmp_path, text=FULL)["fp32"].plan.data.eval == {"split": 0.1}
 
 
 def test_sharding_takes_all_devices_and_the_others_one(tmp_path):
@@ -176,13 +180,13 @@ def test_sharding_takes_all_devices_and_the_others_one(tmp_path):
     for name, step in steps.items():
         spread = name in ("sharding", "cpu-offload")
         assert step.plan.hardware.num_devices == (4 if spread else 1)
-        assert step.plan.value("sharding.engine") == ("deepspeed" if spread else "ddp")
-    assert steps["sharding"].plan.value("sharding.zero_stage") == 3
-    assert steps["sharding"].plan.value("sharding.offload_param") == "none"
-    assert steps["sharding"].plan.value("model.device_map") is None
+        assert step.plan.sharding.engine == ("deepspeed" if spread else "ddp")
+    assert steps["sharding"].plan.sharding.zero_stage == 3
+    assert steps["sharding"].plan.sharding.offload_param == "none"
+    assert steps["sharding"].plan.model.device_map is None
     offload = steps["cpu-offload"].plan
-    assert [offload.value(f"sharding.offload_{k}") for k in ("optimizer", "param")] == ["cpu", "cpu"]
-    assert offload.value("trainer.optim") == "adamw_torch"
+    assert [offload.at(f"sharding.offload_{k}") for k in ("optimizer", "param")] == ["cpu", "cpu"]
+    assert offload.trainer.optim == "adamw_torch"
     assert offload.memory.total < steps["sharding"].plan.memory.total
 
 

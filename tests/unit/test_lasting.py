@@ -15,7 +15,7 @@ import pytest
 from launcher.cli import main
 from launcher.errors import Interrupted, Problem
 from launcher.execute import signals
-from launcher.execute.log_file import LogFile, unwritable_by
+from launcher.execute.output import LogFile, unwritable_by
 from launcher.execute.signals import Stops, ended_by_signals, stopping_signals
 from launcher.facts.checkpoint import sha256_of
 
@@ -32,14 +32,14 @@ def test_a_log_without_room_goes_on_where_there_is_room_again(tmp_path, monkeypa
             written, room[0] = write(descriptor, data[: room[0]]), 0
             return written
 
-        monkeypatch.setattr("launcher.execute.log_file.os.write", full)
+        monkeypatch.setattr("launcher.execute.output.os.write", full)
         log.line("second")
         log.line("third")
         monkeypatch.undo()
         log.line("fourth")
         log.line("fifth")
     assert said == [
-        f"{tmp_path / 'log'} cannot be written (No space left on device): the run goes on without it"
+        f"{tmp_path / 'log'} cannot be written (No space left on device): the run continues without it"
     ]
     missing = "==== 2 lines are missing: the disk took none ===="
     assert (tmp_path / "log").read_text() == f"first\nsec\n{missing}\nfourth\nfifth\n"

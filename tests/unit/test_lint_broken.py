@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from lint_cases import BROKEN
 
-from launcher.lint.check import LARGEST, MOST, lint_bytes, lint_text
-from launcher.lint.positions import read_json
+from launcher.knowledge.lint.check import LARGEST, MOST, lint_bytes, lint_text
+from launcher.knowledge.lint.document import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 

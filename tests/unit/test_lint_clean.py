@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.lint.check import lint_text
-from launcher.lint.vocabulary import keys, names, table
-from launcher.lint.without_effect import BELOW_STAGE3_ONLY, READ_NOWHERE, STAGE3_ONLY
+from launcher.knowledge.lint.check import lint_text
+from launcher.knowledge.lint.ineffective import BELOW_STAGE3_ONLY, READ_NOWHERE, STAGE3_ONLY
+from launcher.knowledge.lint.keys import known_keys, spellings, vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "ds_configs").glob("*.json"))
@@ -136,7 +136,7 @@ def test_the_two_configs_of_the_field_notes():
 
 
 def test_every_key_of_one_stage_is_one_that_deepspeed_knows():
-    known = names(keys()["zero_optimization"]["keys"])
+    known = spellings(known_keys()["zero_optimization"]["keys"])
     unknown = {
         key
         for key in STAGE3_ONLY | BELOW_STAGE3_ONLY | READ_NOWHERE
@@ -146,10 +146,10 @@ def test_every_key_of_one_stage_is_one_that_deepspeed_knows():
 
 
 def test_the_table_has_what_the_rules_read():
-    assert {"version", "keys", "removed", "optimizers", "schedulers", "auto"} == set(table())
-    assert len(names(keys())) >= 45
-    assert keys()["zero_optimization"]["strict"] is True
-    assert keys()["activation_checkpointing"]["strict"] is False
+    assert {"version", "keys", "removed", "optimizers", "schedulers", "auto"} == set(vocabulary())
+    assert len(spellings(known_keys())) >= 45
+    assert known_keys()["zero_optimization"]["strict"] is True
+    assert known_keys()["activation_checkpointing"]["strict"] is False
 
 
 def test_autotp_reads_a_key_of_stage_3():

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from launcher.lint.check import LARGEST, lint_text
-from launcher.lint.mend import applied, mended
-from launcher.lint.positions import read_json
-from launcher.lint.types import _NUMBER
+from launcher.knowledge.lint.check import LARGEST, applied, apply_fixes, lint_text
+from launcher.knowledge.lint.document import read_json
+from launcher.knowledge.lint.values import _NUMBER
 
 SECONDS = 10.0
 
@@ -21,7 +20,7 @@ def test_a_number_that_no_setting_could_have_is_found_and_not_rewritten(key, val
     text = f'{{"train_micro_batch_size_per_gpu": 1, "{key}": {value}}}'
     found = [finding for finding in lint_text(text, "a.json") if finding.path == key]
     assert [finding.code for finding in found] == ["ds-wrong-type"]
-    better, left = mended(text, "a.json")
+    better, left = apply_fixes(text, "a.json")
     assert json.loads(better)[key] == json.loads(value), "the text as it was: inf is no JSON"
     assert key in {finding.path for finding in left}
 
@@ -45,7 +44,7 @@ def test_a_file_of_mistakes_is_mended_in_time(inner):
     text = f'{{"train_batch_size": 8, "zero_optimization": {{"stage": 2, {inner}}}}}'
     assert len(text) < LARGEST
     begun = time.monotonic()
-    better, _ = mended(text, "a.json")
+    better, _ = apply_fixes(text, "a.json")
     assert time.monotonic() - begun < 3 * SECONDS  # a slow machine; it took minutes
     assert better
 
@@ -53,13 +52,13 @@ def test_a_file_of_mistakes_is_mended_in_time(inner):
 @pytest.mark.parametrize("tail", [",", ", // c\n", ",/* c */", " # c\n,"])
 def test_an_object_that_is_emptied_stays_json(tail):
     text = f'{{"train_batch_size": 8, "bf16": {{"loss_scale": 0{tail}}}}}'
-    better, left = mended(text, "a.json")
+    better, left = apply_fixes(text, "a.json")
     assert json.loads(better)["bf16"] == {}
     assert not [finding for finding in left if finding.code.startswith("ds-json")]
 
 
 def test_edits_that_touch_are_left_for_the_next_round():
-    from launcher.lint.finding import Edit
+    from launcher.knowledge.lint.document import Edit
 
     groups = [
         [Edit(4, 6, "X")],

@@ -7,9 +7,8 @@ import json
 import pytest
 from lint_cases import BROKEN
 
-from launcher.lint.check import lint_text
-from launcher.lint.finding import Edit
-from launcher.lint.mend import applied, mended
+from launcher.knowledge.lint.check import applied, apply_fixes, lint_text
+from launcher.knowledge.lint.document import Edit
 
 MENDED = {
     "typo": (
@@ -61,7 +60,7 @@ MENDED = {
 @pytest.mark.parametrize("name", MENDED)
 def test_what_is_mended(name):
     text, wanted = MENDED[name]
-    assert mended(text, "ds.json") == (wanted, [])
+    assert apply_fixes(text, "ds.json") == (wanted, [])
 
 
 @pytest.mark.parametrize(
@@ -77,19 +76,19 @@ def test_what_is_mended(name):
     ],
 )
 def test_what_has_two_readings_is_left(text, code):
-    assert [finding.code for finding in mended(text, "ds.json")[1]] == [code]
-    assert mended(text, "ds.json")[0] == text
+    assert [finding.code for finding in apply_fixes(text, "ds.json")[1]] == [code]
+    assert apply_fixes(text, "ds.json")[0] == text
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_mending_never_makes_it_worse(name):
     text = BROKEN[name][0]
-    better, left = mended(text, "ds.json")
+    better, left = apply_fixes(text, "ds.json")
     assert left == lint_text(better, "ds.json")
     assert len(left) <= len(lint_text(text, "ds.json"))
     if better != text and not left:
         json.loads(better)
-    assert mended(better, "ds.json")[0] == better
+    assert apply_fixes(better, "ds.json")[0] == better
 
 
 def test_edits_that_touch_are_made_one_after_the_other():

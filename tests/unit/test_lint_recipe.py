@@ -9,8 +9,8 @@ from factories import BASE, facts, plan, recipe
 
 from launcher.commands.gather import load_profile
 from launcher.errors import RecipeError
-from launcher.lint.against_recipe import AgainstRecipe
-from launcher.lint.check import lint_text
+from launcher.knowledge.lint.against_recipe import AgainstRecipe
+from launcher.knowledge.lint.check import lint_text
 from launcher.plan.planner import make_plan
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
@@ -118,7 +118,7 @@ def profile_of(tmp_path, text):
 def test_a_base_profile_may_leave_to_the_plan_what_the_plan_decides(tmp_path):
     profile, _ = profile_of(tmp_path, '{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}')
     made = make_plan(recipe(tmp_path), facts(profile=profile))
-    assert made.value("sharding.zero_stage") == 2
+    assert made.sharding.zero_stage == 2
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,23 @@ from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
 from launcher.commands import running
-from launcher.commands.gathering import digest_of_request, rendezvous
 from launcher.commands.running import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute import local, member, members
+from launcher.execute import start
 from launcher.execute.binding import bind_order
-from launcher.execute.channel import Channel, Closed
-from launcher.execute.greeting import introduce
-from launcher.execute.group import Group
-from launcher.execute.hello import own_hello
-from launcher.execute.member import serve
-from launcher.execute.members import Members
-from launcher.execute.shared import digest_of, look
+from launcher.execute.nodes import group as members
+from launcher.execute.nodes import member
+from launcher.execute.nodes.group import Group, Members
+from launcher.execute.nodes.hello import digest_of, look, own_hello
+from launcher.execute.nodes.member import serve
+from launcher.execute.nodes.wire import Channel, Closed, introduce
 from launcher.execute.supervise import Limits
+from launcher.facts.hardware import parse_hardware
 from launcher.facts.probe import Gpu
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
+from launcher.schedulers.local import rendezvous
+from launcher.schedulers.rendezvous import Request, digest_of_request
 
 RECIPE = (
     "model: {name_or_path: Qwen/Qwen3-0.6B}\ndata: {train: [{path: none.jsonl}], max_length: 32}\n"
@@ -159,7 +160,7 @@ def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, mo
         group.await_all(10.0, print)
         devices = check_machine(bundle.plan, group)
         assert devices == ",".join(sees)
-        order = local._order(bundle, tmp_path, 4711, None, Limits(), group)
+        order = start._order(bundle, tmp_path, 4711, None, Limits(), group)
         head = bind_order(order, place, devices.split(","))
         assert (head.env["CUDA_VISIBLE_DEVICES"], head.env["LOCAL_RANK"]) == (devices, "0")
         group.goodbye(None)
@@ -312,7 +313,7 @@ def test_the_first_machine_may_be_written_in_another_way_on_each(place, tmp_path
     (tmp_path / "r.yaml").write_text(RECIPE)
     loaded = load_recipe(str(tmp_path / "r.yaml"), [])
     head, other = (
-        rendezvous(loaded, "2x1xcpu", rank, f"{name}:{place.port}")
+        rendezvous(Request(loaded, lambda: parse_hardware("2x1xcpu"), print, rank, f"{name}:{place.port}"))
         for rank, name in enumerate(("127.0.0.1", "localhost"))
     )
     with Closing(Group(head, "asked", FAST)) as group:

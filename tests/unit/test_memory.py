@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from memory_cases import A100, FULL, GIB, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, MT0, STARCODER, spec
+from memory_cases import (
+    A100,
+    FULL,
+    GIB,
+    JOB_1B,
+    LLAMA_1B,
+    LLAMA_7B,
+    LORA_1B,
+    MT0,
+    STARCODER,
+    layer_bytes,
+    spec,
+)
 
 from launcher.facts.head_loss import chunk_rows
 from launcher.facts.model import ModelSpec, read_model_spec
-from launcher.memory.activations import layer_bytes
 from launcher.memory.estimate import estimate_memory
-from launcher.memory.flow import Dtypes
 from launcher.memory.job import Components, MemoryJob
+from launcher.memory.layers import Dtypes
 from launcher.plan.draft import Draft
 from launcher.plan.job import base_job
 
@@ -127,6 +138,9 @@ def draft_of(**settings: object) -> Draft:
         "data.max_length": 512, "precision": "bf16", "model.dtype": "float32",
         "sharding.engine": "ddp", "sharding.offload_optimizer": "none", "sharding.offload_param": "none",
         "trainer.optim": "adamw_torch", "model.attn_implementation": "sdpa",
+        "model.quantization": "none", "model.device_map": None, "model.loss": "full", "model.add_tokens": [],
+        "adapter.type": None, "data.packing": False, "data.padding_free": False,
+        "data.pad_to_multiple_of": None, "sharding.tp_size": 1, "sharding.sp_size": 1, "sharding.cp_size": 1,
     }  # fmt: skip
     for name, value in (values | {k.replace("__", "."): v for k, v in settings.items()}).items():
         draft.put(name, value, "test")

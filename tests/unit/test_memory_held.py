@@ -5,13 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from memory_cases import A100, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, ZERO
+from memory_cases import (
+    A100,
+    JOB_1B,
+    LLAMA_1B,
+    LLAMA_7B,
+    LORA_1B,
+    NODE,
+    ZERO,
+    held_of,
+    layer_bytes,
+    states_of,
+)
 
-from launcher.memory.activations import layer_bytes
-from launcher.memory.engine import keeps_gradients, sharded_states
+from launcher.memory.engines import engine_of
+from launcher.memory.engines.engine import Held, layer_values
 from launcher.memory.estimate import estimate_memory
-from launcher.memory.held import Held, engine_held, layer_values
-from launcher.memory.phases import flow_dtypes, training_phases
+from launcher.memory.phases import training_phases
 
 P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 BUCKET = 200_000_000
@@ -22,17 +32,17 @@ LORA = replace(ZERO, adapter=True, trainable_params=LLAMA_7B.lora_params(16, "al
 
 def test_engines_that_gather_nothing_hold_nothing() -> None:
     for job in (replace(ZERO, engine="ddp"), replace(ZERO, zero_stage=0)):
-        assert engine_held(LLAMA_7B, job) == Held()
+        assert held_of(LLAMA_7B, job) == Held()
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_buckets_come_with_the_first_gradient(stage: int) -> None:
     job = replace(ZERO, zero_stage=stage, accumulation=1)
-    held = engine_held(LLAMA_7B, job)
+    held = held_of(LLAMA_7B, job)
     assert (held.forward, held.head) == (0, 0)
     # One that is filled, and the copy that is reduced.
     assert held.layers == held.bottom == held.embedding == 2 * 2 * BUCKET
-    assert engine_held(LLAMA_7B, replace(job, overlap_comm=True)).layers == 3 * 2 * BUCKET
+    assert held_of(LLAMA_7B, replace(job, overlap_comm=True)).layers == 3 * 2 * BUCKET
     phases = training_phases(LLAMA_7B, replace(job, checkpointing=True), NODE)
     assert phases["forward"].buffers == phases["step"].buffers == 0
     assert phases["recompute"].buffers == 2 * 2 * BUCKET
@@ -40,8 +50,8 @@ def test_buckets_come_with_the_first_gradient(stage: int) -> None:
 
 def test_stage_1_keeps_its_bucket_between_micro_batches() -> None:
     job = replace(ZERO, accumulation=2)
-    assert engine_held(LLAMA_7B, replace(job, zero_stage=1)).head == 2 * BUCKET
-    assert engine_held(LLAMA_7B, replace(job, zero_stage=2)).head == 0
+    assert held_of(LLAMA_7B, replace(job, zero_stage=1)).head == 2 * BUCKET
+    assert held_of(LLAMA_7B, replace(job, zero_stage=2)).head == 0
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -55,7 +65,7 @@ def test_saving_finds_no_bucket(stage: int) -> None:
 
 
 def test_stage_3_gathers_up_to_its_limit_and_lets_go_backward() -> None:
-    held = engine_held(LLAMA_1B, replace(ZERO, zero_stage=3, trainable_params=P1))
+    held = held_of(LLAMA_1B, replace(ZERO, zero_stage=3, trainable_params=P1))
     assert held.forward == held.head == 2 * 10**9
     assert held.layers == 2 * 10**9 + 2 * BUCKET
     assert held.bottom == 2 * (LLAMA_1B.embedding_params + layer_values(LLAMA_1B)) + 2 * BUCKET
@@ -63,16 +73,18 @@ def test_stage_3_gathers_up_to_its_limit_and_lets_go_backward() -> None:
 
 def test_stage_3_holds_its_gradients_from_the_start() -> None:
     job = replace(ZERO, zero_stage=3, accumulation=1)
-    partition = sharded_states(LLAMA_7B, job).gradients
+    partition = states_of(LLAMA_7B, job).gradients
     assert partition == pytest.approx(2 * P7 / 8, abs=8)
     assert {p.gradients for p in training_phases(LLAMA_7B, job, NODE).values()} == {partition}
     assert training_phases(LLAMA_7B, replace(job, zero_stage=2), NODE)["forward"].gradients == 0
-    assert not keeps_gradients(replace(job, offload_optimizer="cpu"))
+    assert not engine_of(replace(job, offload_optimizer="cpu")).keeps_gradients(
+        replace(job, offload_optimizer="cpu")
+    )
 
 
 def test_stage_3_leaves_adapters_in_float32_and_keeps_inputs_of_frozen_products() -> None:
     second, third = replace(LORA, zero_stage=2), replace(LORA, zero_stage=3)
-    flows = [flow_dtypes(job, NODE) for job in (second, third)]
+    flows = [engine_of(job).dtypes(job, on_cpu=NODE.is_cpu) for job in (second, third)]
     assert [(flow.adapter, flow.frozen_inputs) for flow in flows] == [(2, False), (4, True)]
     kept, plain = (
         layer_bytes(LLAMA_7B, flow, attention="sdpa", sequence=2048, rank=16)
@@ -80,16 +92,16 @@ def test_stage_3_leaves_adapters_in_float32_and_keeps_inputs_of_frozen_products(
     )
     # Both norms' outputs and what `down_proj` reads, in 16 bits; attention keeps its output anyway.
     assert kept - plain == 2 * (2 * 4096 + 11008)
-    weights = sharded_states(LLAMA_7B, third).weights
+    weights = states_of(LLAMA_7B, third).weights
     assert weights == pytest.approx((2 * P7 + 4 * LORA.trainable_params) / 8, abs=8)
 
 
 def test_a_frozen_embedding_is_not_kept_for_the_backward_pass() -> None:
     small = replace(ZERO, zero_stage=3, adapter=True, trainable_params=LORA_1B)
     # Llama 3.2's head is tied: the embedding stays for it.
-    assert engine_held(LLAMA_1B, small).head == 2 * 10**9 + 4 * LORA_1B
+    assert held_of(LLAMA_1B, small).head == 2 * 10**9 + 4 * LORA_1B
     limited = replace(LLAMA_7B, params=900_000_000)
-    assert engine_held(limited, replace(LORA, zero_stage=3)).head == 2 * (900_000_000 - HEAD) + 4 * (
+    assert held_of(limited, replace(LORA, zero_stage=3)).head == 2 * (900_000_000 - HEAD) + 4 * (
         LORA.trainable_params
     )
 
@@ -98,16 +110,16 @@ def test_stage_3_trains_the_embeddings_of_added_tokens_whole() -> None:
     """Two bytes of weight and of gradient and twelve of the optimizer each, in place of a frozen copy."""
     rows = 2 * HEAD
     tokens = replace(LORA, extra_frozen=2 * rows)
-    second = [sharded_states(LLAMA_7B, replace(job, zero_stage=2)) for job in (LORA, tokens)]
+    second = [states_of(LLAMA_7B, replace(job, zero_stage=2)) for job in (LORA, tokens)]
     assert second[1].total - second[0].total == 2 * rows
-    third = [sharded_states(LLAMA_7B, replace(job, zero_stage=3)) for job in (LORA, tokens)]
+    third = [states_of(LLAMA_7B, replace(job, zero_stage=3)) for job in (LORA, tokens)]
     assert third[1].total - third[0].total == pytest.approx(16 * rows / 8, abs=64)
     assert third[1].gradients - third[0].gradients == pytest.approx(2 * rows / 8, abs=8)
 
 
 def test_fsdp_gathers_a_layer_and_the_next() -> None:
     job = replace(ZERO, engine="fsdp", dtype="float32", accumulation=1)
-    held = engine_held(LLAMA_7B, job)
+    held = held_of(LLAMA_7B, job)
     # At the loss the head is there, forward with the buffer that it came in.
     assert (held.forward, held.head) == (2 * 2 * HEAD, 2 * HEAD)
     # The layer, the buffer of the next, and the gradients that are scattered still.
@@ -115,16 +127,16 @@ def test_fsdp_gathers_a_layer_and_the_next() -> None:
     assert held.bottom == 2 * (2 * LAYER + HEAD)
     assert held.embedding == 2 * (2 * HEAD + LAYER)
     assert held.unsharded == 2
-    assert engine_held(LLAMA_7B, replace(job, precision="fp32")).head == 4 * HEAD
-    assert engine_held(LLAMA_7B, replace(job, quantization="nf4")).layers < held.layers
+    assert held_of(LLAMA_7B, replace(job, precision="fp32")).head == 4 * HEAD
+    assert held_of(LLAMA_7B, replace(job, quantization="nf4")).layers < held.layers
 
 
 def test_fsdp_copies_a_table_with_added_rows_while_it_is_used() -> None:
     """peft keeps the rows alone; nothing of the size of a table stays on a rank."""
     job = replace(LORA, engine="fsdp", dtype="bfloat16", precision="bf16")
     tokens = replace(job, extra_frozen=2 * 2 * HEAD)
-    assert sharded_states(LLAMA_7B, tokens).total == sharded_states(LLAMA_7B, job).total
-    before, held = engine_held(LLAMA_7B, job), engine_held(LLAMA_7B, tokens)
+    assert states_of(LLAMA_7B, tokens).total == states_of(LLAMA_7B, job).total
+    before, held = held_of(LLAMA_7B, job), held_of(LLAMA_7B, tokens)
     more = {name: getattr(held, name) - getattr(before, name) for name in ("forward", "head", "embedding")}
     assert more == {"forward": 2 * HEAD, "head": 2 * 2 * HEAD, "embedding": 2 * HEAD}
     assert (held.layers, held.bottom) == (before.layers, before.bottom)
@@ -133,7 +145,7 @@ def test_fsdp_copies_a_table_with_added_rows_while_it_is_used() -> None:
 def test_fsdp_keeps_a_tied_head_for_the_whole_pass() -> None:
     job = replace(ZERO, engine="fsdp", dtype="float32", trainable_params=P1, accumulation=1)
     layer, head = 2 * 2048 * (2048 + 512) + 3 * 2048 * 8192 + 2 * 2048, 128_256 * 2048
-    held = engine_held(LLAMA_1B, job)
+    held = held_of(LLAMA_1B, job)
     assert held.head == 2 * head
     # Beside it its gradient, which is reduced at the very end.
     assert held.layers == 2 * (2 * head + 3 * layer)
@@ -142,7 +154,7 @@ def test_fsdp_keeps_a_tied_head_for_the_whole_pass() -> None:
 def test_gradients_of_the_running_layer_are_whole_under_fsdp() -> None:
     job = replace(JOB_1B, engine="fsdp", dtype="float32", data_parallel=8, devices_per_node=8, accumulation=1)
     phases = training_phases(LLAMA_1B, job, A100)
-    gradients = sharded_states(LLAMA_1B, job).gradients
+    gradients = states_of(LLAMA_1B, job).gradients
     assert gradients == pytest.approx(4 * P1 / 8, abs=8)
     running = training_phases(LLAMA_1B, replace(job, checkpointing=True), A100)["recompute"].gradients
     # At its worst moment the layer has the gradient of `down_proj` alone, the head's is a shard.

@@ -7,17 +7,39 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_cases import A100, CPU, FULL, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, MT0, NODE, ZERO, spec
+from memory_cases import (
+    A100,
+    CPU,
+    FULL,
+    JOB_1B,
+    LLAMA_1B,
+    LLAMA_7B,
+    LORA_1B,
+    MT0,
+    NODE,
+    ZERO,
+    buffers_of,
+    spec,
+    states_of,
+)
 
 from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.facts.shipped import facts_file
-from launcher.memory.engine import engine_buffers, sharded_states
+from launcher.memory.engines import engine_of
 from launcher.memory.host import host_memory
 from launcher.memory.job import MemoryJob
-from launcher.memory.optimizers import OPTIMIZERS, Shape, model_shapes, moments, optimizer_of
-from launcher.memory.states import StateWidths, base_weight_bytes, shard_states, state_widths
+from launcher.memory.states import (
+    OPTIMIZERS,
+    Shape,
+    StateWidths,
+    base_weight_bytes,
+    model_shapes,
+    moments,
+    optimizer_of,
+    shard_states,
+)
 
 P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 
@@ -44,7 +66,10 @@ P7, P1 = LLAMA_7B.params, LLAMA_1B.params
 def test_bytes_per_parameter_of_adamw(
     engine: str, precision: str, dtype: str, stage: int, expected: tuple[float, float, float]
 ) -> None:
-    assert state_widths(engine, precision, dtype, stage, "adamw_torch", False) == StateWidths(*expected)
+    job = replace(
+        FULL, engine=engine, precision=precision, dtype=dtype, zero_stage=stage, optim="adamw_torch"
+    )
+    assert engine_of(job).widths(job) == StateWidths(*expected)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +130,12 @@ def test_8_bit_adamw_of_a_whole_model() -> None:
     embedding = 128_256 * 2048
     norms = 2048 * (2 * 16 + 1)
     matrices = P1 - embedding - norms
-    assert sharded_states(LLAMA_1B, job).optimizer == 8 * (embedding + norms) + 2 * matrices + matrices // 32
+    assert states_of(LLAMA_1B, job).optimizer == 8 * (embedding + norms) + 2 * matrices + matrices // 32
 
 
 def test_paged_states_are_pageable_and_not_on_the_device() -> None:
     job = replace(JOB_1B, optim="paged_adamw_32bit")
-    states = sharded_states(LLAMA_1B, job)
+    states = states_of(LLAMA_1B, job)
     norms = 2048 * (2 * 16 + 1)
     assert (states.optimizer, states.pageable) == (8 * norms, 8 * (P1 - norms))
     assert host_memory(LLAMA_1B, job, A100, 0).pageable == states.pageable
@@ -120,15 +145,15 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     job = replace(FULL, optim="adafactor")
     h, inner, vocab, layers = 4096, 11008, 32000, 32
     sums = layers * (4 * 2 * h + 3 * (h + inner)) + 2 * (vocab + h)
-    assert sharded_states(LLAMA_7B, job).optimizer == 4 * (sums + h * (2 * layers + 1))
+    assert states_of(LLAMA_7B, job).optimizer == 4 * (sums + h * (2 * layers + 1))
     # ZeRO's flat partition is one vector, of which every value is kept.
-    flat = sharded_states(LLAMA_7B, replace(ZERO, zero_stage=1, optim="adafactor"))
+    flat = states_of(LLAMA_7B, replace(ZERO, zero_stage=1, optim="adafactor"))
     assert flat.optimizer == (4 + 4) * P7 // 8
 
 
 def test_sgd_momentum_comes_from_optim_args() -> None:
-    plain = sharded_states(LLAMA_1B, replace(JOB_1B, optim="sgd"))
-    moving = sharded_states(LLAMA_1B, replace(JOB_1B, optim="sgd", optim_args="momentum=0.9"))
+    plain = states_of(LLAMA_1B, replace(JOB_1B, optim="sgd"))
+    moving = states_of(LLAMA_1B, replace(JOB_1B, optim="sgd", optim_args="momentum=0.9"))
     assert (plain.optimizer, moving.optimizer) == (0, 2 * P1)
 
 
@@ -137,18 +162,18 @@ def test_8_bit_lora_of_small_adapters_stays_in_32_bits() -> None:
     job = replace(JOB_1B, adapter=True, trainable_params=small, optim="adamw_bnb_8bit")
     # At rank 1 only the feed-forward block's vectors of 8192 values reach 4096.
     wide = 16 * 3 * 8192
-    assert sharded_states(LLAMA_1B, job).optimizer == 8 * (small - wide) + 2 * wide + wide // 32
+    assert states_of(LLAMA_1B, job).optimizer == 8 * (small - wide) + 2 * wide + wide // 32
 
 
 def test_fsdp_shards_everything_and_holds_gradients_between_micro_batches() -> None:
     job = replace(ZERO, engine="fsdp", dtype="float32")
-    states = sharded_states(LLAMA_7B, job)
+    states = states_of(LLAMA_7B, job)
     # Weights and AdamW: 12 bytes a parameter over 8 ranks.
     assert states.weights + states.optimizer == pytest.approx(12 * P7 / 8, abs=8)
     assert states.gradients == pytest.approx(4 * P7 / 8, abs=8)
-    waiting = sharded_states(LLAMA_7B, replace(job, accumulation=4))
+    waiting = states_of(LLAMA_7B, replace(job, accumulation=4))
     assert waiting.gradients == 2 * P7
-    moved = sharded_states(LLAMA_7B, replace(job, offload_optimizer="cpu", offload_param="cpu"))
+    moved = states_of(LLAMA_7B, replace(job, offload_optimizer="cpu", offload_param="cpu"))
     assert (moved.total, moved.host) == (0, states.total)
 
 
@@ -157,7 +182,7 @@ def test_fsdp_leaves_quantised_weights_whole() -> None:
         ZERO, engine="fsdp", adapter=True, quantization="nf4", trainable_params=LLAMA_7B.lora_params(16, None)
     )
     whole = base_weight_bytes(LLAMA_7B, "bfloat16", "nf4", double_quant=False, upcast_rest=True)
-    assert sharded_states(LLAMA_7B, job).weights > whole
+    assert states_of(LLAMA_7B, job).weights > whole
 
 
 @pytest.mark.parametrize(
@@ -165,37 +190,37 @@ def test_fsdp_leaves_quantised_weights_whole() -> None:
     [(0, 1, 2), (1, 2, 2), (1, 1, 2 / 8), (2, 2, 2 / 8), (3, 2, 2 / 8)],
 )
 def test_gradients_of_zero(stage: int, accumulation: int, expected: float) -> None:
-    states = sharded_states(LLAMA_7B, replace(ZERO, zero_stage=stage, accumulation=accumulation))
+    states = states_of(LLAMA_7B, replace(ZERO, zero_stage=stage, accumulation=accumulation))
     assert states.gradients == pytest.approx(expected * P7, abs=8)
 
 
 def test_optimizer_offload_of_stage_2() -> None:
-    kept = sharded_states(LLAMA_7B, replace(ZERO, zero_stage=2))
+    kept = states_of(LLAMA_7B, replace(ZERO, zero_stage=2))
     job = replace(ZERO, zero_stage=2, offload_optimizer="cpu")
-    moved = sharded_states(LLAMA_7B, job)
+    moved = states_of(LLAMA_7B, job)
     owned, largest = P7 // 8, 32000 * 4096
     assert (moved.weights, moved.gradients, moved.optimizer) == (kept.weights, 0, 0)
     # Master copy, its gradient and two moments; weights that travel back and one gradient in 16 bits.
     assert moved.host == pytest.approx(16 * owned, abs=64)
     assert moved.staging == pytest.approx(2 * (owned + largest), abs=64)
-    more = sharded_states(LLAMA_7B, replace(job, accumulation=2))
+    more = states_of(LLAMA_7B, replace(job, accumulation=2))
     assert more.staging - moved.staging == pytest.approx(2 * owned, abs=64)
-    assert engine_buffers(LLAMA_7B, job) == 2 * largest
+    assert buffers_of(LLAMA_7B, job) == 2 * largest
 
 
 def test_offload_of_stage_3_to_host_and_nvme() -> None:
     owned = P7 // 8
     job = replace(ZERO, zero_stage=3, offload_optimizer="cpu", offload_param="cpu")
-    host = sharded_states(LLAMA_7B, job)
+    host = states_of(LLAMA_7B, job)
     assert host.total == 0
     assert host.host == pytest.approx(18 * owned, abs=64)
     assert host.staging == pytest.approx(2 * owned, abs=64)
-    disk = sharded_states(LLAMA_7B, replace(job, offload_optimizer="nvme", offload_param="nvme"))
+    disk = states_of(LLAMA_7B, replace(job, offload_optimizer="nvme", offload_param="nvme"))
     # Each parameter is written when it is made, those that then fit max_in_cpu as well.
     assert disk.nvme == pytest.approx((16 + 2) * owned, abs=64)
     # The partition of gradients, four float32 buffers of it, and five of 1e8 parameters.
     assert disk.staging == pytest.approx(2 * owned + 16 * owned + 2 * 5 * 10**8, abs=64)
-    none_stay = sharded_states(
+    none_stay = states_of(
         LLAMA_7B, replace(job, offload_optimizer="nvme", offload_param="nvme", params_in_host=0)
     )
     # What an updated sub-group is written through.
@@ -203,19 +228,19 @@ def test_offload_of_stage_3_to_host_and_nvme() -> None:
 
 
 def test_buffers_of_engines() -> None:
-    assert engine_buffers(LLAMA_7B, replace(ZERO, engine="ddp", dtype="float32")) == 4 * P7
-    assert engine_buffers(LLAMA_7B, replace(FULL, engine="ddp")) == 0
-    assert engine_buffers(LLAMA_7B, replace(ZERO, zero_stage=0)) == 2 * 500_000_000
+    assert buffers_of(LLAMA_7B, replace(ZERO, engine="ddp", dtype="float32")) == 4 * P7
+    assert buffers_of(LLAMA_7B, replace(FULL, engine="ddp")) == 0
+    assert buffers_of(LLAMA_7B, replace(ZERO, zero_stage=0)) == 2 * 500_000_000
     for stage in (1, 2):  # its buckets come with the first gradient, see test_memory_held.py
-        assert engine_buffers(LLAMA_7B, replace(ZERO, zero_stage=stage)) == 0
-    assert engine_buffers(LLAMA_7B, replace(ZERO, zero_stage=3)) == 2 * 200_000_000
-    assert engine_buffers(LLAMA_7B, replace(ZERO, engine="fsdp")) == 0
+        assert buffers_of(LLAMA_7B, replace(ZERO, zero_stage=stage)) == 0
+    assert buffers_of(LLAMA_7B, replace(ZERO, zero_stage=3)) == 2 * 200_000_000
+    assert buffers_of(LLAMA_7B, replace(ZERO, engine="fsdp")) == 0
 
 
 def test_copies_of_embeddings_for_added_tokens_are_frozen_weights() -> None:
     job = replace(JOB_1B, adapter=True, trainable_params=LORA_1B)
-    more = sharded_states(LLAMA_1B, replace(job, extra_frozen=1234))
-    assert more.weights - sharded_states(LLAMA_1B, job).weights == 1234
+    more = states_of(LLAMA_1B, replace(job, extra_frozen=1234))
+    assert more.weights - states_of(LLAMA_1B, job).weights == 1234
 
 
 @given(
@@ -226,8 +251,9 @@ def test_copies_of_embeddings_for_added_tokens_are_frozen_weights() -> None:
 def test_states_never_grow_with_the_zero_stage(params: int, ranks: int, precision: str) -> None:
     totals = []
     for stage in range(4):
-        widths = state_widths("deepspeed", precision, "bfloat16", stage, "adamw_torch", False)
-        totals.append(shard_states(params, 0, widths, zero_stage=stage, data_parallel=ranks).total)
+        job = replace(ZERO, precision=precision, dtype="bfloat16", zero_stage=stage, optim="adamw_torch")
+        widths = engine_of(job).widths(job)
+        totals.append(shard_states(params, 0, widths, stage=stage, data_parallel=ranks).total)
     assert totals == sorted(totals, reverse=True)
 
 
@@ -238,7 +264,7 @@ def test_more_ranks_never_hold_more(optim: str, ranks: int, adapter: bool) -> No
         job = replace(
             JOB_1B, engine=engine, zero_stage=stage, optim=optim, adapter=adapter, trainable_params=trained
         )
-        few, many = (sharded_states(LLAMA_1B, replace(job, data_parallel=n)) for n in (ranks, 2 * ranks))
+        few, many = (states_of(LLAMA_1B, replace(job, data_parallel=n)) for n in (ranks, 2 * ranks))
         assert few.total > many.total
 
 

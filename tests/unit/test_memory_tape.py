@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from memory_cases import step_of
 
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.activations import lora_rank, make_block, make_stacks
-from launcher.memory.flow import Block, Dtypes
 from launcher.memory.job import MemoryJob
-from launcher.memory.layers import layer_cost, record
+from launcher.memory.layers import Block, Dtypes, layer_cost, record
 from launcher.memory.loss import head_cost
 from launcher.memory.phases import training_phases
-from launcher.memory.steps import step_bytes
 from launcher.memory.tape import Storage, Tape
 
 SIZES = {
@@ -169,18 +168,18 @@ def test_a_padded_batch_repeats_grouped_keys_and_makes_a_mask_in_each_layer() ->
 )
 def test_foreach_copies_all_values_on_cuda(optim: str, copies: int) -> None:
     model = spec()
-    assert step_bytes(model, replace(JOB, optim=optim), A100) == 4 * copies * model.params
+    assert step_of(model, replace(JOB, optim=optim), A100) == 4 * copies * model.params
 
 
 def test_a_cpu_copies_one_tensor_and_remembers_the_last() -> None:
     model = spec()
     embedding, largest = 1000 * 64, 64 * 160
-    assert step_bytes(model, replace(JOB, optim="adamw_torch"), CPU) == 4 * 2 * embedding
+    assert step_of(model, replace(JOB, optim="adamw_torch"), CPU) == 4 * 2 * embedding
     small = spec(vocab_size=100)
     job = replace(JOB, optim="adamw_torch", trainable_params=small.params)
-    assert step_bytes(small, job, CPU) == 4 * 3 * largest
+    assert step_of(small, job, CPU) == 4 * 3 * largest
     half = replace(job, optim="adafactor", dtype="bfloat16", precision="bf16-true")
-    assert step_bytes(small, half, CPU) == 4 * 5 * largest
+    assert step_of(small, half, CPU) == 4 * 5 * largest
 
 
 def test_under_checkpointing_autocasts_copies_of_weights_end_with_the_forward_pass() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher.execute.output import _Filter
-from launcher.failures.catalogue import FAILURES
-from launcher.failures.noise import NOISE, SIGNS_OF, is_noise
+from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.knowledge.failures.noise import NOISE, SIGNS_OF, is_noise
 
 HEALTHY = Path(__file__).resolve().parents[1] / "corpus" / "healthy"
 WITHOUT_A_TRAINER = (

@@ -12,13 +12,13 @@ import factories
 import pytest
 from factories import facts, recipe
 from machines import GIB, HEALTHY, folder, verdict
+from memory_cases import states_of
 
 from launcher.commands import swapping
-from launcher.doctor.needs import built_ops, nvme_path
 from launcher.errors import MachineError, RecipeError
-from launcher.execute.swap_files import LOCK, claimed, swap_files
-from launcher.lint.check import lint_text
-from launcher.memory.engine import sharded_states
+from launcher.execute.leftovers import LOCK, claimed, swap_files
+from launcher.knowledge.doctor.needs import built_ops, nvme_path
+from launcher.knowledge.lint.check import lint_text
 from launcher.plan.adapting import ways_out
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge
@@ -59,7 +59,7 @@ def test_the_stage_becomes_3_and_every_value_is_rendered_with_its_reason(tmp_pat
         "overlap_events": True,
     }  # fmt: skip
     decided = [
-        s for key, s in plan.settings.items() if key.startswith(("deepspeed.offload", "deepspeed.aio"))
+        s for key, s in plan.provenance.items() if key.startswith(("deepspeed.offload", "deepspeed.aio"))
     ]
     assert len(decided) >= 13
     assert all(setting.reason for setting in decided)
@@ -194,7 +194,7 @@ def test_larger_buffers_of_a_profile_are_kept_and_counted(tmp_path, root):
     config = render(after).ds_config
     assert config["zero_optimization"]["offload_optimizer"]["buffer_count"] == 6
     assert config["aio"]["queue_depth"] == 32
-    more = sharded_states(after.model, after.job).staging - sharded_states(before.model, before.job).staging
+    more = states_of(after.spec, after.job).staging - states_of(before.spec, before.job).staging
     assert more == 2 * 4 * -(-PARAMS // 8)
 
 
@@ -370,7 +370,7 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
     where = tmp_path / "swap"
     code = (
         "import sys; from pathlib import Path; from launcher.errors import MachineError\n"
-        "from launcher.execute.swap_files import claimed\n"
+        "from launcher.execute.leftovers import claimed\n"
         "try:\n    with claimed(Path(sys.argv[1])): print('got it')\n"
         "except MachineError as error: print(error.problems[0].code, error.problems[0].message)\n"
     )

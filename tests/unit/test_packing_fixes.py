@@ -96,5 +96,5 @@ def test_opt_is_not_verified():
 
 def test_rows_that_are_not_packed_are_not_said_to_be_padded(tmp_path):
     made = plan(tmp_path, "1xA100-80GB")
-    assert (made.value("data.packing"), made.value("data.padding_free")) == (False, True)
-    assert "padded" not in made.settings["data.packing"].reason
+    assert (made.data.packing, made.data.padding_free) == (False, True)
+    assert "padded" not in made.provenance["data.packing"].reason

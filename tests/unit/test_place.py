@@ -11,20 +11,20 @@ import pytest
 from factories import plan
 
 from launcher.execute.binding import Order, bind_order
-from launcher.execute.hello import (
+from launcher.execute.nodes.hello import (
     Hello,
     different_versions,
     missing_devices,
     one_machine_twice,
     smaller_devices,
 )
-from launcher.execute.ssh import forwarded
 from launcher.execute.supervise import Limits
-from launcher.facts import queue
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
 from launcher.facts.place import Place
 from launcher.render.bundle import render
+from launcher.schedulers import slurm_queue
+from launcher.schedulers.ssh import forwarded
 
 ONE_A_NODE = Place("job", 1, 2, 2, 1, 1, 0, "node1", 29400)
 ONE_A_RANK = Place("job", 3, 4, 2, 1, 2, 1, "node1", 29400)
@@ -139,8 +139,8 @@ def test_a_text_that_is_no_name_leads_nowhere(monkeypatch):
     assert not is_this_machine("a..b")
     with pytest.raises(OSError, match="label empty"):
         own_address_towards("a..b")
-    monkeypatch.setattr(queue, "ask", lambda *words: queue.Answer(1, "", "no such node"))
-    assert queue.node_address("a..b") == "a..b"
+    monkeypatch.setattr(slurm_queue, "ask", lambda *words: slurm_queue.Answer(1, "", "no such node"))
+    assert slurm_queue.node_address("a..b") == "a..b"
 
 
 def test_what_other_machines_get_of_the_environment():

@@ -26,8 +26,8 @@ FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
     ],
 )
 def test_auto_precision_follows_compute_capability(tmp_path, on, precision):
-    decided = plan(tmp_path, on, model__quantization="nf4").settings["precision"]
-    assert (decided.value, decided.source) == (precision, "hardware")
+    made = plan(tmp_path, on, model__quantization="nf4")
+    assert (made.precision, made.provenance["precision"].source) == (precision, "hardware")
 
 
 def test_explicit_bf16_on_v100_is_refused_at_its_line(tmp_path):
@@ -42,16 +42,16 @@ def test_explicit_bf16_on_v100_is_refused_at_its_line(tmp_path):
 
 def test_bf16_on_an_unnamed_device_is_taken_with_a_warning(tmp_path):
     made = plan(tmp_path, "1x24GB", precision="bf16", model__quantization="nf4")
-    assert made.value("precision") == "bf16"
+    assert made.precision == "bf16"
     assert any("unnamed device" in warning for warning in made.warnings)
 
 
 def test_zero_stage_auto_is_the_lowest_that_fits(tmp_path):
     roomy = plan(tmp_path, "8xA100-80GB", FULL, global_batch_size=8)
     tight = plan(tmp_path, "8xRTX3090-24GB", FULL, global_batch_size=8)
-    assert roomy.value("sharding.zero_stage") == 1, "26 GB of states per GPU need stage 1"
-    assert tight.value("sharding.zero_stage") > roomy.value("sharding.zero_stage")
-    for below in range(roomy.value("sharding.zero_stage")):
+    assert roomy.sharding.zero_stage == 1, "26 GB of states per GPU need stage 1"
+    assert tight.sharding.zero_stage > roomy.sharding.zero_stage
+    for below in range(roomy.sharding.zero_stage):
         with pytest.raises(DoesNotFit):
             plan(tmp_path, "8xA100-80GB", FULL, global_batch_size=8, sharding__zero_stage=below)
 
@@ -69,9 +69,9 @@ def test_checkpointing_is_chosen_only_where_needed(tmp_path):
     text = BASE.replace("max_length: 512", "max_length: 2048")
     small = plan(tmp_path, "1xRTX4090-24GB", text, global_batch_size=1)
     large = plan(tmp_path, "1xA100-80GB", text, global_batch_size=1)
-    assert small.value("trainer.activation_checkpointing") is True
-    assert large.value("trainer.activation_checkpointing") is False
-    assert small.settings["trainer.activation_checkpointing"].source == "search"
+    assert small.trainer.activation_checkpointing is True
+    assert large.trainer.activation_checkpointing is False
+    assert small.provenance["trainer.activation_checkpointing"].source == "search"
 
 
 def test_an_indivisible_global_batch_names_its_neighbours(tmp_path):
@@ -94,17 +94,17 @@ def test_a_pinned_micro_batch_that_does_not_divide_is_refused(tmp_path):
 def test_the_global_batch_is_kept_exactly(tmp_path, ranks, per_rank):
     made = plan(tmp_path, f"{ranks}xA100-80GB", global_batch_size=ranks * per_rank)
     assert made.batch.global_size == ranks * per_rank
-    assert made.value("trainer.per_device_train_batch_size") == made.batch.micro
-    assert made.value("trainer.gradient_accumulation_steps") == made.batch.accumulation
+    assert made.trainer.per_device_train_batch_size == made.batch.micro
+    assert made.trainer.gradient_accumulation_steps == made.batch.accumulation
 
 
 def test_every_value_knows_its_source(tmp_path):
     made = plan(tmp_path, trainer__learning_rate="3e-4")
-    assert made.settings["trainer.learning_rate"].source == "override"
-    assert made.settings["trainer.max_steps"].by.endswith("recipe.yaml:4")
-    assert made.settings["adapter.lora_alpha"].source == "default"
-    assert made.settings["trainer.use_cache"].by == "use-cache-off"
-    assert all(s.source and s.by for s in made.settings.values())
+    assert made.provenance["trainer.learning_rate"].source == "override"
+    assert made.provenance["trainer.max_steps"].by.endswith("recipe.yaml:4")
+    assert made.provenance["adapter.lora_alpha"].source == "default"
+    assert made.provenance["trainer.use_cache"].by == "use-cache-off"
+    assert all(s.source and s.by for s in made.provenance.values())
 
 
 def test_planning_twice_gives_the_same_plan(tmp_path):
@@ -116,7 +116,7 @@ def test_engine_and_launcher_follow_the_number_of_processes(tmp_path):
     one = plan(tmp_path, "1xA100-80GB")
     many = plan(tmp_path, "8xA100-80GB")
     ddp = plan(tmp_path, "8xA100-80GB", sharding__engine="ddp")
-    chosen = [(p.value("sharding.engine"), p.value("launch.launcher")) for p in (one, many, ddp)]
+    chosen = [(p.sharding.engine, p.launch.launcher) for p in (one, many, ddp)]
     assert chosen == [("ddp", "python"), ("deepspeed", "deepspeed"), ("ddp", "accelerate")]
 
 
@@ -147,9 +147,9 @@ def test_a_base_profile_gives_the_stage_and_keeps_its_own_keys(tmp_path):
         },
     }
     made = make_plan(loaded, facts(profile=profile))
-    assert made.value("sharding.zero_stage") == made.job.zero_stage == 2
-    assert made.value("sharding.offload_optimizer") == "cpu"
-    assert made.value("deepspeed.profile") == {"zero_optimization.round_robin_gradients": True}
+    assert made.sharding.zero_stage == made.job.zero_stage == 2
+    assert made.sharding.offload_optimizer == "cpu"
+    assert made.deepspeed.profile == {"zero_optimization.round_robin_gradients": True}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_optimizer_block_is_resolved_from_the_trainer(tmp_path):
         "zero_optimization": {"stage": 2},
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "weight_decay": "auto"}},
     }
-    extras = make_plan(loaded, facts(profile=profile)).value("deepspeed.profile")
+    extras = make_plan(loaded, facts(profile=profile)).deepspeed.profile
     assert extras["optimizer.params.lr"] == 3e-4
     assert extras["optimizer.params.betas"] == [0.9, 0.999]
     assert extras["optimizer.params.weight_decay"] == 0.0
@@ -217,7 +217,7 @@ EVALUATED = BASE.replace("max_length: 512}", "max_length: 512, eval: [{path: dat
 
 
 def planned_trainer(made, *names):
-    return tuple(made.settings[f"trainer.{name}"].value for name in names)
+    return tuple(made.at(f"trainer.{name}") for name in names)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_stream_is_evaluated_by_steps(tmp_path):
     made = plan(tmp_path, text=EVALUATED, **asked)
     names = ("eval_strategy", "save_strategy", "eval_steps", "save_steps")
     assert planned_trainer(made, *names) == ("steps", "steps", 6, 6)
-    assert made.settings["trainer.eval_strategy"].reason == "a stream is one epoch without end"
+    assert made.provenance["trainer.eval_strategy"].reason == "a stream is one epoch without end"
     prepared = plan(tmp_path, text=EVALUATED, early_stopping__patience=2)
     assert planned_trainer(prepared, "eval_strategy", "save_strategy") == ("epoch", "epoch")
 
@@ -262,11 +262,7 @@ def test_the_arguments_that_upstream_derives_are_accepted_by_it(tmp_path):
         made = plan(
             tmp_path, "cpu", text=EVALUATED.replace("huggyllama/llama-7b", "facebook/opt-125m"), **asked
         )
-        fields = {
-            name.removeprefix("trainer."): setting.value
-            for name, setting in made.settings.items()
-            if name.startswith("trainer.")
-        }
+        fields = made.fields(made.trainer)
         args = transformers.TrainingArguments(str(tmp_path), **fields)
         assert args.eval_steps == args.save_steps == fields["eval_steps"]
 
@@ -274,7 +270,7 @@ def test_the_arguments_that_upstream_derives_are_accepted_by_it(tmp_path):
 def test_the_evaluation_is_estimated_with_the_batch_that_it_has(tmp_path):
     made = plan(tmp_path, "1xA100-80GB", text=EVALUATED, global_batch_size=4)
     micro = made.batch.micro
-    assert micro == made.value("trainer.per_device_eval_batch_size") == made.job.eval_batch == 4
+    assert micro == made.trainer.per_device_eval_batch_size == made.job.eval_batch == 4
     written = plan(
         tmp_path, "1xA100-80GB", EVALUATED, global_batch_size=4, trainer__per_device_eval_batch_size=4
     )
@@ -305,9 +301,8 @@ data: {train: [{path: a.jsonl}], eval: {split: 0.1}, max_length: 128}
 )
 def test_evaluations_generate_where_a_metric_reads_text(tmp_path, asked, generates, length):
     made = plan(tmp_path, text=SEQ2SEQ, **asked)
-    assert made.value("trainer.predict_with_generate") is generates
-    found = made.settings.get("trainer.generation_max_length")
-    assert (found and found.value) == length
+    assert made.trainer.predict_with_generate is generates
+    assert made.at("trainer.generation_max_length") == length
 
 
 IMAGES = """\
@@ -321,9 +316,9 @@ def test_what_pictures_need_is_in_the_plan(tmp_path):
     made = plan(tmp_path, text=IMAGES)
     names = ("remove_unused_columns", "include_num_input_tokens_seen")
     assert planned_trainer(made, *names) == (False, "no")
-    assert made.value("data.pad_to_multiple_of") is None
-    assert "trainer.use_cache" not in made.settings
-    assert plan(tmp_path).value("trainer.include_num_input_tokens_seen") == "non_padding"
+    assert made.data.pad_to_multiple_of is None
+    assert "trainer.use_cache" not in made.names
+    assert plan(tmp_path).trainer.others["include_num_input_tokens_seen"] == "non_padding"
 
 
 @pytest.mark.parametrize(
@@ -338,18 +333,18 @@ def test_what_pictures_need_is_in_the_plan(tmp_path):
     ],
 )
 def test_rows_are_padded_for_tensor_cores(tmp_path, on, asked, expected):
-    setting = plan(tmp_path, on, **asked).settings["data.pad_to_multiple_of"]
-    assert setting.value == expected
-    assert setting.reason
+    made = plan(tmp_path, on, **asked)
+    assert made.data.pad_to_multiple_of == expected
+    assert made.provenance["data.pad_to_multiple_of"].reason
 
 
 def test_a_disabled_fix_leaves_the_setting_to_upstream(tmp_path):
-    assert plan(tmp_path).value("trainer.logging_nan_inf_filter") is False
+    assert plan(tmp_path).trainer.others["logging_nan_inf_filter"] is False
     accepted = plan(tmp_path, fixes__disable="[nan-shown-as-zero]")
-    assert accepted.value("trainer.logging_nan_inf_filter") is True
+    assert accepted.trainer.others["logging_nan_inf_filter"] is True
 
 
 def test_no_row_is_said_to_be_padded_where_none_is(tmp_path):
     made = plan(tmp_path)
-    assert (made.value("data.padding_free"), made.value("data.packing")) == (True, False)
-    assert "padded" not in made.settings["data.packing"].reason
+    assert (made.data.padding_free, made.data.packing) == (True, False)
+    assert "padded" not in made.provenance["data.packing"].reason

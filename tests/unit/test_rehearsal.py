@@ -12,7 +12,7 @@ from launcher.doctor.rehearsal import IDS, Planned, judge
 from launcher.doctor.rehearsed_links import slow_devices, slow_links, slow_writers, stragglers
 from launcher.doctor.rehearsed_save import unshared
 from launcher.errors import Problem, RecipeError
-from launcher.facts.meeting import choose_interface
+from launcher.facts.interfaces import choose_interface
 from launcher.facts.rehearsal import course_of
 from launcher.plan.rehearsal import LARGE, SMALL, bucket_bytes, make_course, message_sizes
 from launcher.train.rehearse import ends_of
@@ -386,7 +386,7 @@ class TestCourse:
         assert course.limit_s(8) > course.limit_s(1) > 20
 
     def test_what_ranks_save_adds_up_to_the_checkpoint(self, tmp_path):
-        from launcher.doctor.needs import checkpoint_bytes
+        from launcher.knowledge.doctor.needs import checkpoint_bytes
 
         for engine in ("ddp", "deepspeed"):
             found = plan(tmp_path, "8xA100-80GB", sharding={"engine": engine})

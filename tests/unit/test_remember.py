@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from factories import facts, plan
+from factories import facts, plan, with_settings
 
 from launcher.cli import main
 from launcher.execute.remember import append_line, finished_run, remember_run
@@ -48,7 +48,7 @@ def test_a_run_is_kept_beside_its_estimate_and_read_by_the_next_plan(planned):
     (run,) = found.runs
     assert run.ratio == 1
     assert run.predicted == planned.memory.total
-    after = estimate_memory(planned.model, planned.job, planned.hardware, calibration=found)
+    after = estimate_memory(planned.spec, planned.job, planned.hardware, calibration=found)
     assert "1 run like it" in after.calibration
 
 
@@ -62,7 +62,7 @@ def test_nothing_of_a_record_names_model_data_or_machine(planned):
 def test_a_record_holds_the_estimate_without_calibration(planned):
     first = finished_run(planned, result(planned, measured=2 * planned.memory.total), FACTS)
     calibrated = estimate_memory(
-        planned.model, planned.job, planned.hardware,
+        planned.spec, planned.job, planned.hardware,
         calibration=read_calibration(first.to_line() * 9, planned.hardware, "here"),
     )  # fmt: skip
     assert calibrated.expected > 1.5 * calibrated.total
@@ -73,7 +73,7 @@ def test_a_record_holds_the_estimate_without_calibration(planned):
 def test_shorter_rows_than_planned_are_no_error_of_the_estimate(planned):
     shorter = predict_as_run(planned, FACTS, 128)
     job = replace(planned.job, sequence_length=128)
-    assert shorter.total == estimate_memory(planned.model, job, planned.hardware).total < planned.memory.total
+    assert shorter.total == estimate_memory(planned.spec, job, planned.hardware).total < planned.memory.total
     for tokens in (512, None):
         assert predict_as_run(planned, FACTS, tokens).total == planned.memory.total
     brief = result(planned, measured=shorter.total, tokens={"planned": 512, "largest": 128})
@@ -81,8 +81,7 @@ def test_shorter_rows_than_planned_are_no_error_of_the_estimate(planned):
 
 
 def test_rehearsals_are_not_kept(planned):
-    tiny = {**planned.settings, "tiny": replace(planned.settings["tiny"], value=True)}
-    assert remember_run(replace(planned, settings=tiny), result(planned), FACTS) is None
+    assert remember_run(with_settings(planned, {"tiny": True}), result(planned), FACTS) is None
     assert kept() == []
 
 
@@ -90,7 +89,7 @@ def test_a_folder_that_cannot_be_written_is_a_word_and_no_failure(planned, tmp_p
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EFFILAUNCH_CACHE", str(tmp_path / "file"))
     said = remember_run(planned, result(planned), FACTS)
-    assert "not kept for later plans" in said
+    assert "are not kept" in said
     assert str(tmp_path / "file") in said
 
 

@@ -326,7 +326,7 @@ def test_what_is_no_run_directory_is_refused_with_what_it_is(tmp_path):
     (tmp_path / "empty").mkdir()
     assert "no plan.json" in refused(tmp_path / "empty")
     write_run(tmp_path / "sweep" / "0")
-    assert "holds 1 of them" in refused(tmp_path / "sweep")
+    assert "contains 1 of them" in refused(tmp_path / "sweep")
     (tmp_path / "empty" / "ladder.json").touch()
     assert "ladder.html" in refused(tmp_path / "empty")
 

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from launcher.execute import requeue
-from launcher.facts import queue
-from launcher.facts.queue import Answer
+from launcher.schedulers import slurm_queue, slurm_requeue
+from launcher.schedulers.slurm_queue import Answer
 
 ARRAY = (
     "JobId=22 ArrayJobId=21 ArrayTaskId=0 JobName=r JobState=RUNNING Restarts=0 ExitCode=0:0 "
@@ -29,9 +28,9 @@ def slurm(monkeypatch):
         given = answers["requeue" if words[1] == "requeue" else "show"]
         return given.pop(0) if len(given) > 1 else given[0]
 
-    monkeypatch.setattr(queue, "ask", ask)
-    monkeypatch.setattr(requeue, "ask", ask)
-    monkeypatch.setattr(queue.shutil, "which", lambda name: None)
+    monkeypatch.setattr(slurm_queue, "ask", ask)
+    monkeypatch.setattr(slurm_requeue, "ask", ask)
+    monkeypatch.setattr(slurm_queue.shutil, "which", lambda name: None)
     for name, value in (("JOB_ID", "21"), ("ARRAY_JOB_ID", "21"), ("ARRAY_TASK_ID", "1")):
         monkeypatch.setenv(f"SLURM_{name}", value)
     return asked, answers
@@ -39,7 +38,7 @@ def slurm(monkeypatch):
 
 def test_one_task_of_an_array_requeues_itself_alone(slurm, tmp_path, capsys):
     asked, _ = slurm
-    requeue.main([str(tmp_path)])
+    slurm_requeue.main([str(tmp_path)])
     assert [words for words in asked if words[1] == "requeue"] == [("scontrol", "requeue", "21_1")]
     assert json.loads((tmp_path / "requeues.jsonl").read_text())["job"] == "21_1"
     assert "requeued: the job was preempted" in capsys.readouterr().out
@@ -52,8 +51,8 @@ GONE = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
 def clock(monkeypatch) -> list[float]:
     """A clock that only sleeping moves."""
     slept = [0.0]
-    monkeypatch.setattr(requeue.time, "sleep", lambda seconds: slept.append(slept[-1] + seconds))
-    monkeypatch.setattr(requeue.time, "monotonic", lambda: slept[-1])
+    monkeypatch.setattr(slurm_requeue.time, "sleep", lambda seconds: slept.append(slept[-1] + seconds))
+    monkeypatch.setattr(slurm_requeue.time, "monotonic", lambda: slept[-1])
     return slept
 
 
@@ -62,7 +61,7 @@ def test_a_silent_controller_is_asked_again(slurm, tmp_path, capsys, monkeypatch
     clock(monkeypatch)
     answers["show"][:0] = [SILENT, Answer(124, "", "scontrol gave no answer within 20 s")]
     answers["requeue"][:0] = [SILENT]
-    requeue.main([str(tmp_path)])
+    slurm_requeue.main([str(tmp_path)])
     assert [words[1] for words in asked].count("requeue") == 2
     assert len((tmp_path / "requeues.jsonl").read_text().splitlines()) == 1
     assert capsys.readouterr().out == "effilaunch: requeued: the job was preempted\n"
@@ -74,12 +73,12 @@ def test_it_ends_after_a_minute_of_silence_and_at_once_for_a_job_that_is_gone(
     asked, answers = slurm
     slept = clock(monkeypatch)
     answers["show"] = [SILENT]
-    requeue.main([str(tmp_path)])
-    assert 50 <= slept[-1] <= requeue.PATIENCE_S
+    slurm_requeue.main([str(tmp_path)])
+    assert 50 <= slept[-1] <= slurm_requeue.PATIENCE_S
     assert "not requeued: Slurm gives no answer about job 21: " in capsys.readouterr().out
     asked.clear()
     answers["show"] = [GONE]
-    requeue.main([str(tmp_path)])
+    slurm_requeue.main([str(tmp_path)])
     assert len(asked) == 1
     assert "Slurm does not know this job" in capsys.readouterr().out
 
@@ -89,11 +88,11 @@ def test_a_job_that_is_cancelled_between_two_tries_is_left_alone(slurm, tmp_path
     clock(monkeypatch)
     answers["requeue"] = [SILENT]
     answers["show"].append(Answer(0, ARRAY.replace("RUNNING", "CANCELLED"), ""))
-    requeue.main([str(tmp_path)])
+    slurm_requeue.main([str(tmp_path)])
     assert [words[1] for words in asked].count("requeue") == 1
     assert "not requeued: the job is CANCELLED" in capsys.readouterr().out
 
 
 def test_a_job_that_is_no_task_of_an_array_has_its_plain_number():
-    assert requeue.own_number({"SLURM_JOB_ID": "7"}) == "7"
-    assert requeue.own_number({}) == ""
+    assert slurm_requeue.own_number({"SLURM_JOB_ID": "7"}) == "7"
+    assert slurm_requeue.own_number({}) == ""

@@ -285,10 +285,10 @@ def test_other_tensors_are_refused_also_against_an_older_plan(setting, value):
 
 def test_the_worker_reads_an_older_plan_as_it_was_meant(tmp_path):
     job = Job(tmp_path, plan())
-    assert job.value("model.loss") == "full"
-    assert job.value("model.compile_blocks") is False
-    assert job.value("adapter.cast_input_dtype_enabled") is True
-    assert job.value("sharding.tp_size") == 1
-    assert Job(tmp_path, plan(model__loss="chunked")).value("model.loss") == "chunked"
+    assert job.model.loss == "full"
+    assert job.model.compile_blocks is False
+    assert job.adapter.cast_input_dtype_enabled is True
+    assert job.sharding.tp_size == 1
+    assert Job(tmp_path, plan(model__loss="chunked")).model.loss == "chunked"
     with pytest.raises(RecipeError, match="the plan has no setting"):
-        job.value("model.unheard_of")
+        assert job.model.revision

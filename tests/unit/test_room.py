@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from checkpoints import checkpoint
-from factories import plan
+from factories import plan, with_settings
 
 from launcher.commands import room
 from launcher.commands.room import check_room
-from launcher.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
 from launcher.errors import MachineError
 from launcher.facts.machine_disk import read_folder
+from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
 
 LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}
 
@@ -79,8 +79,7 @@ def test_what_a_checkpoint_really_took_counts_for_the_next(tmp_path, monkeypatch
 
 def test_a_run_of_unknown_length_needs_room_for_one_more(tmp_path, monkeypatch):
     made = plan(tmp_path, trainer__max_steps="null", trainer__num_train_epochs=3)
-    settings = {k: v for k, v in made.settings.items() if k != "trainer.save_total_limit"}
-    made = replace(made, settings=settings)
+    made = with_settings(made, {"trainer.save_total_limit": None})
     assert checkpoints_kept(made) is None
     for step in (500, 1000, 1500):
         checkpoint(tmp_path / "checkpoints", step)

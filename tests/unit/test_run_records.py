@@ -13,8 +13,9 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from launcher.errors import RecipeError
-from launcher.execute import adapted, queued, superseded
+from launcher.execute import run_dir
 from launcher.facts import user_files
+from launcher.schedulers import jobs
 from launcher.train import tracking
 from launcher.train.callbacks import Metrics
 from launcher.train.job import Job
@@ -60,7 +61,7 @@ def test_metrics_of_any_size_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(user_files, "LARGEST_RECORD", 100)
     resumed(path, 4)
     assert steps(path) == [1, 2, 3, 4, 5]
-    assert adapted.last_step(tmp_path) == 5
+    assert run_dir.last_step(tmp_path) == 5
 
 
 def test_a_line_without_an_end_is_left_out_without_being_read_as_a_whole(tmp_path, monkeypatch):
@@ -108,7 +109,7 @@ def test_metrics_whose_reading_fails_midway_stay(tmp_path, monkeypatch):
 def test_an_older_checkpoint_puts_rows_aside_whatever_their_steps_are(tmp_path, step):
     (tmp_path / "checkpoints" / "checkpoint-8").mkdir(parents=True)
     write(tmp_path / "metrics.jsonl", 1, step, 9)
-    superseded.put_aside_behind(tmp_path, 4, lambda _: None)
+    run_dir.set_aside_after(tmp_path, 4, lambda _: None)
     later = [] if step != float("inf") else [step]
     assert steps(tmp_path / "metrics.jsonl") == [1, *([step] if not later else [])]
     assert steps(tmp_path / "metrics-superseded-8.jsonl") == [*later, 9]
@@ -116,10 +117,10 @@ def test_an_older_checkpoint_puts_rows_aside_whatever_their_steps_are(tmp_path, 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"adapted": 3}', '{"adapted": {"changes": 1}}'])
 def test_adaptations_are_not_lost_with_a_damaged_plan(tmp_path, content):
-    assert adapted.read_record(tmp_path) is None
+    assert run_dir.read_record(tmp_path) is None
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(RecipeError) as caught:
-        adapted.read_record(tmp_path)
+        run_dir.read_record(tmp_path)
     (problem,) = caught.value.problems
     assert (problem.code, problem.file) == ("record-unreadable", str(tmp_path / "plan.json"))
 
@@ -143,5 +144,5 @@ def test_the_id_of_a_tracked_run_stays_where_it_cannot_be_read(tmp_path, monkeyp
 def test_a_loss_that_is_not_finite_is_no_end_of_following(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": null}\n')
     said: list[str] = []
-    assert queued._tell_metrics(tmp_path, queued._Seen(), said.append)
+    assert jobs._tell_metrics(tmp_path, jobs._Seen(), said.append)
     assert len(said) == 1

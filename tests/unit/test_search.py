@@ -59,9 +59,9 @@ def test_the_plan_is_what_stands_first(tmp_path, text, on):
         first.time,
     )
     for dotted, value in first.choices.items():
-        planned = plan.value(dotted)
+        planned = plan.at(dotted)
         assert (planned["type"] if isinstance(planned, dict) else planned) == value
-    assert plan.value("trainer.per_device_train_batch_size") == first.batch.micro
+    assert plan.trainer.per_device_train_batch_size == first.batch.micro
 
 
 @pytest.mark.parametrize("on", ["8xA100-80GB", "2xA10-24GB", "1xT4-16GB", "1x24GB"])
@@ -133,7 +133,7 @@ def test_a_flattened_batch_is_kept_small_where_attention_is_computed_between_its
 def test_sample_by_sample_a_larger_micro_batch_is_never_slower(tmp_path, on):
     found = searched(tmp_path, LORA, on)
     bench = found.of(found.first)
-    assert bench.draft.get("model.attn_implementation") == "varlen"
+    assert bench.draft.model.attn_implementation == "varlen"
     assert bench.larger_is_faster
     given = [bench.candidate(found.first.strategy, batch).seconds_per_sample for batch in bench.batches]
     assert given == sorted(given), "the largest stands first"
@@ -181,30 +181,30 @@ def test_auto_opens_quantisation_only_over_an_adapter(tmp_path):
 def test_quantisation_is_chosen_where_16_bits_do_not_fit_with_all_that_follows(tmp_path):
     asked = LORA.replace("llama-7b}", "llama-7b, quantization: auto}")
     roomy = make_plan(recipe(tmp_path, asked), facts("1xA100-80GB"))
-    assert roomy.value("model.quantization") == "none"
+    assert roomy.model.quantization == "none"
     tight = make_plan(recipe(tmp_path, asked), facts("1xRTX2080Ti-11GB"))
-    assert tight.value("model.quantization") == {
+    assert tight.model.quantization == {
         "type": "nf4", "double_quant": True, "compute_dtype": "float16",
     }  # fmt: skip
-    assert tight.value("model.prepare_for_kbit") is True
-    assert tight.value("model.device_map") == "local"
-    assert tight.value("model.enable_input_require_grads") is False
-    setting = tight.settings["model.quantization"]
+    assert tight.model.prepare_for_kbit is True
+    assert tight.model.device_map == "local"
+    assert tight.model.enable_input_require_grads is False
+    setting = tight.provenance["model.quantization"]
     assert setting.source == "search"
     assert "none needs" in setting.reason
-    assert roomy.settings["model.quantization"].reason.count("slower") == 2
+    assert roomy.provenance["model.quantization"].reason.count("slower") == 2
 
 
 def test_offload_is_chosen_where_nothing_else_fits_with_all_that_follows(tmp_path):
     roomy = make_plan(recipe(tmp_path, FULL_OPEN), facts("8xA100-80GB"))
-    assert roomy.value("sharding.offload_optimizer") == roomy.value("sharding.offload_param") == "none"
-    assert "launch.env.OMP_NUM_THREADS" not in roomy.settings
+    assert roomy.sharding.offload_optimizer == roomy.sharding.offload_param == "none"
+    assert "launch.env.OMP_NUM_THREADS" not in roomy.names
     tight = make_plan(recipe(tmp_path, FULL_OPEN), facts("1xA100-40GB"))
-    assert tight.value("sharding.offload_optimizer") == "cpu"
-    assert tight.value("sharding.engine") == "deepspeed"
-    assert tight.value("launch.env.OMP_NUM_THREADS") == "8"
-    assert tight.settings["sharding.offload_optimizer"].source == "search"
-    assert "none needs" in tight.settings["sharding.offload_optimizer"].reason
+    assert tight.sharding.offload_optimizer == "cpu"
+    assert tight.sharding.engine == "deepspeed"
+    assert tight.launch.env["OMP_NUM_THREADS"] == "8"
+    assert tight.provenance["sharding.offload_optimizer"].source == "search"
+    assert "none needs" in tight.provenance["sharding.offload_optimizer"].reason
     with pytest.raises(DoesNotFit):
         make_plan(recipe(tmp_path, FULL), facts("1xA100-40GB"))
 
@@ -246,7 +246,7 @@ def test_an_engine_that_cannot_train_the_precision_is_left_out(tmp_path):
     assert values(found, "sharding.engine") == {"ddp"}
     assert found.left_out[0].what == "sharding.engine deepspeed"
     plan = make_plan(recipe(tmp_path, LORA + "precision: bf16-true\n"), facts())
-    assert plan.value("launch.launcher") == "accelerate"
+    assert plan.launch.launcher == "accelerate"
 
 
 def test_offload_needs_room_in_the_hosts_memory_where_that_is_known(tmp_path):
@@ -268,7 +268,7 @@ def test_an_unnamed_device_is_ranked_without_seconds(tmp_path):
     assert {row["time"]["seconds_per_step"] for row in rows} == {None}
     assert rows[0]["relative_speed"] == 1.0
     assert "%" not in "".join(row["trade"] for row in rows)
-    assert "%" not in make_plan(recipe(tmp_path, OPEN), facts("2x24GB")).settings[SETTINGS[0]].reason
+    assert "%" not in make_plan(recipe(tmp_path, OPEN), facts("2x24GB")).provenance[SETTINGS[0]].reason
 
 
 def test_two_hundred_configurations_take_less_than_two_seconds(tmp_path):
@@ -304,17 +304,17 @@ def test_an_evaluation_takes_a_smaller_batch_before_training_does(tmp_path, monk
 
     loaded, known = recipe(tmp_path, EVALUATED), facts("8xA100-80GB")
     plain = make_plan(loaded, known)
-    assert plain.value("trainer.per_device_eval_batch_size") == plain.batch.micro == 8
+    assert plain.trainer.per_device_eval_batch_size == plain.batch.micro == 8
     monkeypatch.setattr(strategy, "estimate_memory", hungry)
     tight = make_plan(loaded, known)
     assert tight.batch.micro == 8
-    assert tight.value("trainer.per_device_eval_batch_size") == 2
-    assert "halved" in tight.settings["trainer.per_device_eval_batch_size"].reason
+    assert tight.trainer.per_device_eval_batch_size == 2
+    assert "halved" in tight.provenance["trainer.per_device_eval_batch_size"].reason
 
 
 def test_settings_say_what_they_were_weighed_against(tmp_path):
     plan = make_plan(recipe(tmp_path, FULL), facts("8xA100-40GB"))
-    reasons = {name: plan.settings[name] for name in (*SETTINGS[1:3], SETTINGS[5])}
+    reasons = {name: plan.provenance[name] for name in (*SETTINGS[1:3], SETTINGS[5])}
     assert {setting.source for setting in reasons.values()} == {"search"}
     stage = reasons["sharding.zero_stage"].reason
     assert "stage 0 needs" in stage

@@ -12,7 +12,7 @@ import pytest
 from factories import plan
 
 from launcher.commands.showing import Showing
-from launcher.execute.new_rows import NewRows
+from launcher.execute.record import NewRows
 from launcher.facts.status import RankStatus
 
 GIB = 2**30

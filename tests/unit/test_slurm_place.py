@@ -11,8 +11,9 @@ import pytest
 from launcher.cli import main
 from launcher.commands.gather import usable_cores
 from launcher.errors import RecipeError
-from launcher.facts.host_lists import expand_counts, expand_hosts
-from launcher.facts.slurm import (
+from launcher.schedulers.slurm_allocation import (
+    expand_counts,
+    expand_hosts,
     forgotten_srun,
     place_in,
     read_allocation,
@@ -63,7 +64,7 @@ def test_what_is_no_host_list(text):
 def test_counts():
     assert expand_counts("2(x3),1") == (2, 2, 2, 1)
     for text in ("", "x", "2(x", "1,,2"):
-        with pytest.raises(ValueError, match="no list of counts"):
+        with pytest.raises(ValueError, match="not a list of counts"):
             expand_counts(text)
 
 
@@ -188,7 +189,7 @@ def test_tasks_are_one_a_node_or_one_a_device(tasks, nodes, devices, right):
 )  # fmt: skip
 def test_variables_that_slurm_would_not_write(broken):
     name = broken.partition("=")[0]
-    with pytest.raises(RecipeError, match="variables of Slurm cannot be read"):
+    with pytest.raises(RecipeError, match="cannot be read"):
         read(re.sub(rf"{name}=\S+", broken, STEP))
 
 
@@ -197,8 +198,8 @@ def test_variables_that_slurm_would_not_write(broken):
     [("SLURM_PROCID=4", "SLURM_PROCID=4, and there are 4 task(s) of the step, counted from 0"),
      ("SLURM_NODEID=2", "SLURM_NODEID=2, and there are 2 node(s) of the step"),
      ("SLURM_LOCALID=2", "SLURM_LOCALID=2, and there are 2 task(s) on node 1"),
-     ("SLURM_PROCID=", "here is no SLURM_PROCID"), ("SLURM_NODEID=", "here is no SLURM_NODEID"),
-     ("SLURM_LOCALID=", "here is no SLURM_LOCALID")],
+     ("SLURM_PROCID=", "SLURM_PROCID is missing"), ("SLURM_NODEID=", "SLURM_NODEID is missing"),
+     ("SLURM_LOCALID=", "SLURM_LOCALID is missing")],
 )  # fmt: skip
 def test_a_task_of_a_step_has_a_place_in_it(broken, said):
     """Else each task without a number would be the first one."""

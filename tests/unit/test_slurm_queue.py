@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands import following
-from launcher.commands.sweeping import combine, folder_name, swept_overrides
+from launcher.commands import submitting
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -18,11 +17,13 @@ from launcher.errors import (
     RecipeError,
     RunFailed,
 )
-from launcher.execute import queued, submit
-from launcher.execute.queued import follow, judge, said_errors
-from launcher.execute.submit import Run, Submitted, read_submitted
-from launcher.facts import queue
-from launcher.facts.queue import Answer, Job, read_jobs, read_partitions
+from launcher.recipe.sweep import combine, folder_name, swept_overrides
+from launcher.schedulers import jobs as following
+from launcher.schedulers import slurm as scheduler
+from launcher.schedulers import slurm_queue
+from launcher.schedulers.jobs import follow, judge, said_errors
+from launcher.schedulers.slurm_queue import Answer, Job, read_jobs, read_partitions
+from launcher.schedulers.submitted import Run, Submitted, read_submitted
 
 # As `scontrol -o show job` of 22.05 wrote them, shortened.
 LINES = {
@@ -51,8 +52,8 @@ def slurm(monkeypatch):
         line = LINES.get(words[-1], "")
         return Answer(0 if line else 1, line, "" if line else "Invalid job id specified")
 
-    monkeypatch.setattr(queue, "ask", ask)
-    monkeypatch.setattr(queue.shutil, "which", lambda name: None)
+    monkeypatch.setattr(slurm_queue, "ask", ask)
+    monkeypatch.setattr(slurm_queue.shutil, "which", lambda name: None)
 
 
 def test_jobs(slurm):
@@ -72,13 +73,13 @@ def test_jobs(slurm):
 
 def test_silence_is_not_the_word_that_a_job_is_gone(slurm, monkeypatch):
     answer = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-    monkeypatch.setattr(queue, "ask", lambda *words, **_: answer)
+    monkeypatch.setattr(slurm_queue, "ask", lambda *words, **_: answer)
     with pytest.raises(MachineError, match=r"no answer about job 4: .*Unable to contact"):
         read_jobs(["4"])
 
 
 def test_ranges_with_steps_of_an_array():
-    assert queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
+    assert slurm_queue._tasks("0-4:2,7,9-10%2") == [0, 2, 4, 7, 9, 10]
 
 
 def test_partitions(slurm):
@@ -92,7 +93,7 @@ def test_partitions(slurm):
 def submission(folder: Path, *, prepare: str | None = None, number: str = "4") -> Submitted:
     (folder / "logs").mkdir()
     run = Run(folder, number, folder / "logs" / f"slurm-{number}.out", {})
-    return Submitted(folder, "r.yaml", prepare, number, (run,))
+    return Submitted(folder, "r.yaml", prepare, number, (run,), "slurm")
 
 
 def test_following_tells_each_change_once(tmp_path, monkeypatch):
@@ -104,8 +105,8 @@ def test_following_tells_each_change_once(tmp_path, monkeypatch):
         Job("4", "RUNNING", nodes="n1", restarts=1),
         Job("4", "COMPLETED", code=0),
     ]
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 1.5}\n{"st')
     said: list[str] = []
     assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
@@ -122,8 +123,8 @@ def test_following_tells_each_change_once(tmp_path, monkeypatch):
 def test_a_state_that_a_requeued_job_passes_is_no_end(tmp_path, monkeypatch):
     passing = [Job("4", "NODE_FAIL"), Job("4", "PREEMPTED"), Job("4", "RUNNING", nodes="n1")]
     states = [*passing, *[Job("4", "PREEMPTED")] * 3]
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     assert follow(submission(tmp_path), lambda line: None)["4"].state == "PREEMPTED"
     assert states == []
 
@@ -138,18 +139,18 @@ def test_a_silent_controller_ends_no_job(tmp_path, monkeypatch):
             raise answer
         return {"4": answer}
 
-    monkeypatch.setattr(queued, "read_jobs", read)
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", read)
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     said: list[str] = []
     assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
-    once = "Slurm gives no answer; it is asked again"
+    once = "Slurm gives no answer; asking again"
     assert said == [once, "job 4 runs on n1", once, "job 4 is done"]
 
 
 @pytest.mark.parametrize("reason", ["PartitionTimeLimit", "BadConstraints", "DependencyNeverSatisfied"])
 def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason):
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": Job("4", "PENDING", reason)})
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": Job("4", "PENDING", reason)})
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     with pytest.raises(MachineError, match=f"job 4 will not start: .*{reason}"):
         follow(submission(tmp_path), lambda line: None)
 
@@ -169,8 +170,8 @@ def test_a_job_that_never_starts_is_told_in_words(tmp_path, monkeypatch, reason)
 )
 def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words):
     states = [*[Job("4", "PENDING", reason)] * 20, Job("4", "COMPLETED", code=0)]
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     said: list[str] = []
     assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
     assert said == [f"job 4 {words}", "job 4 is done"]
@@ -179,8 +180,8 @@ def test_what_passes_is_told_and_waited_for(tmp_path, monkeypatch, reason, words
 def test_the_limit_of_one_of_several_partitions_is_no_end(tmp_path, monkeypatch):
     waits = Job("4", "PENDING", "PartitionTimeLimit", partition="low,big")
     states = [*[waits] * 9, Job("4", "COMPLETED", code=0, partition="big")]
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: {"4": states.pop(0)})
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {"4": states.pop(0)})
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     said: list[str] = []
     assert follow(submission(tmp_path), said.append)["4"].state == "COMPLETED"
     assert said == ["job 4 waits (PartitionTimeLimit)", "job 4 is done"]
@@ -195,11 +196,11 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
         *[both(Job("5", "RUNNING"), Job("4", "PENDING", "PartitionDown"))] * 9,
         both(Job("5", "COMPLETED", code=0), Job("4", "COMPLETED", code=0)),
     ]
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: answers.pop(0))
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: answers.pop(0))
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     runs = tuple(Run(tmp_path, f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
     said: list[str] = []
-    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs), said.append)) == 2
+    assert len(follow(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), said.append)) == 2
     assert said == [
         "array 4: 2 pending",
         "array 4: 1 running, 1 pending, waits until its partition is up: it is down",
@@ -210,24 +211,24 @@ def test_of_a_sweep_is_told_what_hinders_it(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("last", "code"), [("COMPLETED", 0), ("FAILED", 5)])
 def test_a_sweep_ends_as_its_worst_run(last, code, tmp_path, monkeypatch):
     jobs = {"4_0": Job("5", "COMPLETED", code=0), "4_1": Job("4", last, code=code)}
-    monkeypatch.setattr(following, "follow", lambda submitted, say: jobs)
+    monkeypatch.setattr(submitting, "follow", lambda submitted, say: jobs)
     for number, job in enumerate(jobs.values()):
         (tmp_path / str(number)).mkdir()
         if job.code == 0:
             (tmp_path / str(number) / "COMPLETED").touch()
             (tmp_path / str(number) / "result.json").write_text('{"loss": {"last": 1.0}, "seconds": 2}')
     runs = tuple(Run(tmp_path / str(n), f"4_{n}", tmp_path / f"{n}.out", {"seed": n}) for n in range(2))
-    outcome = following.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs), print)
+    outcome = submitting.follow_submitted(Submitted(tmp_path, "r.yaml", None, "4", runs, "slurm"), print)
     assert (outcome.exit_code, len(outcome.problems)) == (code, bool(code))
 
 
 def test_a_job_that_slurm_has_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(queued, "read_jobs", lambda ids: {})
-    monkeypatch.setattr(queued.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {})
+    monkeypatch.setattr(following.time, "sleep", lambda seconds: None)
     given = submission(tmp_path)
     jobs = follow(given, lambda line: None)
     assert jobs == {"4": None}
-    with pytest.raises(RunFailed, match="does not know job 4 any more"):
+    with pytest.raises(RunFailed, match="job 4 is no longer known"):
         judge(given, given.runs[0], jobs)
     (tmp_path / "COMPLETED").touch()
     (tmp_path / "result.json").write_text('{"steps": 6}')
@@ -283,19 +284,19 @@ def test_a_failed_prepare_job_is_the_cause(tmp_path):
             "may have been submitted",
             "squeue --me",
         ),
-        (Answer(127, "", "sbatch cannot be started"), MachineError, "does not take the job", "nothing was"),
+        (Answer(127, "", "sbatch cannot be started"), MachineError, "rejects the job", "nothing was"),
         (
             Answer(1, "", "sbatch: error: no"),
             RecipeError,
-            "does not take the job: no",
+            "rejects the job: no",
             "nothing was submitted",
         ),
     ],
 )
 def test_what_is_told_of_a_job_that_was_not_taken(answer, kind, said, hint, tmp_path, monkeypatch):
-    monkeypatch.setattr(submit, "submit", lambda script, dependency: answer)
+    monkeypatch.setattr(scheduler, "submit", lambda script, dependency: answer)
     with pytest.raises(kind, match=said) as caught:
-        submit.submit_scripts(tmp_path, (None, tmp_path / "job.sbatch"), "r.yaml", [tmp_path], [])
+        scheduler.submit_scripts(tmp_path, (None, tmp_path / "job.sbatch"), "r.yaml", [tmp_path], [])
     assert hint in caught.value.problems[0].hint
 
 
@@ -329,16 +330,16 @@ def test_one_run_of_a_sweep_is_cancelled_without_the_prepare_job_of_all(
 ):
     asked: list[tuple[str, ...]] = []
     numbers = iter([Answer(0, "11\n", ""), Answer(0, "12\n", "")])
-    monkeypatch.setattr(submit, "submit", lambda script, dependency: next(numbers))
-    monkeypatch.setattr(submit, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
-    monkeypatch.setattr(following, "read_jobs", lambda ids: {})
+    monkeypatch.setattr(scheduler, "submit", lambda script, dependency: next(numbers))
+    monkeypatch.setattr(scheduler, "ask", lambda *words: asked.append(words) or Answer(0, "", ""))
+    monkeypatch.setattr(scheduler, "read_jobs", lambda ids: {})
     values = [{"seed": 1}, {"seed": 2}]
     run_dirs = [tmp_path / folder_name(number, v, 2) for number, v in enumerate(values)]
     for run_dir in run_dirs:
         run_dir.mkdir()
     scripts = (tmp_path / "prepare.sbatch", tmp_path / "job.sbatch")
-    submit.submit_scripts(tmp_path, scripts, "r.yaml", run_dirs, values)
-    outcome = following.cancel_command(str(tmp_path / name))
+    scheduler.submit_scripts(tmp_path, scripts, "r.yaml", run_dirs, values)
+    outcome = submitting.cancel_submitted(read_submitted(tmp_path / name))
     assert asked == [("scancel", *ended)]
     assert outcome.text.startswith(said)
     assert read_submitted(tmp_path / name).place == tmp_path / name  # what hints name

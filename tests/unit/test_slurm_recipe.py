@@ -78,8 +78,8 @@ def test_what_slurm_would_refuse_or_misread(text, path, tmp_path):
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("ntasks_per_node: 2", "`hardware` (or --on) says how many"),
-        ("job_name: x", "effilaunch decides it"),
+        ("ntasks_per_node: 2", "`hardware` (or --on)"),
+        ("job_name: x", "effilaunch sets it"),
         ("mail_type: END", "write it as launch.slurm.options.mail-type"),
         ("prepare: {nodes: 2}", "the prepare job is one task"),
         ("partitoin: x", "did you mean `partition`?"),

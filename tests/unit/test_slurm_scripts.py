@@ -12,13 +12,13 @@ import pytest
 from factories import facts, recipe
 
 from launcher.errors import RecipeError
-from launcher.execute.requeue import decide
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.queue import Job, without_defaults
 from launcher.facts.shell import check_shell
 from launcher.plan.planner import make_plan
-from launcher.render.slurm import (
-    Submission,
+from launcher.schedulers.scheduler import Submission
+from launcher.schedulers.slurm_queue import Job, without_defaults
+from launcher.schedulers.slurm_requeue import decide
+from launcher.schedulers.slurm_script import (
     check_warning,
     render_array,
     render_job,
@@ -55,20 +55,20 @@ GPUS = """\
 #SBATCH --mail-type=END
 #SBATCH --exclusive
 #SBATCH --comment="a \\"quoted\\" word"
-# Written by `effilaunch submit`; `sbatch` with this file starts it again, where the run stands.
+# Written by `effilaunch submit`; `sbatch` with this file resumes the run.
 set -eo pipefail
 run_dir='/data/my runs/50%'
 echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
 module load cuda/12.4
-rm -f "$run_dir/stopped.json"  # of an earlier start: what follows is about this one
+rm -f "$run_dir/stopped.json"  # of an earlier start
 code=0
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=60 --cpus-per-task=32 \\
   /opt/venv/bin/python -m launcher.cli run "$run_dir/submitted.yaml" \\
   --output-dir "$run_dir" --resume auto || code=$?
 case "$code" in
 130 | 138 | 143)
-  # Asked to stop: a preempted job, and one that reaches its time limit, are requeued.
-  /opt/venv/bin/python -m launcher.execute.requeue "$run_dir"
+  # Asked to stop: a preempted job, and one near its time limit, are requeued.
+  /opt/venv/bin/python -m launcher.schedulers.slurm_requeue "$run_dir"
   ;;
 esac
 exit "$code"
@@ -86,7 +86,7 @@ PREPARES = """\
 #SBATCH --open-mode=append
 #SBATCH --output="/data/my runs/50%%/logs/slurm-prepare-%j.out"
 #SBATCH --export=ALL
-# Written by `effilaunch submit`; `sbatch` with this file starts it again, where the run stands.
+# Written by `effilaunch submit`; `sbatch` with this file resumes the run.
 set -eo pipefail
 run_dir='/data/my runs/50%'
 echo "==== start $((${SLURM_RESTART_COUNT:-0} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="
@@ -110,9 +110,8 @@ KEYS = """\
 def job(folder: Path, keys: str, on: str = "2x8xA100-80GB", **changes) -> tuple[Submission, object]:
     loaded = recipe(folder, BASE + (keys or "    {}\n"))
     plan = make_plan(loaded, facts(on))
-    slurm = loaded.recipe.launch.slurm
     given = {"name": "tune", "python": "/opt/venv/bin/python", "folder": "/home/me"} | changes
-    return Submission(hardware=parse_hardware(on), slurm=slurm, **given), plan
+    return Submission(hardware=parse_hardware(on), launch=loaded.recipe.launch, **given), plan
 
 
 def checked(script: str, tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_devices_by_their_number_or_as_a_resource_and_no_prepare_job(tmp_path):
 def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
     text = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "    time: 30\n"
     plan = make_plan(recipe(tmp_path, text), facts("2x8xA100-80GB"))
-    stop = plan.value("runtime.stop_seconds")
+    stop = plan.runtime.stop_seconds
     assert stop > 60  # a whole 7B model with its states
     assert warning_seconds(plan) == stop + 120
     small, plan = job(tmp_path, "    time: 3\n")
@@ -203,7 +202,7 @@ def test_the_warning_leaves_time_for_a_step_and_a_save(tmp_path):
 @pytest.mark.parametrize("name", ["/a\\b", '/a"b', "/a\nb", "/a$b"])
 def test_names_that_slurm_takes_for_no_log(name, tmp_path):
     asked, plan = job(tmp_path, "")
-    with pytest.raises(RecipeError, match="does not take in the name of a log"):
+    with pytest.raises(RecipeError, match="name of a log"):
         render_job(asked, plan, name)
 
 
@@ -216,7 +215,7 @@ def test_a_current_folder_that_would_end_its_line_is_refused(folder, tmp_path):
         lambda: render_prepare_job(asked, "/r", ["/r"]),
         lambda: render_array(asked, plan, "/r", ["/r/0"]),
     ):
-        with pytest.raises(RecipeError, match="in the name of a folder"):
+        with pytest.raises(RecipeError, match="folder name"):
             render()
 
 

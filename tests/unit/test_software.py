@@ -8,9 +8,9 @@ import pytest
 from factories import plan
 
 from launcher.commands.running import check_machine
-from launcher.doctor.needs import NEEDED, needed_modules
 from launcher.errors import MachineError
 from launcher.facts.software import PACKAGES, installed_versions, require_modules
+from launcher.knowledge.doctor.needs import NEEDED, needed_modules
 
 
 def test_what_is_installed_passes():

@@ -15,12 +15,12 @@ from joining import FAST, Other, second
 from supervised import wait_for
 
 from launcher.errors import Interrupted, Problem, RunFailed
-from launcher.execute import local, member
-from launcher.execute.channel import Channel
+from launcher.execute import start as starting
 from launcher.execute.following import Ended, Start
-from launcher.execute.greeting import introduce
-from launcher.execute.group import Group
-from launcher.execute.hello import own_hello
+from launcher.execute.nodes import member
+from launcher.execute.nodes.group import Group
+from launcher.execute.nodes.hello import own_hello
+from launcher.execute.nodes.wire import Channel, introduce
 from launcher.execute.supervise import Limits
 from launcher.render.bundle import render
 
@@ -50,10 +50,10 @@ def test_a_stop_with_its_checkpoint_is_no_lost_machine(tmp_path, monkeypatch, st
 
     group = Mock(vanished="the machine b was lost: it closed the connection")
     group.lost_problem = partial(Group.lost_problem, group)
-    monkeypatch.setattr(local, "follow", follow)
+    monkeypatch.setattr(starting, "follow", follow)
     start = Start([], {}, tmp_path / "logs" / "launcher.log", print, stop_s=1, orphaned_s=1, peers=group)
     with pytest.raises(RunFailed if stopped_by is None else Interrupted) as caught:
-        local._outcome(tmp_path, start, group)
+        starting._outcome(tmp_path, start, group)
     for words in ("the machine b was lost: it closed the connection", "after step 4, with checkpoint-4"):
         assert words in str(caught.value)
 
@@ -86,7 +86,7 @@ def test_behind_its_first_start_it_leaves_with_the_head(place, group, monkeypatc
     took_part: list[int] = []
     other = Other(second(place))
     group.await_all(10.0, print)
-    order = local._order(render(plan(tmp_path, "2x1xcpu")), tmp_path, 4711, None, Limits(), None)
+    order = starting._order(render(plan(tmp_path, "2x1xcpu")), tmp_path, 4711, None, Limits(), None)
     group.members.send({"kind": "start", "order": order.to_json()})
     wait_for(lambda: took_part == [1])
     time.sleep(1.2)

@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 from checkpoints import checkpoint
 
-from launcher.diagnose.findings import Error, Finding
 from launcher.errors import Problem, RunFailed
-from launcher.execute.endings import hang_problem, was_stopped
-from launcher.execute.failed import KnownFailure
+from launcher.execute.endings import KnownFailure, hang_problem, was_stopped
 from launcher.execute.following import Ended
-from launcher.execute.log_file import LogFile
-from launcher.execute.output import Output, errors_in
+from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.restarts import Begun, may_pass, pause_before
-from launcher.execute.stacks import parse_stack
-from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost
+from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack
 from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
 from launcher.facts.status import LEFT_EARLY, RankStatus
-from launcher.failures.catalogue import FAILURES
+from launcher.knowledge.diagnose.findings import Error, Finding
+from launcher.knowledge.failures.catalogue import FAILURES
 
 LIMITS = Limits(
     step=10.0, first_steps=40.0, start=20.0, load=30.0, evaluate=50.0, save=15.0, finish=60.0, skip=90.0
@@ -84,7 +81,7 @@ def test_a_launcher_that_starts_no_rank_hangs():
     hang = watched(seconds=21).hang()
     assert (hang.limit, hang.statuses, hang.behind) == (20.0, {}, [])
     ended = Ended(hang=hang)
-    assert hang_problem(Path("/run"), ended).message == "no rank had begun after 22 s (limit 20 s)"
+    assert hang_problem(Path("/run"), ended).message == "no rank had started after 22 s (limit 20 s)"
 
 
 def test_a_rank_that_stays_behind_its_last_word_hangs_in_the_end():
@@ -274,7 +271,7 @@ def test_a_rank_that_vanished_before_the_first_step_is_no_stop(tmp_path):
 
 def test_a_restart_tells_the_step_of_the_checkpoint_and_not_of_its_name(tmp_path):
     given_up = checkpoint(tmp_path, 100).rename(tmp_path / "superseded-100-2")
-    assert Begun(tmp_path / "new", str(given_up)).goes_on()[:2] == (str(given_up), 100)
+    assert Begun(tmp_path / "new", str(given_up)).resumes()[:2] == (str(given_up), 100)
 
 
 def known(name):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RunFailed
-from launcher.execute.failed import supervised_failure
+from launcher.execute.endings import supervised_failure
 from launcher.execute.following import Ended
-from launcher.execute.peers import Part
+from launcher.execute.nodes.peers import Part
 from launcher.execute.restarts import may_pass
 from launcher.execute.supervise import Watch
 from launcher.facts.oom_kills import OomKills
@@ -119,6 +119,6 @@ def test_a_rank_that_no_launcher_started_is_told_by_its_own_code(run):
 
 def test_a_lost_machine_is_no_reason_for_a_restart():
     from launcher.errors import Problem
-    from launcher.execute.group import HOST_LOST
+    from launcher.execute.nodes.group import HOST_LOST
 
     assert not may_pass(RunFailed(Problem(HOST_LOST, "the machine hostb was lost")))

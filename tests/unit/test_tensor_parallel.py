@@ -10,10 +10,11 @@ from memory_cases import A100, JOB_1B, LLAMA_1B, LLAMA_7B, LORA_1B, NODE, STARCO
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import read_model_spec
-from launcher.memory.activations import eval_bytes, make_block
+from launcher.memory.activations import make_block
+from launcher.memory.engines import DDP, DEEPSPEED
 from launcher.memory.estimate import estimate_memory, max_micro_batch
-from launcher.memory.flow import Dtypes
-from launcher.memory.loss import head_cost
+from launcher.memory.layers import Dtypes
+from launcher.memory.loss import evaluation_bytes, head_cost
 from launcher.memory.tensor_parallel import check_ranks, on_rank, rank_spec
 
 GEMMA = read_model_spec(
@@ -25,6 +26,8 @@ GEMMA = read_model_spec(
     "test",
 )  # fmt: skip
 
+ENGINE = {engine.name: engine for engine in (DDP, DEEPSPEED)}
+
 
 def llama(hidden: int, inner: int, layers: int, query: int, keys: int) -> int:
     """Weights of the matrices of a Llama's layers."""
@@ -33,14 +36,14 @@ def llama(hidden: int, inner: int, layers: int, query: int, keys: int) -> int:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_key_value_heads_are_divided_then_copied(ranks: int) -> None:
-    part = rank_spec(LLAMA_1B, ranks, "deepspeed")
+    part = rank_spec(LLAMA_1B, ranks, DEEPSPEED)
     keys = max(1, 8 // ranks) * 64
     assert part.linear_weights == llama(2048, 8192 // ranks, 16, 2048 // ranks, keys)
     assert (part.num_heads, part.num_kv_heads) == (32 // ranks, max(1, 8 // ranks))
 
 
 def test_a_single_key_value_head_is_held_by_every_rank() -> None:
-    part = rank_spec(STARCODER, 8, "deepspeed")
+    part = rank_spec(STARCODER, 8, DEEPSPEED)
     fused = next(linear for linear in part.linears if linear.name == "c_attn")
     assert fused.out_features == 6144 // 8 + 2 * 128
 
@@ -48,14 +51,14 @@ def test_a_single_key_value_head_is_held_by_every_rank() -> None:
 @pytest.mark.parametrize("engine", ["deepspeed", "ddp"])
 def test_a_head_is_cut_and_an_embedding_only_where_it_is_the_head(engine: str) -> None:
     matrices, norms, table = llama(4096, 11008, 32, 4096, 4096), 65 * 4096, 32000 * 4096
-    assert rank_spec(LLAMA_7B, 4, engine).params == matrices // 4 + norms + table + table // 4
+    assert rank_spec(LLAMA_7B, 4, ENGINE[engine]).params == matrices // 4 + norms + table + table // 4
     one_b = llama(2048, 8192, 16, 2048, 512) // 4 + 33 * 2048
-    assert rank_spec(LLAMA_1B, 4, engine).params == one_b + 128_256 * 2048 // 4
+    assert rank_spec(LLAMA_1B, 4, ENGINE[engine]).params == one_b + 128_256 * 2048 // 4
 
 
 def test_a_tied_embedding_that_scales_stays_whole_under_autotp_with_its_head() -> None:
     table = 256_000 * 2048
-    cut, whole = rank_spec(GEMMA, 2, "ddp"), rank_spec(GEMMA, 2, "deepspeed")
+    cut, whole = rank_spec(GEMMA, 2, DDP), rank_spec(GEMMA, 2, DEEPSPEED)
     assert whole.params - cut.params == table // 2
     assert whole.head == GEMMA.head
 
@@ -73,11 +76,11 @@ def test_each_rank_holds_the_scores_of_all_words_unless_autotp_leaves_them_apart
     """Bytes as an allocator saw them on two real ranks."""
     model, words = MODELS[kind]
     tokens, shifted = ROWS * LENGTH, ROWS * (LENGTH - 1)
-    part = rank_spec(model, 8, engine)
+    part = rank_spec(model, 8, ENGINE[engine])
     d = Dtypes(2, 2, False) if precision == "bf16" else Dtypes(4, 4, False)
     block = make_block(part, d, part.layout, ROWS, LENGTH, "sdpa")
     found = head_cost(block, part.head, "causal-lm", 4.0, False)
-    evaluated = eval_bytes(part, d, batch=ROWS, sequence=LENGTH, attention="sdpa")
+    evaluated = evaluation_bytes(block, part.head, part.task)
     stream = tokens * part.hidden_size * d.compute
     if kind == "tied" and engine == "deepspeed":
         own = words // 8
@@ -113,9 +116,9 @@ def test_a_batch_whose_gathered_scores_do_not_fit_is_not_chosen() -> None:
 
 def test_experts_and_both_stacks_are_divided() -> None:
     mixtral = spec("mistralai/Mixtral-8x7B-v0.1")
-    assert rank_spec(mixtral, 4, "deepspeed").layout.experts == mixtral.layout.experts // 4
+    assert rank_spec(mixtral, 4, DEEPSPEED).layout.experts == mixtral.layout.experts // 4
     mt0 = spec("bigscience/mt0-large")
-    part = rank_spec(mt0, 4, "deepspeed")
+    part = rank_spec(mt0, 4, DEEPSPEED)
     assert part.linear_weights == mt0.linear_weights // 4
 
 

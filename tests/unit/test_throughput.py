@@ -50,7 +50,7 @@ def test_plain_heads_are_families_that_are_known():
 
 
 def of(made, *names):
-    return tuple(made.value(name) for name in names)
+    return tuple(made.at(name) for name in names)
 
 
 def versioned(folder, on, versions, **overrides):
@@ -86,7 +86,7 @@ def test_the_samples_of_a_batch_lie_in_one_row_by_themselves(tmp_path, on):
 def test_what_keeps_a_batch_padded(tmp_path, given, kernel, free, why):
     made = plan(tmp_path, A100, **given)
     assert of(made, ATTENTION, FREE) == (kernel, free)
-    assert why in made.settings[FREE].reason
+    assert why in made.provenance[FREE].reason
 
 
 @pytest.mark.parametrize("shared", [TP, SP])
@@ -148,8 +148,8 @@ def test_what_cannot_be_had_is_refused_at_its_line(tmp_path, given, on, code, wo
 )
 def test_where_the_loss_is_computed_by_chunks(tmp_path, given, loss, why):
     made = plan(tmp_path, A100, **given)
-    assert made.value("model.loss") == loss
-    assert why in made.settings["model.loss"].reason
+    assert made.model.loss == loss
+    assert why in made.provenance["model.loss"].reason
 
 
 def test_the_loss_of_routers_is_left_alone(tmp_path):
@@ -163,18 +163,18 @@ def test_the_loss_of_routers_is_left_alone(tmp_path):
      (A100, {"data__pad_to_multiple_of": 1}, 1), ("cpu", {"data__pad_to_multiple_of": 16}, 16)],
 )  # fmt: skip
 def test_to_what_multiple_rows_are_filled_up(tmp_path, on, given, multiple):
-    assert plan(tmp_path, on, **given).value(MULTIPLE) == multiple
+    assert plan(tmp_path, on, **given).at(MULTIPLE) == multiple
 
 
 def test_sizes_that_tensor_cores_do_not_want_are_said(tmp_path):
-    reason = plan(tmp_path, A100, data__max_length=500).settings[MULTIPLE].reason
+    reason = plan(tmp_path, A100, data__max_length=500).provenance[MULTIPLE].reason
     assert "data.max_length 500 is none" in reason
     assert "512" in reason
     made = plan(tmp_path, A100, model__add_tokens="[<a>]")
-    assert made.value("model.vocab_multiple") is None
+    assert made.model.vocab_multiple is None
     assert any("32,001 words" in warning and "vocab_multiple: 64" in warning for warning in made.warnings)
     assert not any("words" in warning for warning in plan(tmp_path, A100).warnings)
-    assert plan(tmp_path, A100, model__vocab_multiple=64).value("model.vocab_multiple") == 64
+    assert plan(tmp_path, A100, model__vocab_multiple=64).model.vocab_multiple == 64
 
 
 def test_a_multiple_that_tensor_cores_do_not_want_is_said(tmp_path):
@@ -211,14 +211,14 @@ def test_padded_rows_are_priced_as_they_are_filled_up(tmp_path):
 )
 def test_where_adapters_copy_their_input(tmp_path, on, given, casts, why):
     made = plan(tmp_path, on, **given)
-    assert made.value(CAST) is casts
-    assert why in made.settings[CAST].reason
-    assert made.value("adapter.autocast_adapter_dtype") is True
+    assert made.at(CAST) is casts
+    assert why in made.provenance[CAST].reason
+    assert made.adapter.autocast_adapter_dtype is True
     assert made.job.cast_inputs is casts
 
 
 def test_a_full_fine_tune_has_no_adapter_to_cast(tmp_path):
-    assert CAST not in plan(tmp_path, "8xA100-80GB", adapter="null").settings
+    assert CAST not in plan(tmp_path, "8xA100-80GB", adapter="null").names
 
 
 def test_liger_rules_the_loss_where_it_is_installed(tmp_path):
@@ -228,11 +228,11 @@ def test_liger_rules_the_loss_where_it_is_installed(tmp_path):
     assert of(made, key, "model.loss") == (True, "full")
     assert made.job.liger
     assert not made.job.chunked
-    assert versioned(tmp_path, A100, installed, trainer__use_liger_kernel="false").value(key) is False
-    assert versioned(tmp_path, A100, installed, **OPT).value(key) is False
-    assert versioned(tmp_path, A100, installed, model__add_tokens="[<a>]").value(key) is False
-    assert versioned(tmp_path, A100, {}).value(key) is False
-    assert key not in versioned(tmp_path, "cpu", installed).settings
+    assert versioned(tmp_path, A100, installed, trainer__use_liger_kernel="false").at(key) is False
+    assert versioned(tmp_path, A100, installed, **OPT).at(key) is False
+    assert versioned(tmp_path, A100, installed, model__add_tokens="[<a>]").at(key) is False
+    assert versioned(tmp_path, A100, {}).at(key) is False
+    assert key not in versioned(tmp_path, "cpu", installed).names
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_liger_rules_the_loss_where_it_is_installed(tmp_path):
     [(A100, {}, True), (A100, {"precision": "fp32"}, None), (A100, {"trainer__tf32": "false"}, False)],
 )
 def test_tf32_is_for_what_16_bits_leave_in_float32(tmp_path, on, given, tf32):
-    assert plan(tmp_path, on, **given).value("trainer.tf32") is tf32
+    assert plan(tmp_path, on, **given).trainer.tf32 is tf32
 
 
 def test_tf32_is_not_said_of_devices_without_it(tmp_path):
-    assert "trainer.tf32" not in plan(tmp_path, V100).settings
-    assert "trainer.tf32" not in plan(tmp_path, "cpu").settings
+    assert "trainer.tf32" not in plan(tmp_path, V100).names
+    assert "trainer.tf32" not in plan(tmp_path, "cpu").names
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_tf32_is_not_said_of_devices_without_it(tmp_path):
 def test_workers_that_make_batches(tmp_path, on, cores, host, given, workers):
     loaded = recipe(tmp_path, **given)
     made = make_plan(loaded, replace(facts(on), cpu_cores=cores, host_bytes=host))
-    assert made.value("trainer.dataloader_num_workers") == workers
+    assert made.trainer.dataloader_num_workers == workers
     ahead = {"trainer.dataloader_prefetch_factor", "trainer.dataloader_persistent_workers"}
     said = "trainer__dataloader_num_workers" in given
-    assert bool(ahead & made.settings.keys()) is (workers > 0 and not said)
+    assert bool(ahead & {*made.names}) is (workers > 0 and not said)
 
 
 @pytest.mark.parametrize("key", ["prefetch_factor: 4", "persistent_workers: true"])
@@ -274,8 +274,8 @@ def test_what_is_said_of_workers_brings_one(tmp_path, key):
     """TrainingArguments and the DataLoader refuse either without workers."""
     name, value = key.split(": ")
     made = plan(tmp_path, "cpu", **{f"trainer__dataloader_{name}": value})
-    assert made.value("trainer.dataloader_num_workers") == 1
-    assert name in made.settings["trainer.dataloader_num_workers"].reason
+    assert made.trainer.dataloader_num_workers == 1
+    assert name in made.provenance["trainer.dataloader_num_workers"].reason
     none = {f"trainer__dataloader_{name}": value, "trainer__dataloader_num_workers": 0}
     with pytest.raises(RecipeError, match=rf"dataloader_{name}: there are no workers for it") as caught:
         plan(tmp_path, A100, **none)
@@ -284,8 +284,8 @@ def test_what_is_said_of_workers_brings_one(tmp_path, key):
 
 def test_a_compiled_model_has_all_its_logits(tmp_path):
     made = plan(tmp_path, A100, trainer__torch_compile="true")
-    assert made.value("model.loss") == "full"
-    assert "torch_compile" in made.settings["model.loss"].reason
+    assert made.model.loss == "full"
+    assert "torch_compile" in made.provenance["model.loss"].reason
 
 
 LONG = {"trainer__max_steps": 200000}
@@ -308,8 +308,8 @@ LONG = {"trainer__max_steps": 200000}
 )
 def test_layers_are_compiled_where_the_run_is_long(tmp_path, on, given, compiled, why):
     made = plan(tmp_path, on, **given)
-    assert made.value("model.compile_blocks") is compiled
-    assert why in made.settings["model.compile_blocks"].reason
+    assert made.model.compile_blocks is compiled
+    assert why in made.provenance["model.compile_blocks"].reason
 
 
 @pytest.mark.parametrize("on", ["cpu", V100, A100, "8xA100-80GB"])
@@ -317,6 +317,6 @@ def test_every_decision_has_its_reason(tmp_path, on):
     made = plan(tmp_path, on)
     names = [ATTENTION, FREE, MULTIPLE, CAST, "model.loss", "model.compile_blocks", "model.vocab_multiple"]
     for name in names:
-        setting = made.settings[name]
+        setting = made.provenance[name]
         assert setting.reason, name
         assert setting.source in ("default", "hardware"), name

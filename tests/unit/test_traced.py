@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 from factories import facts
+from memory_cases import held_of, states_of
 
 from launcher.errors import MachineError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.trace import Line, Moment, Trace, TracedStep, Untraceable, ask_child, read_step
-from launcher.memory.engine import sharded_states
 from launcher.memory.estimate import estimate_memory, max_micro_batch
-from launcher.memory.held import engine_held
 from launcher.memory.job import MemoryJob
 from launcher.memory.traced import choices_of, traced_phases, why_not
 
@@ -55,7 +54,7 @@ def test_traced_activations_replace_the_closed_form():
 
 
 def test_gradients_are_sharded_as_the_engine_does():
-    states = sharded_states(SPEC, JOB)
+    states = states_of(SPEC, JOB)
     assert states.gradients == pytest.approx(2 * SPEC.params / 8, abs=8)
     phases = traced_phases(traced(), SPEC, JOB, A100)
     assert phases["backward"].gradients == states.gradients
@@ -144,7 +143,7 @@ def test_a_trace_is_of_the_engine_that_casts():
 
 
 def test_what_the_engine_holds_comes_and_goes_with_the_traced_moments():
-    held = engine_held(SPEC, JOB)
+    held = held_of(SPEC, JOB)
     assert held.layers > held.head == held.forward == 0
     loss = Moment("backward", NOTHING, NOTHING, Line(GIB, 0), NOTHING)
     layer = Moment("backward", NOTHING, Line(GIB, 0), NOTHING, NOTHING)
@@ -157,7 +156,7 @@ def test_what_the_engine_holds_comes_and_goes_with_the_traced_moments():
 def test_the_gradients_of_stage_3_are_there_from_the_start():
     job = replace(JOB, zero_stage=3)
     phases = traced_phases(traced(job), SPEC, job, A100)
-    assert {parts.gradients for parts in phases.values()} == {sharded_states(SPEC, job).gradients}
+    assert {parts.gradients for parts in phases.values()} == {states_of(SPEC, job).gradients}
 
 
 def test_an_answer_becomes_a_step():

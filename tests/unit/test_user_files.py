@@ -12,15 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.commands.gather import load_profile, read_hostfile
+from launcher.commands.gather import load_profile
 from launcher.errors import EffilaunchError, RecipeError
-from launcher.execute.adapted import last_step
-from launcher.execute.endings import read_stopped
-from launcher.execute.log_file import LogFile
-from launcher.execute.output import Output, errors_in
+from launcher.execute.nodes.hello import prepared_data
+from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
-from launcher.execute.requeue import last_requeue
-from launcher.execute.shared import prepared_data
+from launcher.execute.run_dir import last_step, read_stopped
 from launcher.facts.model_config import find_model_config
 from launcher.facts.status import REPORT, read_statuses
 from launcher.facts.user_files import (
@@ -36,6 +33,8 @@ from launcher.recipe.hooks import read_hooks
 from launcher.recipe.layers import load_layers
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_marks import parse_yaml
+from launcher.schedulers.hostfile import read_hostfile
+from launcher.schedulers.slurm_requeue import last_requeue
 
 pytestmark = pytest.mark.timeout(60)  # what waits for a FIFO would wait for ever
 

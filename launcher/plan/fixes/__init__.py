@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.failures.versions import holds
+from launcher.facts.requirements import holds
 from launcher.plan.draft import Draft
 from launcher.plan.fixes.adapters import ADAPTER_FIXES
 from launcher.plan.fixes.devices import DEVICE_FIXES
@@ -37,7 +36,7 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
         wanted = fix.changes(situation)
         if not wanted:
             continue
-        clash = [k for k, v in wanted.items() if draft.explicit(k) and _replaces(draft.get(k), v)]
+        clash = [k for k, v in wanted.items() if draft.explicit(k) and _replaces(draft.at(k), v)]
         if fix.action == "refuse" or (fix.action == "set" and clash and not fix.yields):
             places = wanted if fix.action == "refuse" else clash[:1]
             problems += [_problem(situation, fix, dotted) for dotted in places]
@@ -52,11 +51,11 @@ def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> li
     return applied
 
 
-def _set(draft: Draft, fix: Fix, wanted: Mapping[str, Any], clash: Collection[str]) -> dict[str, Any]:
+def _set(draft: Draft, fix: Fix, wanted: Mapping[str, object], clash: Collection[str]) -> dict[str, object]:
     """Write what the recipe does not say otherwise, warn of the rest; what was written."""
     changed = {}
     for dotted, value in wanted.items():
-        old = draft.get(dotted)
+        old = draft.at(dotted)
         if dotted in clash:
             draft.warn(f"{fix.title}: {dotted} stays {_text(old)}, as the recipe says. {fix.reason}")
         elif not draft.explicit(dotted) or old != value:
@@ -65,12 +64,12 @@ def _set(draft: Draft, fix: Fix, wanted: Mapping[str, Any], clash: Collection[st
     return changed
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value as YAML writes it."""
     return json.dumps(value) if isinstance(value, (bool, Mapping)) else str(value)
 
 
-def _replaces(old: Any, new: Any) -> bool:
+def _replaces(old: object, new: object) -> bool:
     """Whether `new` loses something of `old`; a mapping that only gains keys does not."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return any(key not in new or new[key] != value for key, value in old.items())

@@ -3,80 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
-from launcher.tasks import task_named
 
 NON_REENTRANT = {"use_reentrant": False}
 _READ_WEIGHTS = ("pissa", "corda", "loftq", "mica", "orthogonal")
 """Beginnings of an adapter that compute with the base's weights as they are stored. OLoRA unpacks them."""
 
 
-def _input_grads(s: Situation) -> Mapping[str, Any]:
-    applies = s.has_adapter and s.quantization == "none" and s.get("trainer.activation_checkpointing")
+def _input_grads(s: Situation) -> Mapping[str, object]:
+    applies = s.has_adapter and s.quantization == "none" and s.trainer.activation_checkpointing
     return {"model.enable_input_require_grads": True} if applies else {}
 
 
-def _no_kbit_prepare(s: Situation) -> Mapping[str, Any]:
+def _no_kbit_prepare(s: Situation) -> Mapping[str, object]:
     applies = s.has_adapter and s.quantization == "none"
     return {"model.prepare_for_kbit": False} if applies else {}
 
 
-def _kbit_prepare(s: Situation) -> Mapping[str, Any]:
+def _kbit_prepare(s: Situation) -> Mapping[str, object]:
     return {"model.prepare_for_kbit": True} if s.has_adapter and s.quantization != "none" else {}
 
 
-def _non_reentrant(s: Situation) -> Mapping[str, Any]:
-    if not s.get("trainer.activation_checkpointing"):
+def _non_reentrant(s: Situation) -> Mapping[str, object]:
+    if not s.trainer.activation_checkpointing:
         return {}
-    given = s.get("trainer.activation_checkpointing_kwargs") or {}
+    given = s.trainer.activation_checkpointing_kwargs or {}
     merged = {**given, **NON_REENTRANT}
     return {} if merged == given else {"trainer.activation_checkpointing_kwargs": merged}
 
 
-def _ddp_unused(s: Situation) -> Mapping[str, Any]:
+def _ddp_unused(s: Situation) -> Mapping[str, object]:
     applies = s.has_adapter and s.processes > 1
     return {"trainer.ddp_find_unused_parameters": False} if applies else {}
 
 
-def _ready_twice(s: Situation) -> Mapping[str, Any]:
+def _ready_twice(s: Situation) -> Mapping[str, object]:
     """Both halves of the failure, asked for by the recipe; what it leaves open is set above."""
-    again = s.get("trainer.activation_checkpointing")
-    reentrant = (s.get("trainer.activation_checkpointing_kwargs") or {}).get("use_reentrant")
-    searches = s.get("trainer.ddp_find_unused_parameters")
-    ddp = s.get("sharding.engine") == "ddp" and s.processes > 1
+    again = s.trainer.activation_checkpointing
+    reentrant = (s.trainer.activation_checkpointing_kwargs or {}).get("use_reentrant")
+    searches = s.trainer.ddp_find_unused_parameters
+    ddp = s.sharding.engine == "ddp" and s.processes > 1
     return {"trainer.ddp_find_unused_parameters": False} if ddp and again and reentrant and searches else {}
 
 
 def _reads_text(s: Situation) -> bool:
-    return task_named(s.get("task")).reads_tokens
+    return s.task.reads_tokens
 
 
-def _use_cache(s: Situation) -> Mapping[str, Any]:
+def _use_cache(s: Situation) -> Mapping[str, object]:
     return {"trainer.use_cache": False} if _reads_text(s) else {}
 
 
-def _pad_token(s: Situation) -> Mapping[str, Any]:
+def _pad_token(s: Situation) -> Mapping[str, object]:
     return {"model.pad_token": "ensure"} if _reads_text(s) else {}
 
 
-def _dpo_dropout(s: Situation) -> Mapping[str, Any]:
-    drops = s.get("adapter.lora_dropout") and s.get("trainer.disable_dropout") is not False
-    return {"adapter.lora_dropout": 0.0} if drops and not task_named(s.get("task")).adapter_dropout else {}
+def _dpo_dropout(s: Situation) -> Mapping[str, object]:
+    drops = s.adapter.lora_dropout and s.trainer.disable_dropout is not False
+    return {"adapter.lora_dropout": 0.0} if drops and not s.task.adapter_dropout else {}
 
 
-def _purely_quantized(s: Situation) -> Mapping[str, Any]:
+def _purely_quantized(s: Situation) -> Mapping[str, object]:
     return {"model.quantization": "none"} if s.quantization != "none" and not s.has_adapter else {}
 
 
-def _init_reads_weights(s: Situation) -> Mapping[str, Any]:
-    init = str(s.get("adapter.init_lora_weights")).partition("_")[0]  # pissa_niter_16
+def _init_reads_weights(s: Situation) -> Mapping[str, object]:
+    init = str(s.adapter.init_lora_weights).partition("_")[0]  # pissa_niter_16
     return {"adapter.init_lora_weights": True} if s.quantization != "none" and init in _READ_WEIGHTS else {}
 
 
-def _kbit_compile(s: Situation) -> Mapping[str, Any]:
-    applies = s.quantization != "none" and s.get("trainer.torch_compile")
+def _kbit_compile(s: Situation) -> Mapping[str, object]:
+    applies = s.quantization != "none" and s.trainer.torch_compile
     return {"trainer.torch_compile": False} if applies else {}
 
 

@@ -3,76 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
 from launcher.plan.record import ONLY_EAGER
 
 
-def _device_map_distributed(s: Situation) -> Mapping[str, Any]:
-    return {"model.device_map": None} if s.get("model.device_map") and s.hardware.num_nodes > 1 else {}
+def _device_map_distributed(s: Situation) -> Mapping[str, object]:
+    return {"model.device_map": None} if s.model.device_map and s.hardware.num_nodes > 1 else {}
 
 
-def _device_map_zero(s: Situation) -> Mapping[str, Any]:
-    asked = s.draft.explicit("model.device_map") and s.get("model.device_map") is not None
-    return {"model.device_map": None} if asked and s.get("sharding.engine") == "deepspeed" else {}
+def _device_map_zero(s: Situation) -> Mapping[str, object]:
+    asked = s.draft.explicit("model.device_map") and s.model.device_map is not None
+    return {"model.device_map": None} if asked and s.sharding.engine == "deepspeed" else {}
 
 
-def _device_map_ranks(s: Situation) -> Mapping[str, Any]:
-    asked = s.draft.explicit("model.device_map") and s.get("model.device_map") is not None
-    spawned = s.get("launch.launcher") != "python"
+def _device_map_ranks(s: Situation) -> Mapping[str, object]:
+    asked = s.draft.explicit("model.device_map") and s.model.device_map is not None
+    spawned = s.launch.launcher != "python"
     return {"model.device_map": None} if asked and spawned else {}
 
 
-def _local_map(s: Situation) -> Mapping[str, Any]:
-    applies = s.quantization != "none" and s.get("model.device_map") is None and s.zero_stage != 3
+def _local_map(s: Situation) -> Mapping[str, object]:
+    applies = s.quantization != "none" and s.model.device_map is None and s.zero_stage != 3
     return {"model.device_map": "local"} if applies else {}
 
 
-def _zero3_no_map(s: Situation) -> Mapping[str, Any]:
+def _zero3_no_map(s: Situation) -> Mapping[str, object]:
     return {"model.device_map": None} if s.zero_stage == 3 else {}
 
 
-def _args_first(s: Situation) -> Mapping[str, Any]:
+def _args_first(s: Situation) -> Mapping[str, object]:
     return {"runtime.training_arguments_first": True} if s.zero_stage == 3 else {}
 
 
-def _zero3_int8(s: Situation) -> Mapping[str, Any]:
+def _zero3_int8(s: Situation) -> Mapping[str, object]:
     return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization == "int8" else {}
 
 
-def _zero3_four_bits(s: Situation) -> Mapping[str, Any]:
+def _zero3_four_bits(s: Situation) -> Mapping[str, object]:
     return {"sharding.zero_stage": 2} if s.zero_stage == 3 and s.quantization in ("nf4", "fp4") else {}
 
 
-def _offload_optim(s: Situation) -> Mapping[str, Any]:
-    offloads = s.get("sharding.offload_optimizer") != "none"
-    plain = str(s.get("trainer.optim")).startswith("adamw_torch")
+def _offload_optim(s: Situation) -> Mapping[str, object]:
+    offloads = s.sharding.offload_optimizer != "none"
+    plain = str(s.trainer.optim).startswith("adamw_torch")
     return {"trainer.optim": "adamw_torch"} if offloads and not plain else {}
 
 
-def _offload_param(s: Situation) -> Mapping[str, Any]:
-    useless = s.get("sharding.offload_param") != "none" and s.zero_stage != 3
+def _offload_param(s: Situation) -> Mapping[str, object]:
+    useless = s.sharding.offload_param != "none" and s.zero_stage != 3
     return {"sharding.offload_param": "none"} if useless else {}
 
 
-def _offload_stage0(s: Situation) -> Mapping[str, Any]:
-    useless = s.get("sharding.offload_optimizer") != "none" and s.zero_stage == 0
+def _offload_stage0(s: Situation) -> Mapping[str, object]:
+    useless = s.sharding.offload_optimizer != "none" and s.zero_stage == 0
     return {"sharding.zero_stage": 1} if useless else {}
 
 
-def _auto_batch(s: Situation) -> Mapping[str, Any]:
-    return {"trainer.auto_find_batch_size": False} if s.get("trainer.auto_find_batch_size") else {}
+def _auto_batch(s: Situation) -> Mapping[str, object]:
+    return {"trainer.auto_find_batch_size": False} if s.trainer.auto_find_batch_size else {}
 
 
-def _nan_filter(_: Situation) -> Mapping[str, Any]:
+def _nan_filter(_: Situation) -> Mapping[str, object]:
     return {"trainer.logging_nan_inf_filter": False}
 
 
-def _no_kernel(s: Situation) -> Mapping[str, Any]:
-    asked = s.get("model.attn_implementation")
-    biased = asked == "flash_attention_2" and s.model.layout.position_bias
-    capped = asked == "sdpa" and (s.model.model_type in ONLY_EAGER or not s.model.has_sdpa)
+def _no_kernel(s: Situation) -> Mapping[str, object]:
+    asked = s.model.attn_implementation
+    biased = asked == "flash_attention_2" and s.spec.layout.position_bias
+    capped = asked == "sdpa" and (s.spec.model_type in ONLY_EAGER or not s.spec.has_sdpa)
     return {"model.attn_implementation": "eager"} if biased or capped else {}
 
 

@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
+from launcher.plan.settings import HasSettings, Settings
 
 Action = Literal["set", "warn", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class Situation(HasSettings):
     """What a fix may look at."""
 
     draft: Draft
-    model: ModelSpec
+    spec: ModelSpec
     hardware: Hardware
     versions: Mapping[str, str]
     """Installed versions by distribution name."""
 
-    def get(self, dotted: str) -> Any:
-        return self.draft.get(dotted)
+    @property
+    def settings(self) -> Settings:
+        return self.draft.settings
 
     @property
-    def has_adapter(self) -> bool:
-        return self.get("adapter.type") is not None
+    def names(self) -> Collection[str]:
+        return self.draft.names
 
     @property
     def quantization(self) -> str:
         """`none`, `int8`, `nf4` or `fp4`."""
-        value = self.get("model.quantization")
-        return str(value["type"]) if isinstance(value, dict) else "none"
+        return self.model.quantization_type
 
     @property
     def pre_ampere(self) -> bool:
@@ -44,12 +45,12 @@ class Situation:
     @property
     def zero_stage(self) -> int | None:
         """The ZeRO stage; None for engines without stages."""
-        return self.get("sharding.zero_stage") if self.get("sharding.engine") == "deepspeed" else None
+        return self.sharding.zero_stage if self.sharding.engine == "deepspeed" else None
 
     @property
     def processes(self) -> int:
         """Of the whole run. A device_map spreads one over all devices; `local` is each rank's own."""
-        spread = self.get("model.device_map") not in (None, "local")
+        spread = self.model.device_map not in (None, "local")
         return 1 if spread else self.hardware.num_devices
 
 
@@ -71,7 +72,7 @@ class Fix:
     source: str
     versions: str
     """The installed versions that it is for, e.g. `transformers>=5,<6`; `*` for all."""
-    changes: Callable[[Situation], Mapping[str, Any]]
+    changes: Callable[[Situation], Mapping[str, object]]
     hint: str = ""
     early: bool = False
     yields: bool = False

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
 
 _NO_LINKS = ("launch.env.NCCL_P2P_DISABLE", "launch.env.NCCL_IB_DISABLE")
 
 
-def _rtx40_links(s: Situation) -> Mapping[str, Any]:
+def _rtx40_links(s: Situation) -> Mapping[str, object]:
     affected = re.search(r"RTX ?40", s.hardware.device) is not None and s.processes > 1
     return dict.fromkeys(_NO_LINKS, "1") if affected else {}
 
 
-def _save_only_best(s: Situation) -> Mapping[str, Any]:
-    clash = s.get("trainer.save_only_model") and s.get("trainer.load_best_model_at_end")
-    if not clash or s.get("sharding.engine") == "ddp":
+def _save_only_best(s: Situation) -> Mapping[str, object]:
+    clash = s.trainer.save_only_model and s.trainer.load_best_model_at_end
+    if not clash or s.sharding.engine == "ddp":
         return {}
     return {"trainer.save_only_model": False}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.facts.attention import holds_mask, is_varlen
 from launcher.plan.fixes.fix import Fix, Situation
@@ -37,28 +36,28 @@ MASK_TOKENS = 16384
 
 def _asked(s: Situation) -> str | None:
     """The setting that puts several documents in one row."""
-    return next((name for name in ("data.packing", "data.padding_free") if s.get(name)), None)
+    return "data.packing" if s.data.packing else "data.padding_free" if s.data.padding_free else None
 
 
-def _family(s: Situation) -> Mapping[str, Any]:
+def _family(s: Situation) -> Mapping[str, object]:
     asked = _asked(s)
-    return {asked: False} if asked and s.model.model_type not in VERIFIED_FAMILIES else {}
+    return {asked: False} if asked and s.spec.model_type not in VERIFIED_FAMILIES else {}
 
 
-def _cache(s: Situation) -> Mapping[str, Any]:
-    return {"trainer.use_cache": False} if _asked(s) and s.get("trainer.use_cache") else {}
+def _cache(s: Situation) -> Mapping[str, object]:
+    return {"trainer.use_cache": False} if _asked(s) and s.trainer.use_cache else {}
 
 
-def _flash_rows(s: Situation) -> Mapping[str, Any]:
-    varlen = is_varlen(s.get("model.attn_implementation"))
-    stacked = s.get("data.packing") and not s.get("data.padding_free")
+def _flash_rows(s: Situation) -> Mapping[str, object]:
+    varlen = is_varlen(s.model.attn_implementation)
+    stacked = s.data.packing and not s.data.padding_free
     return {"data.padding_free": True} if varlen and stacked else {}
 
 
-def _mask_memory(s: Situation) -> Mapping[str, Any]:
-    masked = holds_mask(s.get("model.attn_implementation"))
-    micro = s.get("trainer.per_device_train_batch_size") or 1
-    too_long = masked and s.get("data.padding_free") and micro * s.get("data.max_length") > MASK_TOKENS
+def _mask_memory(s: Situation) -> Mapping[str, object]:
+    masked = holds_mask(s.model.attn_implementation)
+    micro = s.trainer.per_device_train_batch_size or 1
+    too_long = masked and s.data.padding_free and micro * s.data.max_length > MASK_TOKENS
     return {"data.padding_free": False} if too_long else {}
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from launcher.plan.fixes.fix import Fix, Situation
 from launcher.plan.profile import flatten
 
 
-def _bf16_without_units(s: Situation) -> Mapping[str, Any]:
-    asks = str(s.get("precision")).startswith("bf16")
+def _bf16_without_units(s: Situation) -> Mapping[str, object]:
+    asks = str(s.precision).startswith("bf16")
     return {"precision": "fp16"} if asks and s.pre_ampere else {}
 
 
@@ -21,7 +20,7 @@ _IN_A_TEXT = re.compile(r"\w*dtype\s*[=:]\s*['\"]?(?:torch\.)?(?:bfloat16|bf16)\
 """As `trainer.optim_args` has it: `momentum_dtype=bfloat16`."""
 
 
-def _chooses_bf16(key: str, value: Any) -> bool:
+def _chooses_bf16(key: str, value: object) -> bool:
     """Whether a setting names bf16: as a dtype, by a switch of the Trainer, or in a text of options."""
     if isinstance(value, str):
         whole = value in _BF16 and _NAMES_DTYPE.search(key) is not None
@@ -29,91 +28,92 @@ def _chooses_bf16(key: str, value: Any) -> bool:
     return value is True and key.startswith("trainer.") and "bf16" in key
 
 
-def _bf16_beside(s: Situation) -> dict[str, Any]:
+def _bf16_beside(s: Situation) -> dict[str, object]:
     """Settings that name bf16 where `precision` does not: nothing that follows from it is bf16 then."""
-    if str(s.get("precision")).startswith("bf16"):
+    if str(s.precision).startswith("bf16"):
         return {}
-    found: dict[str, Any] = {}
-    for dotted, setting in s.draft.settings.items():
-        inside = setting.value if isinstance(setting.value, Mapping) else {"": setting.value}
+    found: dict[str, object] = {}
+    for dotted in s.draft.names:
+        held = s.at(dotted)
+        inside = held if isinstance(held, Mapping) else {"": held}
         for key, value in flatten(inside).items():
             full = f"{dotted}.{key}" if key else dotted
             if _chooses_bf16(full, value):
                 found["sharding.config" if dotted == "deepspeed.profile" else full] = value
-    if s.get("model.dtype") == "auto" and s.model.pretrained_dtype == "bfloat16":
+    if s.model.dtype == "auto" and s.spec.pretrained_dtype == "bfloat16":
         found["model.dtype"] = "bfloat16"
     return found
 
 
-def _bf16_named(s: Situation) -> Mapping[str, Any]:
+def _bf16_named(s: Situation) -> Mapping[str, object]:
     return _bf16_beside(s) if s.pre_ampere else {}
 
 
-def _bf16_unknown_device(s: Situation) -> Mapping[str, Any]:
-    asks = str(s.get("precision")).startswith("bf16")
+def _bf16_unknown_device(s: Situation) -> Mapping[str, object]:
+    asks = str(s.precision).startswith("bf16")
     if s.hardware.compute_capability is not None or s.hardware.is_cpu:
         return {}
-    return {"precision": s.get("precision")} if asks else _bf16_beside(s)
+    return {"precision": s.precision} if asks else _bf16_beside(s)
 
 
-def _dtype_unset(s: Situation) -> Mapping[str, Any]:
-    setting = s.draft.settings["model.dtype"]
-    return {"model.dtype": setting.value} if setting.by == "explicit-dtype" else {}
+def _dtype_unset(s: Situation) -> Mapping[str, object]:
+    known = s.draft.provenance["model.dtype"]
+    return {"model.dtype": s.model.dtype} if known.by == "explicit-dtype" else {}
 
 
-def _autocast_guard(s: Situation) -> Mapping[str, Any]:
+def _autocast_guard(s: Situation) -> Mapping[str, object]:
     mixed_modules = s.has_adapter or s.quantization != "none"
-    if s.pre_ampere and s.get("precision") == "fp16" and mixed_modules:
+    if s.pre_ampere and s.precision == "fp16" and mixed_modules:
         return {"runtime.autocast": "float16"}
     return {}
 
 
-def _tf32_pre_ampere(s: Situation) -> Mapping[str, Any]:
-    return {"trainer.tf32": None} if s.get("trainer.tf32") and (s.pre_ampere or s.hardware.is_cpu) else {}
+def _tf32_pre_ampere(s: Situation) -> Mapping[str, object]:
+    return {"trainer.tf32": None} if s.trainer.tf32 and (s.pre_ampere or s.hardware.is_cpu) else {}
 
 
-def _fp16_model_trained_in_bf16(s: Situation) -> Mapping[str, Any]:
-    fragile = s.model.model_type.startswith(("gemma", "t5", "mt5", "umt5"))
-    return {"precision": "fp32"} if fragile and s.get("precision") == "fp16" else {}
+def _fp16_model_trained_in_bf16(s: Situation) -> Mapping[str, object]:
+    fragile = s.spec.model_type.startswith(("gemma", "t5", "mt5", "umt5"))
+    return {"precision": "fp32"} if fragile and s.precision == "fp16" else {}
 
 
-def _fp16_checkpoint_in_bf16(s: Situation) -> Mapping[str, Any]:
+def _fp16_checkpoint_in_bf16(s: Situation) -> Mapping[str, object]:
     """Models that are not known to overflow, but whose weights were published in bf16."""
-    in_bf16 = s.model.pretrained_dtype == "bfloat16" and not _fp16_model_trained_in_bf16(s)
-    return {"precision": "fp16"} if in_bf16 and str(s.get("precision")).startswith("fp16") else {}
+    in_bf16 = s.spec.pretrained_dtype == "bfloat16" and not _fp16_model_trained_in_bf16(s)
+    return {"precision": "fp16"} if in_bf16 and str(s.precision).startswith("fp16") else {}
 
 
-def _fp16_pascal(s: Situation) -> Mapping[str, Any]:
+def _fp16_pascal(s: Situation) -> Mapping[str, object]:
     capability = s.hardware.compute_capability
     without = capability is not None and capability < (7, 0)
-    asks = s.get("precision") == "fp16" and s.get("sharding.engine") == "deepspeed"
+    asks = s.precision == "fp16" and s.sharding.engine == "deepspeed"
     return {"precision": "fp32"} if asks and without else {}
 
 
-def _flash_pre_ampere(s: Situation) -> Mapping[str, Any]:
-    flash = s.get("model.attn_implementation") == "flash_attention_2"
+def _flash_pre_ampere(s: Situation) -> Mapping[str, object]:
+    flash = s.model.attn_implementation == "flash_attention_2"
     return {"model.attn_implementation": "sdpa"} if flash and (s.pre_ampere or s.hardware.is_cpu) else {}
 
 
-def _flash_in_32_bit(s: Situation) -> Mapping[str, Any]:
+def _flash_in_32_bit(s: Situation) -> Mapping[str, object]:
     """Nothing makes its inputs 16-bit: neither autocast (`bf16`, `fp16`) nor the weights."""
-    flash = s.get("model.attn_implementation") == "flash_attention_2"
-    dtype = s.get("model.dtype")
-    stored = s.model.pretrained_dtype if dtype == "auto" else dtype
-    whole = s.get("precision") not in ("bf16", "fp16") and stored == "float32"
+    flash = s.model.attn_implementation == "flash_attention_2"
+    dtype = s.model.dtype
+    stored = s.spec.pretrained_dtype if dtype == "auto" else dtype
+    whole = s.precision not in ("bf16", "fp16") and stored == "float32"
     elsewhere = bool(_flash_pre_ampere(s))  # refused for the device already
     return {"model.attn_implementation": "sdpa"} if flash and whole and not elsewhere else {}
 
 
-def _pure_half_full(s: Situation) -> Mapping[str, Any]:
-    half_weights = s.get("model.dtype") in ("float16", "bfloat16")
-    plain = s.get("precision") == "fp32" and not s.has_adapter
+def _pure_half_full(s: Situation) -> Mapping[str, object]:
+    half_weights = s.model.dtype in ("float16", "bfloat16")
+    plain = s.precision == "fp32" and not s.has_adapter
     return {"model.dtype": "float32"} if half_weights and plain else {}
 
 
-def _fp16_trainable_half(s: Situation) -> Mapping[str, Any]:
-    scaler = s.get("precision") == "fp16" and s.get("sharding.engine") == "ddp"
-    half_weights = s.get("model.dtype") in ("float16", "bfloat16", "auto")
+def _fp16_trainable_half(s: Situation) -> Mapping[str, object]:
+    scaler = s.precision == "fp16" and s.sharding.engine == "ddp"
+    half_weights = s.model.dtype in ("float16", "bfloat16", "auto")
     return {"model.dtype": "float32"} if scaler and half_weights and not s.has_adapter else {}
 
 

@@ -49,7 +49,7 @@ def build_data(job: Job, processing: Any) -> Data:
     formats = tuple(record["formats"])
     collate = train_task(job.task.name).collator(job, processing)
     collate_eval = _eval_collator(job, processing)
-    if job.value("data.streaming"):
+    if job.data.streaming:
         from launcher.train.data.stream import Stream
 
         evaluation = _finish(job, _without_places(_open(record, "eval")), processing)
@@ -60,7 +60,7 @@ def build_data(job: Job, processing: Any) -> Data:
             streaming=True, formats=formats, collate_eval=collate_eval,
         )  # fmt: skip
     rows = _open(record, "train")
-    held_out = job.value("data.eval")
+    held_out = job.data.eval
     train_index, eval_index = _split(job, rows, held_out)
     train_index = _weighted(job, record["splits"]["train"], train_index)
     train = _without_places(rows.select(train_index))
@@ -83,7 +83,7 @@ def build_evaluation(job: Job, processing: Any) -> Data:
     They stand in the place of the training rows, too, for trainers that will not do without.
     """
     record = read_record(job)
-    held_out = job.value("data.eval")
+    held_out = job.data.eval
     if isinstance(held_out, Mapping):
         rows = _open(record, "train")
         rows = rows.select(_split(job, rows, held_out)[1])
@@ -127,7 +127,7 @@ def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
 
 def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
     """Each source's samples as often as its weight says: 2.5 is twice all of them and a random half."""
-    weights = [float(source["weight"]) for source in job.value("data.train")]
+    weights = [float(source["weight"]) for source in job.data.train]
     if all(weight == 1.0 for weight in weights):
         return index
     random = np.random.default_rng(job.seed)
@@ -151,9 +151,9 @@ def _eval_collator(job: Job, processing: Any) -> Any | None:
 
     Evaluations keep predictions by row, and leave out the rows that fill the ranks' last batches up.
     """
-    if not job.value("data.padding_free") or job.value("data.packing"):
+    if not job.data.padding_free or job.data.packing:
         return None
-    return make_collator("pad", processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
+    return make_collator("pad", processing, pad_to_multiple_of=job.data.pad_to_multiple_of)
 
 
 def row_counts(record: Mapping[str, Any], train: Any, evaluation: Any | None) -> dict[str, Any]:

@@ -249,10 +249,10 @@ def _has_answer(message: Message) -> bool:
 
 def template_origin(job: Job) -> str:
     """What errors call the chat template: the recipe's name for it, since the tokenizer may be of a cache."""
-    given = job.value("model.chat_template")
+    given = job.model.chat_template
     if given:
         return "the template of model.chat_template" + (f" ({given})" if "{" not in given else "")
-    return f"the chat template of {job.value('model.tokenizer') or job.value('model.name_or_path')}"
+    return f"the chat template of {job.model.tokenizer or job.model.name_or_path}"
 
 
 def require_template(tokenizer: Any) -> None:

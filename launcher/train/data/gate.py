@@ -86,7 +86,7 @@ def check_masks(
     job: Job, tokenizer: Any, samples: Sequence[Mapping[str, Any]], formats: Sequence[str]
 ) -> None:
     # The first samples may all be of one source, so a source that learns everything says nothing of others.
-    parts = {loss_on_of(name, job.value("data.loss_on")) for name in formats}
+    parts = {loss_on_of(name, job.data.loss_on) for name in formats}
     if parts and "all" not in parts and all(_all_learnt(sample) for sample in samples):
         asked = " or ".join(sorted(parts))
         raise _stop(
@@ -94,7 +94,7 @@ def check_masks(
             tokenizer, samples[0], "data.loss_on", "use loss_on: all, or rows with something to mask",
         )  # fmt: skip
     # A sample of max_length may have lost its end, and a piece of a long text may have none.
-    whole = [sample for sample in samples if len(sample["input_ids"]) < job.value("data.max_length")]
+    whole = [sample for sample in samples if len(sample["input_ids"]) < job.data.max_length]
     ends = end_tokens(tokenizer)
     ended = [sample for sample in whole if ends.intersection(sample["input_ids"][1:])]
     if ended and not any(ends.intersection(sample["labels"][1:]) for sample in ended):
@@ -133,7 +133,7 @@ def check_stream(job: Job, processing: Any) -> None:
 
 
 def _refuse_loss(job: Job, counts: Mapping[str, Any], what: str) -> None:
-    allowed = job.value("data.max_truncated")
+    allowed = job.data.max_truncated
     share = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
     if share <= allowed:
         return
@@ -150,7 +150,7 @@ def _refuse_loss(job: Job, counts: Mapping[str, Any], what: str) -> None:
 
 
 def _refuse_dropped(job: Job, read: int, dropped: Mapping[str, int], file: str) -> None:
-    allowed, lost = job.value("data.max_dropped"), lost_rows(dropped)
+    allowed, lost = job.data.max_dropped, lost_rows(dropped)
     if lost <= allowed * read:
         return
     reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in dropped.items() if rows)

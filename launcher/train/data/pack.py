@@ -211,7 +211,7 @@ def join_documents(documents: Mapping[str, Sequence[list[int]]]) -> dict[str, li
 def packed_rows(job: Job, samples: Any) -> PackedRows:
     """The samples as packs of at most data.max_length tokens."""
     with Progress("Packing the samples", least_s=LEAST_S):
-        packs = pack_lengths(sample_lengths(samples), job.value("data.max_length"))
+        packs = pack_lengths(sample_lengths(samples), job.data.max_length)
     return PackedRows(samples, packs)
 
 

@@ -39,9 +39,9 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
 
     processing: the tokenizer, or the image processor of image classification.
     """
-    keep = not job.value("data.streaming")
+    keep = not job.data.streaming
     splits = {"train": recognise(job, "train", hooks, digest=keep)}
-    if isinstance(job.value("data.eval"), list):
+    if isinstance(job.data.eval, list):
         splits["eval"] = recognise(job, "eval", hooks)
     key = content_key(_key_parts(job, processing, hooks, splits))
     formats = [source.detected.format for source in splits["train"]]
@@ -67,7 +67,7 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
 def _check_inserted(job: Job, formats: Sequence[str]) -> None:
     """RecipeError where a recipe asks for what a template inserts, and nothing is rendered by one."""
     name = "data.loss_on_inserted"
-    if name in job.plan["settings"] and job.value(name) and "chat" not in formats:
+    if job.at(name) and "chat" not in formats:
         message = f"the rows are {' and '.join(sorted(set(formats)))}; only chats are rendered by a template"
         raise RecipeError(Problem("loss-on", message, path=name, hint=f"remove {name}"))
 
@@ -82,7 +82,7 @@ def prepare_rows(
     return {
         "schema_version": 1,
         "key": None,
-        "task": job.value("task"),
+        "task": job.task.name,
         "labels": labels,
         "splits": {"eval": {**written, "files": [file for source in sources for file in source.files]}},
         "folder": str(folder),
@@ -99,7 +99,7 @@ def _write(
         name: _write_split(job, processing, hooks, name, sources, labels, folder)
         for name, sources in splits.items()
     }
-    base = {"schema_version": 1, "key": key, "task": job.value("task"), "labels": labels}
+    base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
     write_json(folder / RECORD, {**base, "splits": written})
 
 
@@ -164,7 +164,7 @@ def _encoded(
 
 def _processes(job: Job, source: Source) -> int:
     """How many processes encode: as many as asked for, else one per core where there is enough to do."""
-    asked: int | None = job.value("data.num_proc")
+    asked: int | None = job.data.num_proc
     if job.tiny or asked is not None:
         return 1 if job.tiny else int(asked or 1)
     if (source_bytes(source.settings) or 0) < LARGE:
@@ -224,7 +224,7 @@ def _key_parts(
         "data.fim",
         "data.streaming",
     ]
-    if job.value("data.fim"):
+    if job.data.fim:
         names.append("seed")
     if job.task.classifies:
         # A checkpoint that knows the labels decides their order.
@@ -232,7 +232,7 @@ def _key_parts(
     versions = {"tokenizers": tokenizers.__version__}
     versions |= {name: importlib.import_module(name).__version__ for name in job.task.prepared_by}
     return {
-        **{name: job.value(name) for name in names},
+        **{name: job.settings.at(name) for name in names},
         "versions": versions,
         "tokenizer": tokenizer_digest(processing) if job.task.reads_tokens else None,
         "hooks": hooks.digest if hooks.format_row is not None else None,

@@ -49,7 +49,7 @@ class Source:
         if hooked is None:
             return None
         found = self.detected
-        refuse_lost(hooked, found.format, found.columns, found.left_out, job.value("task"))
+        refuse_lost(hooked, found.format, found.columns, found.left_out, job.task.name)
         try:
             return canonical(hooked, found)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -73,8 +73,8 @@ def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
     if job.tiny:
         from launcher.train.tiny import tiny_rows
 
-        return iter(tiny_rows(settings, job.value("task"), job.value("data.loss_on")))
-    return iter_rows(settings, job.value("model.cache_dir"))
+        return iter(tiny_rows(settings, job.task.name, job.data.loss_on))
+    return iter_rows(settings, job.model.cache_dir)
 
 
 def after_hook(job: Job, row: Row, hooks: Hooks) -> Row | None:
@@ -95,7 +95,8 @@ def recognise(job: Job, name: str, hooks: Hooks, *, digest: bool = True) -> list
     no rows or rows of no known format; MachineError when the hub is out of reach and was never asked.
     """
     sources = []
-    for index, settings in enumerate(job.value(f"data.{name}")):
+    given = job.data.train if name == "train" else job.data.eval
+    for index, settings in enumerate(given if isinstance(given, list) else []):
         place = f"data.{name}[{index}]"
         if job.tiny:
             source = _detect(job, {**settings, "columns": {}}, place, hooks)
@@ -115,7 +116,7 @@ def _detect(job: Job, settings: Mapping[str, Any], place: str, hooks: Hooks) -> 
     path = str(settings["path"])
     if not rows:
         raise RecipeError(Problem("no-rows", "holds no rows", file=path, path=f"{place}.path"))
-    detected = detect(rows, settings["format"], settings["columns"], job.value("task"), path)
+    detected = detect(rows, settings["format"], settings["columns"], job.task.name, path)
     require_packages(detected)
     return Source(settings, place, detected, unused=unread_columns(rows, detected))
 

@@ -63,7 +63,7 @@ class Stream(IterableDataset):
         return named_counts(self.totals)
 
     def __iter__(self) -> Iterator[Sample]:
-        return self._passes(packing=self._job.value("data.packing"))
+        return self._passes(packing=self._job.data.packing)
 
     def unpacked(self, passes: int | None = None) -> Iterator[Sample]:
         """Samples as they are before packing, of so many passes over the rows; without end when absent."""
@@ -97,7 +97,7 @@ class Stream(IterableDataset):
                 raise RecipeError(Problem("no-targets", message, path="data.train"))
 
     def _packed(self, samples: Iterator[Sample], draw: random.Random) -> Iterator[Sample]:
-        length = self._job.value("data.max_length")
+        length = self._job.data.max_length
         while group := _take_tokens(samples, PACKED_TOGETHER * length):
             packs = pack_lengths([len(sample["input_ids"]) for sample in group], length)
             order = list(range(len(packs)))
@@ -217,14 +217,14 @@ def streamed_rows(job: Job, stream: Stream, prepared: Mapping[str, Any]) -> dict
 
 
 def _warn_of_losses(job: Job, counts: Mapping[str, Any]) -> None:
-    read, allowed = counts["read"], job.value("data.max_truncated")
+    read, allowed = counts["read"], job.data.max_truncated
     cut = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
     if cut > allowed:
         print(
             f"warning: {cut:.1%} of the streamed tokens were cut off, in {counts['truncated']:,} of "
             f"{read:,} rows; data.max_truncated is {allowed:.0%}"
         )
-    lost, allowed = lost_rows(counts["dropped"]), job.value("data.max_dropped")
+    lost, allowed = lost_rows(counts["dropped"]), job.data.max_dropped
     if lost > allowed * read:
         print(
             f"warning: {lost:,} of {read:,} streamed rows ({lost / read:.1%}) were dropped; "

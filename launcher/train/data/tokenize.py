@@ -38,8 +38,8 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
     RecipeError where data.loss_on, data.overlong or data.fim do not go with the format or tokenizer.
     """
     max_length, overlong = max_length_of(job), overlong_of(job, detected.format)
-    loss_on = loss_on_of(detected.format, job.value("data.loss_on"))
-    if job.value("data.fim") is not None and detected.format != "text":
+    loss_on = loss_on_of(detected.format, job.data.loss_on)
+    if job.data.fim is not None and detected.format != "text":
         message = f"the rows are {detected.format}; only text has a middle to fill in"
         raise RecipeError(Problem("fim-format", message, path="data.fim", hint="remove data.fim"))
     if detected.format == "chat":
@@ -48,12 +48,12 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
             max_length,
             overlong,
             loss_on,
-            loss_on_inserted=bool(job.value("data.loss_on_inserted")),
+            loss_on_inserted=bool(job.data.loss_on_inserted),
             origin=template_origin(job),
         )
     if detected.format != "text":
         return EncodePairs(tokenizer, max_length, overlong, loss_on)
-    fim = job.value("data.fim")
+    fim = job.data.fim
     if fim is None or fim["rate"] == 0:
         return EncodeText(tokenizer, max_length, overlong)
     sentinels = find_sentinels(tokenizer)
@@ -72,12 +72,12 @@ def loss_on_of(fmt: str, asked: str | None) -> str:
 
 
 def max_length_of(job: Job) -> int:
-    return int(job.value("data.max_length"))
+    return int(job.data.max_length)
 
 
 def overlong_of(job: Job, fmt: str) -> str:
     """truncate | split | drop; the format may be known only now, so `split` is checked here too."""
-    asked: str | None = job.value("data.overlong")
+    asked: str | None = job.data.overlong
     if asked is None:
         return "split" if fmt == "text" else "truncate"
     if asked == "split" and fmt != "text":

@@ -92,7 +92,7 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     """
     from datasets import IterableDataset
 
-    limit = job.value("data.max_length")
+    limit = job.data.max_length
     settings = SimpleNamespace(max_length=limit, truncation_mode=DPOConfig.truncation_mode)
     different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
     refuse_mixture([rows[number] for number in different])
@@ -133,21 +133,21 @@ class TrainDPO(TrainTask):
         return pieces, tokens, tokens - len(sample["prompt_ids"])
 
     def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
-        return DPOConfig, {"max_length": job.value("data.max_length")}
+        return DPOConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         reference = make_reference(job, common["args"], model, processing)
-        keep = job.continued_adapter is not None
+        keep = job.adapter.path is not None
         return PreparedDpoTrainer(**common, ref_model=reference, keep_initial_adapter=keep)
 
     def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
         """The reference is what training began with; trl copies the weights that it is given."""
         from launcher.train.models import load_model
 
-        if job.continued_adapter:
+        if job.adapter.path:
             from peft import load_peft_weights, set_peft_model_state_dict
 
-            weights = load_peft_weights(local_or_hub(job.continued_adapter), device="cpu")
+            weights = load_peft_weights(local_or_hub(job.adapter.path), device="cpu")
             set_peft_model_state_dict(trainer.model, weights, adapter_name="ref")
         elif not job.has_adapter:
             trainer.ref_model.load_state_dict(load_model(job, processing).state_dict())

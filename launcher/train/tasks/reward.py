@@ -50,8 +50,8 @@ def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
     longer than max_length is left out (overlong where the recipe says drop, else no-targets), and so is one
     of equal answers. `tokens` are those of both sides.
     """
-    limit = job.value("data.max_length")
-    too_long = "overlong" if job.value("data.overlong") == "drop" else "no-targets"
+    limit = job.data.max_length
+    too_long = "overlong" if job.data.overlong == "drop" else "no-targets"
     different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
     refuse_mixture([rows[number] for number in different])
     batch = EncodedBatch({f"{side}_ids": [] for side in _SIDES})
@@ -95,7 +95,7 @@ class TrainReward(TrainTask):
         return pieces, tokens, tokens
 
     def arguments(self, job: Job) -> tuple[Any, dict[str, Any]]:
-        return RewardConfig, {"max_length": job.value("data.max_length")}
+        return RewardConfig, {"max_length": job.data.max_length}
 
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         trainer = PreparedRewardTrainer(**common)

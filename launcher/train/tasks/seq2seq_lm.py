@@ -56,7 +56,7 @@ class TrainSeq2SeqLM(TrainTask):
         return PlannedSeq2SeqTrainer
 
     def generates(self, job: Job) -> bool:
-        return bool(job.value("trainer.predict_with_generate"))
+        return bool(job.trainer.predict_with_generate)
 
 
 TRAIN_TASK = TrainSeq2SeqLM()

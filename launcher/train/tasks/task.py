@@ -48,16 +48,16 @@ class TrainTask:
         """The dataset that the Trainer gets for prepared samples: packs, where the plan packs."""
         from launcher.train.data.pack import packed_rows
 
-        return packed_rows(job, samples) if job.value("data.packing") else samples
+        return packed_rows(job, samples) if job.data.packing else samples
 
     def collator(self, job: Job, processing: Any) -> Any | None:
         """Samples to a batch of training; None: the Trainer's own."""
         from launcher.train.data.collate import make_collator
 
-        kind: Literal["pad", "packed", "flatten"] = "packed" if job.value("data.packing") else "pad"
-        if job.value("data.padding_free"):
+        kind: Literal["pad", "packed", "flatten"] = "packed" if job.data.packing else "pad"
+        if job.data.padding_free:
             kind = "flatten"
-        return make_collator(kind, processing, pad_to_multiple_of=job.value("data.pad_to_multiple_of"))
+        return make_collator(kind, processing, pad_to_multiple_of=job.data.pad_to_multiple_of)
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         """A prepared sample as people read it."""
@@ -87,7 +87,7 @@ class TrainTask:
         return trainer
 
     def trainer_class(self, job: Job) -> Any:
-        if job.value("sharding.sp_size") > 1:
+        if job.sharding.sp_size > 1:
             from launcher.train.sequence import SequenceTrainer
 
             return SequenceTrainer

@@ -1,0 +1,1 @@
+"""Known failures and what reads them: lint, doctor and diagnose."""

@@ -1,0 +1,152 @@
+"""The forms of log lines: what begins a traceback, is a call of it, ends it, or is an error on its own."""
+
+from __future__ import annotations
+
+import re
+
+DUMP = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+ .{0,80}\(most recent call first\):\s*$")
+"""Where a process stood, as faulthandler writes it: the innermost call first."""
+HEADER = re.compile(r"Traceback \(most recent (?:call|caller) (?:last|first)\):?\s*$")
+WRAPPED = re.compile(r"(?:Original|Remote|Worker) Traceback \(most recent call last\)", re.IGNORECASE)
+IGNORED = re.compile(r"^\s*(?:Exception ignored in|Exception in thread .*tqdm|--- Logging error ---)")
+FRAME = re.compile(
+    r'^(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d{1,9})(?:,? in (?P<function>.+))?$'
+)
+CELL_FRAME = re.compile(
+    r"^(?:File |Cell |Input )?(?:\[(?=[^\]]{1,400}\]\(https?://))?(?P<file>[~/<][^\s:\]]+|.*\.py|In ?\[\d+\])"
+    r"(?:\]\(https?://\S{0,400}\))?"
+    r"(?::(?P<line>\d{1,9}), in| in) (?P<function>[\w.<>]+|<cell line: \d+>)(?:\(|$)"
+)
+"""A call in a notebook's traceback; Colab makes a link of the file."""
+CELL_HEADER = re.compile(r"^(?P<type>[A-Z]\w*) {2,}Traceback \(most recent call last\)\s*$")
+"""The first line of a notebook's traceback, which names the exception's class."""
+CELL_SOURCE = re.compile(r"^-{1,4}> ?\[?\d+(?:\]\(https?://\S+\))? ?(?P<code>.*)$|^---")
+"""A notebook's mark of the line that was called: the more digits, the shorter the arrow."""
+DIRECT = "The above exception was the direct cause of"
+HANDLING = "During handling of the above exception, another"
+"""Both without their ends, which a narrow terminal breaks off."""
+GROUP = re.compile(r"^\s*(?:\+-\+-+ (?:\d+|\.\.\.) -+|\+-{4,})\s*$")
+GROUP_MARGIN = re.compile(r"^\s*[+|](?: |$)")
+
+_NAME = r"(?:[A-Za-z_]\w*\.)*"
+_ENDING = r"(?:Error|Exception|Interrupt|Exit|Failure|Iteration|Timeout|Fault|OutOfMemory|Group|Call|Quit)"
+EXCEPTION = re.compile(
+    rf"^(?P<indent>\s*)(?P<type>{_NAME}(?:[A-Z]\w*?{_ENDING}\d?|Exception))(?:: ?(?P<message>.*))?$"
+)
+"""The last line of a traceback; on its own it is an error too, when it has a message."""
+ANY_CLASS = re.compile(
+    r"^(?P<indent>\s*)(?P<type>[A-Za-z_]\w*(?:\.\w+)*\.[A-Z]\w*|[A-Z][A-Za-z]\w*)(?:: ?(?P<message>.*))?$"
+)
+"""A class that is not called an error; only right after the lines of a traceback."""
+_EXPECTED = "XFAIL|XPASS|SKIPPED|PASSED|RERUN|[Ee]xpected failure|xfailed|skipped"
+"""What pytest and unittest say of a test that did not fail."""
+TOLD = re.compile(
+    rf"^(?!.{{0,400}}?\b(?:{_EXPECTED})\b)"
+    rf"(?:E {{2,}}|(?:FAILED|ERROR) \S+::.{{1,400}}? - |(?!\s|\S+:\d+:)[^\"'`]{{1,80}}?[:(] ?)"
+    rf"(?P<type>{_NAME}[A-Z]\w*?{_ENDING})(?:: |\()(?P<message>.+)$"
+)
+"""An exception that somebody speaks of: pytest, or a program that caught it and may have dealt with it."""
+STOPPED = re.compile(
+    r"^(?!\s)[^\"'`:]{0,60}\b(?:stopped|failed|aborted|crashed|died|gave up)\b[^\"'`:]{0,40}: "
+    r"(?P<message>\S.+)$"
+)
+"""A program's own words for its end, with the exception's message but not its class."""
+DOUBLED = re.compile(rf"(?P<type>[A-Z]\w*{_ENDING})(?P=type)(?:: ?)+(?P<message>.*)$")
+"""Two ranks wrote the same line at once."""
+
+KILLED = re.compile(
+    r"oom.?kill|Out of memory: Kill|Killed process \d+|OUT_OF_MEMORY|"
+    r"exits with return code = -?(?:9|137)\s*$|"
+    r"(?:exitcode ?: ?|return ?code |Signal |exit(?:ed with)? code:? ?)-?(?:9|137)\b|SIGKILL|"
+    r"^(?:\S+: line \d+: +\d+ )?Killed\b|tasks? [\d,-]+: (?:Killed|Out Of Memory)"
+)
+CRASHED = re.compile(
+    r"Segmentation fault|SIGSEGV|SIGBUS|Bus error|core dumped|SIGABRT|SIGILL|Illegal instruction"
+)
+EXITED = re.compile(
+    r"exits with return code = (-?\d+)\s*$|failed \(exitcode: (-?\d+)\)|^\s*exitcode +: (-?\d+)|"
+    r"Exited with exit code (\d+)|returned non-zero exit status (\d+)"
+)
+SUCCESS = re.compile(
+    r"'train_runtime'|\"train_runtime\"|train_runtime +=|exits successfully|Training completed\. Do not|"
+    r"[Ss]cript completed successfully|^Training (?:completed|complete|finished)"
+)
+LEVEL = re.compile(
+    r"^(?:[-|:\s]*\[?(?:\w+[-.:])?(?:ERROR|CRITICAL|FATAL)\b|\[E |\[?E\d{3,4} |E \S+\.cc:|ERROR:)|"
+    r"^.{0,80}?[\[|:\s-](?:ERROR|CRITICAL|FATAL)[\]|:\s-]|"
+    # torch's own loggers, after whatever a launcher writes before its lines.
+    r"^.{0,160}?\[[EF](?:\d{3,4} [\d:.]+)? \S+\.(?:cpp|cc|cu|h):\d+\] "
+)
+SAID = re.compile(
+    r"^(?:[\w./+-]+: )?(?:[\w./+-]+:\d+(?::\d+)?: )?(?:fatal |internal compiler )?error: ", re.IGNORECASE
+)
+ENDED = re.compile(
+    r"^\S+: error: (?:unrecognized arguments|the following arguments are required|argument \S+: |"
+    r"ambiguous option)|"
+    r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+|CANCELLED AT \S+ DUE TO|DUE TO TIME LIMIT|"
+    r"^\S*python[\d.]*(?:\.exe)?: "
+    r"(?:Error while finding module specification|No module named |can't open file )"
+)
+"""What Python's argparse, Python itself, or a scheduler, ends a program with."""
+DIED = re.compile(r"thread terminated with exception|terminate called after throwing")
+NATIVE = re.compile(DIED.pattern + r"|^\s*what\(\):|Assertion [`'\"].*failed|^FAILED: |^ninja: |^nvcc fatal")
+KERNEL = re.compile(r"\.cuh?:\d+: .{0,400}Assertion [`'\"]")
+"""What a CUDA kernel prints when its assertion fails."""
+WARNING = re.compile(
+    r"^(?:[-|:\s]*\[?(?:WARNING|WARN|INFO|DEBUG)\b|\[?[WI](?:\d{3,4})? )|Warning: |\bWARNING\b|^wandb: "
+)
+TABLE_RANK = re.compile(r"^\s*rank\s+: (\d{1,6}) \(local_rank")
+STEP = re.compile(r"\{'loss': |\{\"loss\": |\"loss\": [\d.eNn-]+, \"")
+RUNNING = re.compile(r"\*\*\*\*\* Running training \*\*\*\*\*|Running training")
+
+WORDS = (
+    b"rror", b"raceback", b'File "', b"xception", b"nterrupt", b"ailed", b"ailure", b"FAIL", b"illed",
+    b"illing", b"KILL", b"fault", b"ignal", b"SIG", b"exit", b"Exit", b"bort", b"terminat", b"what()",
+    b"ssert", b"CANCELLED", b"loss'", b'loss"', b"train_runtime", b"uccess", b"omplete", b"finished",
+    b"ERROR", b"CRITICAL", b"FATAL", b"Running training", b"OVERFLOW", b"[E", b"atchdog", b"OUT_OF_MEMORY",
+    b"ut of memory", b"ut Of Memory", b"core dumped", b"oom", b"rank  ", b"single sample", b"free disk",
+    b"ost recent call", b"stopped", b"rashed", b" died", b"gave up", b"rainable params: 0 ", b"a second time",
+    b".py in ", b"num_train_epochs", b"trainer_state", b"WANDB_DISABLED", b"TRANSFORMERS_CACHE",
+    b"--report_to", b"VISIBLE_DEVICES", b"got forked", b"slow inference", b"slow speed", b"Params4bit",
+    b"deprecated and will", b"weight_tying", b"use_cache=True", b"length is longer", b"OMP_NUM_THREADS env",
+    b"16bit", b"ignored in loss", b"use_reentrant", b"vocabulary was not", b"o module named", b"can't open",
+    # What the reports of pytest and unittest contain.
+    b"test session", b"Captured", b" passed", b" failed", b" error", b" skipped", b" xfailed", b" xpassed",
+    b" deselected", b"Ran ", b"OK", b"FAILED",
+)  # fmt: skip
+"""A line without any of these matters only while a traceback is open: a fast sieve for logs of gigabytes."""
+_RANK = re.compile(rb"\[(?:rank|default) ?(\d{1,6})\]:|\[\d+,(\d{1,6})\]<|^(\d{1,6}): ")
+
+
+def rank_in(raw: bytes) -> tuple[int | None, int | None]:
+    """The rank, and the task, that a line's first bytes name; fast."""
+    found = _RANK.search(raw[:80])
+    if found is None:
+        return None, None
+    rank, process, task = found.groups()
+    named = rank or process
+    return (int(named), None) if named is not None else (None, int(task))
+
+
+def is_error(text: str) -> bool:
+    """Whether a line says by its form that it is an error, whatever it says."""
+    if any(_says(form, text) for form in (KILLED, CRASHED, EXITED)):
+        return True
+    if WARNING.search(text[:200]) and not LEVEL.match(text):
+        return False
+    return bool(SAID.match(text) or ENDED.search(text) or LEVEL.match(text) or NATIVE.search(text))
+
+
+def _says(form: re.Pattern[str], text: str) -> bool:
+    """Whether a line says it itself: what stands in quotes is spoken about."""
+    return any(text[: found.start()][-1:] not in ("`", '"', "'") for found in form.finditer(text))
+
+
+def undouble(text: str) -> tuple[str, str] | None:
+    """Class and message of a line that two ranks wrote into one another; None when it is no such line."""
+    if text[:1].isspace():
+        return None
+    found = DOUBLED.search(text[:300])
+    if found is None or " " in text[: found.start("type")]:
+        return None
+    return found["type"], DOUBLED.search(text)["message"].lstrip(": ")  # type: ignore[index]

@@ -1,0 +1,27 @@
+"""Whether a machine can run what is asked of it: pure verdicts over gathered facts."""
+
+from __future__ import annotations
+
+from launcher.facts.machine import Machine
+from launcher.knowledge.doctor.build_checks import BUILD_CHECKS
+from launcher.knowledge.doctor.check import Check, Finding, Verdict
+from launcher.knowledge.doctor.gpu_checks import GPU_CHECKS
+from launcher.knowledge.doctor.launch_checks import LAUNCH_CHECKS
+from launcher.knowledge.doctor.software_checks import SOFTWARE_CHECKS
+from launcher.knowledge.doctor.storage_checks import STORAGE_CHECKS
+from launcher.plan.plan import Plan
+
+CHECKS: tuple[Check, ...] = (
+    *GPU_CHECKS, *BUILD_CHECKS, *LAUNCH_CHECKS, *STORAGE_CHECKS, *SOFTWARE_CHECKS
+)  # fmt: skip
+"""Every check, in the order in which they are shown."""
+PLAN_CHECK_ID, DATA_CHECK_ID = "plan", "data"
+"""What planning a recipe says comes before them."""
+
+
+def examine(machine: Machine, plan: Plan | None) -> list[Finding]:
+    """Every check's answer."""
+    return [Finding(check.id, check.title, check.verdict(machine, plan)) for check in CHECKS]
+
+
+__all__ = ["CHECKS", "DATA_CHECK_ID", "PLAN_CHECK_ID", "Check", "Finding", "Verdict", "examine"]

@@ -1,0 +1,195 @@
+"""Verdicts on what DeepSpeed compiles, and on bitsandbytes' native library."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from launcher.facts.machine import Machine
+from launcher.facts.machine_build import BuildFacts
+from launcher.facts.stack import Stack
+from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
+from launcher.knowledge.doctor.needs import built_ops, cuda_ops, on_gpu
+from launcher.plan.plan import Plan
+
+_ACCEPTED = {
+    10: ("10.0", "10.1", "10.2"),
+    11: tuple(f"11.{minor}" for minor in range(9)),
+    12: ("12.0", "12.1", "12.2", "12.3", "12.4", "12.5", "12.6", "12.8", "12.9"),
+}
+"""Releases that DeepSpeed mixes within a major (op_builder/builder.py cuda_minor_mismatch_ok, 0.19.8)."""
+_OLDEST_GCC = 9
+"""torch's headers are C++17, and from 2.9 on partly C++20."""
+
+
+class Builder(Protocol):
+    """The part of a machine that these checks ask; the check before an offload to NVMe reads no more."""
+
+    @property
+    def build(self) -> BuildFacts: ...
+
+    @property
+    def stack(self) -> Stack: ...
+
+
+def _for(ops: list[str]) -> str:
+    return f"the run builds {', '.join(ops)} at its start"
+
+
+def _to_build(machine: Builder, plan: Plan | None) -> list[str]:
+    """The operators that the run compiles here: those that came compiled are left out."""
+    installed = machine.stack["deepspeed"].get("installed") or []
+    return [op for op in built_ops(plan) if op not in installed]
+
+
+def nvcc(machine: Machine, plan: Plan | None) -> Verdict:
+    """The toolkit against torch's CUDA, as ds_report compares them."""
+    build, built = machine.build, machine.stack["torch"].get("cuda")
+    ops = cuda_ops(plan)
+    if not built:
+        return skip(f"nvcc {build.nvcc}" if build.nvcc else "no nvcc", "torch is not built for CUDA")
+    if build.nvcc is None:
+        found = f"no nvcc under {build.cuda_home}" if build.cuda_home else "no CUDA toolkit"
+        if ops:
+            hint = "install the CUDA toolkit and set CUDA_HOME, or take `optimizer` out of the profile"
+            return fail(found, _for(ops), hint)
+        return ok(found, "no operator that a recipe asks for needs it; cpu_adam is built without")
+    found = f"nvcc {build.nvcc}, torch built with CUDA {built}"
+    release = ".".join(built.split(".")[:2])
+    if build.nvcc == release:
+        return ok(found, "they agree")
+    if numbers(build.nvcc)[0] != numbers(release)[0]:
+        message = "another major release: CUDA operators will not compile, or not run"
+        return needed(
+            bool(ops), found, message, f"install CUDA {release}'s toolkit and point CUDA_HOME at it"
+        )
+    same = _ACCEPTED.get(numbers(release)[0], ())
+    if build.nvcc in same and release in same:
+        return ok(found, "minor releases differ, which DeepSpeed accepts")
+    message = "DeepSpeed refuses this pair where operators are built beforehand (DS_BUILD_*)"
+    return warn(
+        found, message, "DS_SKIP_CUDA_CHECK=1 accepts it; building at the start of a run does not ask"
+    )
+
+
+def compiler(machine: Builder, plan: Plan | None) -> Verdict:
+    """A C++ compiler for the operators."""
+    ops, command, version = _to_build(machine, plan), machine.build.compiler_command, machine.build.compiler
+    hint = "apt install g++ (or: conda install gxx)"
+    if version is None:
+        message = _for(ops) if ops else "optimizer offload and DeepSpeed on CPUs build operators"
+        return needed(bool(ops), f"no {command}", message, hint)
+    found = f"{command} {version}"
+    if numbers(version)[0] < _OLDEST_GCC:
+        message = f"torch's headers need GCC {_OLDEST_GCC} or later"
+        return needed(bool(ops), found, message, hint)
+    return ok(found)
+
+
+def ninja(machine: Builder, plan: Plan | None) -> Verdict:
+    """torch builds extensions with ninja alone."""
+    ops = _to_build(machine, plan)
+    if machine.build.ninja is None:
+        message = _for(ops) if ops else "operators that DeepSpeed builds at the start of a run need it"
+        return needed(bool(ops), "no ninja", message, "pip install ninja")
+    return ok(f"ninja {machine.build.ninja}")
+
+
+def python_headers(machine: Builder, plan: Plan | None) -> Verdict:
+    """Python.h, which every extension and Triton's launchers include."""
+    if machine.build.python_headers:
+        return ok("Python.h is there")
+    ops = _to_build(machine, plan)
+    message = _for(ops) if ops else "operators and Triton's kernels cannot be compiled"
+    return needed(
+        bool(ops), "no Python.h", message, "apt install python3-dev (of this interpreter's version)"
+    )
+
+
+def deepspeed_ops(machine: Builder, plan: Plan | None) -> Verdict:
+    """Operators that came compiled, and whether the others can be built."""
+    facts, ops = machine.stack["deepspeed"], built_ops(plan)
+    asked = plan is not None and plan.job.engine == "deepspeed"
+    if error := facts.get("error"):
+        hint = "pip install 'effilaunch[train]'"
+        return needed(asked, "DeepSpeed cannot be used", f"deepspeed: {error}", hint)
+    installed, compatible = facts["installed"], facts["compatible"]
+    found = f"DeepSpeed {facts['version']}, " + (
+        f"installed: {', '.join(installed)}" if installed else "built when a run needs them"
+    )
+    other = _other_torch(machine) if installed else None
+    if other:
+        message = f"the installed operators were compiled for torch {other}"
+        hint = "reinstall DeepSpeed (pip install --force-reinstall --no-cache-dir --no-deps deepspeed)"
+        return needed(asked, found, message, hint)
+    missing = [op for op in ops if op not in installed and not compatible.get(op, True)]
+    if missing:
+        message = f"the run needs {', '.join(missing)}, which DeepSpeed cannot build here"
+        return fail(found, message, "see the checks compiler, ninja, nvcc and libaio")
+    return ok(found)
+
+
+def _other_torch(machine: Builder) -> str | None:
+    """The torch that the installed operators were compiled for, where it is not this one."""
+    then = str(machine.stack["deepspeed"]["built_with"].get("version", "0.0"))
+    now = str(machine.stack["torch"].get("version", ""))
+    if then == "0.0" or not now or numbers(then)[:2] == numbers(now)[:2]:
+        return None
+    return then
+
+
+def libaio(machine: Builder, plan: Plan | None) -> Verdict:
+    """What the async_io operator of NVMe offload links."""
+    asked = "async_io" in _to_build(machine, plan)
+    there = machine.build.libaio or bool((machine.stack["deepspeed"].get("compatible") or {}).get("async_io"))
+    if there:
+        return ok("libaio is there")
+    if not asked:
+        return skip("no libaio", "only offload to NVMe needs it")
+    hint = (
+        "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu; where it "
+        "lies elsewhere, CFLAGS=-I… and LDFLAGS=-L… name the place"
+    )
+    return fail("no libaio", "offload to NVMe builds DeepSpeed's async_io with it", hint)
+
+
+def build_locks(machine: Machine, plan: Plan | None) -> Verdict:
+    """Locks of builds that were killed."""
+    locks = machine.build.stale_locks
+    if not locks:
+        return ok("none")
+    message = "a killed build left them; a later build waits for them forever, without a word"
+    return warn(f"{len(locks)} stale: {', '.join(locks)}", message, "remove them (`effilaunch run` does)")
+
+
+def bitsandbytes(machine: Machine, plan: Plan | None) -> Verdict:
+    """The native library behind int8, nf4 and 8-bit optimizers."""
+    facts = machine.stack["bitsandbytes"]
+    optim = plan.trainer.optim if plan is not None else ""
+    asked = plan is not None and (
+        plan.job.quantization != "none" or "bnb" in optim or optim.startswith("paged_") or "8bit" in optim
+    )
+    if error := facts.get("error"):
+        hint = "pip install 'effilaunch[train]'"
+        return needed(asked, "bitsandbytes cannot be used", f"bitsandbytes: {error}", hint)
+    found = f"bitsandbytes {facts['version']}, backend {facts['backend']}"
+    hint = (
+        "`python -m bitsandbytes` says which library it looks for; install a version built for torch's CUDA"
+    )
+    if not facts["loaded"]:
+        return needed(asked, found, f"its native library is not loaded: {facts['said']}", hint)
+    if machine.gpu.usable and not facts["compiled_with_cuda"]:
+        gpu = asked and on_gpu(plan)
+        return needed(gpu, found, "there are GPUs, and its library has no CUDA code", hint)
+    return ok(found)
+
+
+BUILD_CHECKS = (
+    Check("nvcc", "CUDA toolkit", nvcc),
+    Check("compiler", "C++ compiler", compiler),
+    Check("ninja", "ninja", ninja),
+    Check("python-headers", "Python's headers", python_headers),
+    Check("deepspeed-ops", "DeepSpeed's operators", deepspeed_ops),
+    Check("libaio", "libaio", libaio),
+    Check("build-locks", "stale build locks", build_locks),
+    Check("bitsandbytes", "bitsandbytes", bitsandbytes),
+)

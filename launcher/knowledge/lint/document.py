@@ -1,0 +1,376 @@
+"""What lint says of a file: one thing at one place, and the text edits that mend it."""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+from launcher.facts.secrets import SECRET, looks_secret
+
+Severity = Literal["error", "warning"]
+_LONGEST = 2000
+"""Characters of a text that are shown; a key may be as long as its file."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, with escapes for what a terminal would not show; the end of a long one is cut."""
+    if len(text) > _LONGEST:
+        text = text[:_LONGEST] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the characters from `start` up to `end` of the text."""
+
+    start: int
+    end: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong with a ds_config."""
+
+    file: str
+    line: int
+    """From 1."""
+    column: int
+    """In characters, from 1."""
+    path: str
+    """Dotted path of the key, "" for the whole file."""
+    code: str
+    message: str
+    hint: str | None = None
+    severity: Severity = "error"
+    """error: the run stops, or trains something else than is written. warning: it has no effect, or passes
+    only because DeepSpeed converts it."""
+    edits: tuple[Edit, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("file", "line", "column", "path", "code", "message", "hint", "severity")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        text = f"{printable(self.file)}:{self.line}:{self.column}: {self.code}: {self.message}"
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+DEEPEST = 64
+MOST = 500
+"""Duplicate keys, comments and the like that are told one by one."""
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![\w.+-])")
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"')
+_BLANK = re.compile(r"[ \t\r\n]*")
+_COMMENT = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+_WORD = re.compile(r"[-+]?[A-Za-z_][\w.]*")
+_WORDS = {"true": True, "false": False, "null": None}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_NOT_NUMBERS = ("NaN", "Infinity", "-Infinity")
+
+
+class _Broken(Exception):
+    """The text cannot be read on from `offset`."""
+
+    def __init__(self, message: str, offset: int, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.offset, self.hint = offset, hint
+
+
+@dataclass(slots=True)
+class Node:
+    """A value and where it stands: `start` up to `end`, in characters of the text."""
+
+    start: int
+    end: int
+    value: Any
+    """A scalar; None for an object or a list."""
+    members: list[Member] | None = None
+    """Those of an object, in order, duplicates included."""
+    items: list[Node] | None = None
+
+    def plain(self) -> Any:
+        """The value as json.load gives it: of equal keys, the last counts."""
+        if self.members is not None:
+            return {member.key: member.node.plain() for member in self.members}
+        if self.items is not None:
+            return [item.plain() for item in self.items]
+        return self.value
+
+    def get(self, key: str) -> Member | None:
+        """The member of an object that counts."""
+        return next((m for m in reversed(self.members or ()) if m.key == key), None)
+
+
+@dataclass(slots=True)
+class Member:
+    """A key of an object, with its value."""
+
+    key: str
+    start: int
+    end: int
+    node: Node
+
+
+@dataclass(slots=True)
+class Document:
+    """One text that was read. `root` is None when it could not be; then a finding says why."""
+
+    file: str
+    text: str
+    root: Node | None = None
+    findings: list[Finding] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column of a character, both from 1."""
+        if not self._starts:
+            self._starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
+        line = bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
+
+    def found(
+        self,
+        offset: int,
+        path: str,
+        code: str,
+        message: str,
+        hint: str | None = None,
+        *,
+        severity: Severity = "error",
+        edits: tuple[Edit, ...] = (),
+    ) -> Finding:
+        """A finding at this character."""
+        line, column = self.place(offset)
+        said = None if hint is None else printable(hint)
+        return Finding(
+            self.file, line, column, printable(path), code, printable(message), said, severity, edits
+        )
+
+    def member(self, dotted: str) -> Member | None:
+        """The member at a dotted path, None where there is none."""
+        node, member = self.root, None
+        for key in dotted.split("."):
+            member = None if node is None else node.get(key)
+            if member is None:
+                return None
+            node = member.node
+        return member
+
+    def removal(self, dotted: str) -> tuple[Edit, ...]:
+        """The edit that takes a member out, with one of the commas beside it."""
+        parent, _, key = dotted.rpartition(".")
+        holder = self.root
+        if parent:
+            outer = self.member(parent)
+            holder = None if outer is None else outer.node
+        member = None if holder is None else holder.get(key)
+        return () if holder is None or member is None else removal(holder, member)
+
+
+def removal(holder: Node, member: Member) -> tuple[Edit, ...]:
+    """The edit that takes `member` out of the object that holds it."""
+    members = holder.members or []
+    at = next(index for index, other in enumerate(members) if other is member)
+    if at + 1 < len(members):
+        return (Edit(member.start, members[at + 1].start),)
+    if at > 0:
+        return (Edit(members[at - 1].node.end, member.node.end),)
+    return (Edit(member.start, member.node.end),)
+
+
+def read_json(text: str, file: str) -> Document:
+    """Read a text; never raises. What is no strict JSON is in the findings."""
+    document = Document(file, text)
+    try:
+        document.root = _Reader(document).read()
+    except _Broken as error:
+        # One mistake may look like many further ones: the first is the one to mend.
+        problem = document.found(error.offset, "", "ds-json-syntax", f"not valid JSON: {error}", error.hint)
+        document.root, document.findings = None, [problem]
+        return document
+    document.findings += islice(_duplicates(document, document.root, ""), MOST)
+    return document
+
+
+def _duplicates(document: Document, node: Node, path: str) -> Iterator[Finding]:
+    seen: dict[str, Member] = {}
+    for member in node.members or ():
+        where = join(path, member.key)
+        first = seen.setdefault(member.key, member)
+        if first is not member:
+            line = document.place(first.start)[0]
+            same = first.node.plain() == member.node.plain()
+            yield document.found(
+                member.start,
+                where,
+                "ds-duplicate-keys",
+                f"`{member.key}` is here twice, first in line {line}: DeepSpeed refuses it, the Trainer "
+                "takes the last",
+                "keep one of the two",
+                edits=removal(node, member) if same else (),
+            )
+        yield from _duplicates(document, member.node, where)
+    for index, item in enumerate(node.items or ()):
+        yield from _duplicates(document, item, f"{path}[{index}]")
+
+
+def join(path: str, key: str) -> str:
+    """Dotted path of a child."""
+    return f"{path}.{key}" if path else key
+
+
+class _Reader:
+    """A recursive reader of one text; at most DEEPEST levels deep."""
+
+    def __init__(self, into: Document) -> None:
+        self.into, self.text, self.at = into, into.text, 0
+
+    def read(self) -> Node:
+        """The whole text."""
+        if self.text.startswith("\ufeff"):
+            message = "starts with a byte order mark, which the Trainer does not read"
+            self.note(0, "", "ds-json-syntax", message, Edit(0, 1))
+            self.at = 1
+        self.skip("")
+        if self.at == len(self.text):
+            raise _Broken("the file holds nothing", 0)
+        root = self.value("", 0)
+        self.skip("")
+        if self.at < len(self.text):
+            raise _Broken("more text after the end", self.at)
+        return root
+
+    def note(self, offset: int, path: str, code: str, message: str, *edits: Edit) -> None:
+        if len(self.into.findings) < MOST:
+            self.into.findings.append(self.into.found(offset, path, code, message, edits=edits))
+
+    def skip(self, path: str) -> None:
+        """Go over blanks, and over comments with a finding each."""
+        while True:
+            blank = _BLANK.match(self.text, self.at)
+            self.at = self.at if blank is None else blank.end()
+            comment = _COMMENT.match(self.text, self.at)
+            if comment is None:
+                return
+            message = "a comment: DeepSpeed alone would read it, the Trainer reads strict JSON"
+            self.note(self.at, path, "ds-json-comments", message, Edit(self.at, comment.end()))
+            self.at = comment.end()
+
+    def peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def value(self, path: str, depth: int) -> Node:
+        """The value that starts here."""
+        if depth > DEEPEST:
+            raise _Broken(f"nested more than {DEEPEST} levels deep", self.at)
+        match self.peek():
+            case "{":
+                return self.object(path, depth)
+            case "[":
+                return self.list(path, depth)
+            case '"':
+                return self.string()
+        number = _NUMBER.match(self.text, self.at)
+        if number is None:
+            return self.word(path)
+        start, self.at = self.at, number.end()
+        try:
+            return Node(start, self.at, json.loads(number[0]))
+        except ValueError:  # more digits than Python turns into a number
+            raise _Broken("a number with too many digits", start) from None
+
+    def string(self) -> Node:
+        found = _STRING.match(self.text, self.at)
+        if found is None:
+            end = self.text.find("\n", self.at)
+            line = self.text[self.at : None if end < 0 else end]
+            escape = line.count('"') > 1
+            raise _Broken(
+                "a text with an escape that JSON has not" if escape else "a text without its end", self.at
+            )
+        start, self.at = self.at, found.end()
+        return Node(start, self.at, json.loads(found[0]))
+
+    def word(self, path: str) -> Node:
+        """true, false, null, and what others write for them."""
+        start, found = self.at, _WORD.match(self.text, self.at)
+        word = found[0] if found else ""
+        if word in _WORDS:
+            self.at += len(word)
+            return Node(start, self.at, _WORDS[word])
+        if word in _PYTHON:
+            self.at += len(word)
+            right = _PYTHON[word]
+            message = f"{word} is Python; JSON writes {right}, and DeepSpeed alone would read a text"
+            self.note(start, path, "ds-json-word", message, Edit(start, self.at, right))
+            return Node(start, self.at, _WORDS[right])
+        if word in _NOT_NUMBERS:
+            self.at += len(word)
+            self.note(start, path, "ds-json-number", f"{word} is no number that a setting could have")
+            return Node(start, self.at, float(word))
+        raise self.unexpected("a value was expected")
+
+    def unexpected(self, expected: str) -> _Broken:
+        """What is here instead, said as plainly as can be."""
+        here = self.peek()
+        if not here:
+            return _Broken(f"the file ends where {expected.replace(' was expected', '')} should be", self.at)
+        if here == "'":
+            return _Broken("text in single quotes", self.at, 'JSON writes text in double quotes: "…"')
+        word = _WORD.match(self.text, self.at)
+        if word is not None:
+            said = SECRET if looks_secret(word[0]) else word[0][:40]
+            return _Broken(f"{expected}, not the bare word {said}", self.at, 'text stands in "…"')
+        return _Broken(f"{expected}, not {here!r}", self.at)
+
+    def list(self, path: str, depth: int) -> Node:
+        node = Node(self.at, self.at, None, items=[])
+        assert node.items is not None
+        while self.next_item(path, "]", bool(node.items)):
+            node.items.append(self.value(f"{path}[{len(node.items)}]", depth + 1))
+        node.end = self.at
+        return node
+
+    def object(self, path: str, depth: int) -> Node:
+        node = Node(self.at, self.at, None, members=[])
+        assert node.members is not None
+        while self.next_item(path, "}", bool(node.members)):
+            if self.peek() != '"':
+                raise self.unexpected('a key in "…" was expected')
+            key = self.string()
+            where = join(path, key.value)
+            self.skip(where)
+            if self.peek() != ":":
+                raise self.unexpected("a `:` was expected")
+            self.at += 1
+            self.skip(where)
+            node.members.append(Member(key.value, key.start, key.end, self.value(where, depth + 1)))
+        node.end = self.at
+        return node
+
+    def next_item(self, path: str, close: str, some: bool) -> bool:
+        """Go to the next item; False behind the end of the list or object."""
+        if not some:
+            self.at += 1
+        self.skip(path)
+        comma = self.at
+        if some and self.peek() == ",":
+            self.at += 1
+            self.skip(path)
+        elif some and self.peek() != close:
+            hint = "the line before lacks its comma" if self.peek() == '"' else None
+            error = self.unexpected(f"`,` or `{close}` was expected")
+            raise _Broken(str(error), error.offset, hint or error.hint)
+        if self.peek() != close:
+            return True
+        if comma != self.at and self.text[comma] == ",":
+            message = "a comma before the end: DeepSpeed alone would read it, the Trainer reads strict JSON"
+            self.note(comma, path, "ds-json-comma", message, Edit(comma, comma + 1))
+        self.at += 1
+        return False

@@ -1,0 +1,221 @@
+"""What DeepSpeed's config knows: the shipped table, written by launcher/train/ds_vocabulary.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launcher.knowledge.lint.document import Document, Edit, Finding, Member, Node, join
+from launcher.recipe.suggestions import close_key
+
+TABLE = Path(__file__).parent / "tables" / "deepspeed.json"
+Row = Mapping[str, Any]
+
+
+@cache
+def vocabulary() -> dict[str, Any]:
+    """`version`, `keys`, `removed`, `optimizers`, `schedulers` and `auto`.
+
+    A row of `keys` has `types`; maybe `choices` (in `any_case`), bounds (`above`, `at_least`, `below`,
+    `at_most`), `deprecated` (what to write instead), `other_name`. A section's has `keys` and `strict`:
+    whether DeepSpeed refuses an unknown one; `open_below` are names that may stand anywhere in it.
+    """
+    found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def deepspeed_version() -> str:
+    """The DeepSpeed that the table was generated from."""
+    return str(vocabulary()["version"])
+
+
+def known_keys() -> dict[str, Row]:
+    """The keys of the top level."""
+    found: dict[str, Row] = vocabulary()["keys"]
+    return found
+
+
+def spellings(rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Every spelling that a section takes -> its row."""
+    other = {row["other_name"]: row for row in rows.values() if "other_name" in row}
+    return {**other, **rows}
+
+
+def sections_with(name: str) -> list[str]:
+    """Sections in which a key of this name is known."""
+    return [path for path, rows in _sections("", known_keys()) if name in spellings(rows)]
+
+
+def _sections(path: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Mapping[str, Row]]]:
+    yield path, rows
+    for key, row in rows.items():
+        if "keys" in row and key != "bfloat16":
+            yield from _sections(f"{path}.{key}" if path else key, row["keys"])
+
+
+# Names of other versions and tools -> what is meant here. The level is the one they stand at.
+RENAMED = {
+    "aio.thread_count": "intra_op_parallelism",
+    "zero_optimization.cpu_offload_params": "cpu_offload_param",
+    "zero_optimization.grad_hooks": "",
+    "fp16.opt_level": "",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "train_micro_batch_size": "train_micro_batch_size_per_gpu",
+    "gradient_accumulation": "gradient_accumulation_steps",
+    "max_grad_norm": "gradient_clipping",
+    "fp_16": "fp16",
+    "bf_16": "bf16",
+    "float16": "fp16",
+    "zero": "zero_optimization",
+    "zero_optimisation": "zero_optimization",
+    "comms_config": "comms_logger",
+}
+_MOVED = {"gradient_accumulation_dtype": ("grad_accum_dtype", "data_types")}
+"""Key of the top level -> (name, section) under which DeepSpeed reads it."""
+_WIDEST = 40
+"""Of more keys than this, none are listed in a hint."""
+
+
+def check_keys(document: Document) -> Iterator[Finding]:
+    """Unknown, removed and renamed keys at every depth."""
+    if document.root is not None:
+        yield from _level(document, document.root, "", known_keys(), False, frozenset())
+
+
+def _level(
+    document: Document,
+    node: Node,
+    path: str,
+    rows: Mapping[str, Row],
+    strict: bool,
+    also: frozenset[str],
+) -> Iterator[Finding]:
+    known = spellings(rows)
+    for member in node.members or ():
+        where = join(path, member.key)
+        row = known.get(member.key)
+        if where in vocabulary()["removed"]:
+            yield _removed(document, where, member)
+        elif row is None:
+            # A key that starts with an underscore is how people write comments into JSON.
+            if member.key in also or (member.key.startswith("_") and not strict):
+                continue
+            yield _unknown(document, node, member, path, known, strict)
+        else:
+            yield from _known(document, node, member, where, row)
+            below = frozenset(row.get("open_below", ()))
+            if below:
+                continue
+            if "keys" in row and member.node.members is not None:
+                yield from _level(document, member.node, where, row["keys"], row["strict"], below)
+
+
+def _removed(document: Document, where: str, member: Member) -> Finding:
+    reason = vocabulary()["removed"][where].split(" See https")[0].rstrip(".")
+    return document.found(
+        member.start,
+        where,
+        "ds-removed-key",
+        f"DeepSpeed {deepspeed_version()} refuses `{member.key}`, whatever its value: {reason}",
+        "remove it",
+        edits=document.removal(where),
+    )
+
+
+def _unknown(
+    document: Document, holder: Node, member: Member, path: str, known: Mapping[str, Row], strict: bool
+) -> Finding:
+    where = join(path, member.key)
+    near = RENAMED.get(where)
+    if near is None:
+        near = close_key(member.key, known) or _longer(member.key, known)
+        near = near if near and _takes(known[near], member.node.value) else None
+    effect = "refuses it" if strict else "ignores it without a word"
+    level = f"`{path}`" if path else "the top level"
+    edits: tuple[Edit, ...] = ()
+    homes = [home for home in sections_with(member.key) if home != path]
+    if where in _MOVED:
+        hint = "write it as `{}` in `{}`".format(*_MOVED[where])
+    elif near:
+        hint = f"did you mean `{near}`?"
+        # A section for a number, or the other way round: the name is only a guess.
+        alike = ("keys" in known[near]) == (member.node.members is not None)
+        if alike and holder.get(near) is None:
+            edits = (Edit(member.start, member.end, f'"{near}"'),)
+    elif path in ("bf16", "bfloat16") and "fp16" in homes:
+        hint, edits = "remove it: bf16 needs no loss scaling", document.removal(where)
+    elif homes and len(homes) <= 2:
+        hint = f"it belongs into {' or '.join(f'`{home}`' if home else 'the top level' for home in homes)}"
+    else:
+        hint = "remove it" if len(known) > _WIDEST else f"known here: {', '.join(sorted(known))}"
+    code = "ds-typo-nested" if path else "ds-typo-toplevel"
+    message = f"`{member.key}` is no key of {level}; DeepSpeed {deepspeed_version()} {effect}"
+    return document.found(member.start, where, code, message, hint, edits=edits)
+
+
+def _takes(row: Row, value: Any) -> bool:
+    """Whether a value may be meant for a key: words are not meant for one of numbers."""
+    is_word = isinstance(value, str) and value != "auto" and value.isalnum() and value[:1].isalpha()
+    return not is_word or not {"int", "float"} & {*row.get("types", ())} or "str" in row["types"]
+
+
+def _longer(name: str, known: Mapping[str, Row]) -> str | None:
+    """The one key that is this name with `stage3_` before it, or without."""
+    for candidate in (f"stage3_{name}", name.removeprefix("stage3_")):
+        if candidate != name and candidate in known:
+            return candidate
+    return None
+
+
+def _known(document: Document, holder: Node, member: Member, where: str, row: Row) -> Iterator[Finding]:
+    """Old names of keys, and two names of one key."""
+    if "deprecated" in row:
+        yield _deprecated(document, holder, member, where, str(row["deprecated"]))
+    other = row.get("other_name")
+    if other and other != member.key and holder.get(other) is not None:
+        yield document.found(
+            member.start,
+            where,
+            "ds-alias-twice",
+            f"`{member.key}` and `{other}` are one setting; DeepSpeed refuses both together",
+            f"remove `{other}`",
+        )
+    if where == "bfloat16":
+        yield _bfloat16(document, holder, member)
+
+
+def _deprecated(document: Document, holder: Node, member: Member, where: str, new: str) -> Finding:
+    edits: tuple[Edit, ...] = ()
+    hint = f"write `{new}`"
+    value = member.node.value
+    if new.startswith("offload_") and " or " not in new:
+        hint = f'write "{new}": {{"device": "cpu"}}'
+        if value is True and holder.get(new) is None:
+            edits = (Edit(member.start, member.node.end, f'"{new}": {{"device": "cpu"}}'),)
+        elif not value:
+            hint, edits = "remove it", document.removal(where)
+    elif " or " in new:
+        hint, edits = "it sets nothing: write `pin_memory` into the offload section", document.removal(where)
+    elif holder.get(new) is None:
+        edits = (Edit(member.start, member.end, f'"{new}"'),)
+    message = f"`{member.key}` is deprecated"
+    return document.found(
+        member.start, where, "ds-deprecated-key", message, hint, severity="warning", edits=edits
+    )
+
+
+def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
+    message = (
+        "`bfloat16` is the old name: under the Trainer it is not filled, and the `bf16` that accelerate adds "
+        "wins, so the run would be fp32 without a word"
+    )
+    edits = (
+        (Edit(member.start, member.end, '"bf16"'),)
+        if holder.get("bf16") is None
+        else document.removal("bfloat16")
+    )
+    hint = "write `bf16`" if holder.get("bf16") is None else "remove it: `bf16` is here"
+    return document.found(member.start, "bfloat16", "ds-bfloat16-alias", message, hint, edits=edits)

@@ -1,0 +1,242 @@
+"""DeepSpeed: ZeRO stages 0 to 3, offloading to host memory and NVMe.
+
+As read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py,
+partitioned_param_coordinator.py). On CUDA the copies run on streams of their own, and a buffer is free again
+when its stream is through; the figures are those of the moments at which the code lets go of it. On a CPU
+gloo copies what it scatters, NCCL does not; these copies are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from launcher.facts.model import ModelSpec
+from launcher.memory.engines.engine import EngineMemory, Held, largest_tensor, layer_values
+from launcher.memory.job import WIDTHS, MemoryJob
+from launcher.memory.layers import Dtypes
+from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
+
+ALLREDUCE_VALUES = 500_000_000
+"""Values that stage 0 flattens at a time to reduce them (MEMORY_OPT_ALLREDUCE_SIZE)."""
+SUB_GROUP_VALUES = 1_000_000_000
+"""Default of sub_group_size: values of a partition that stage 3 updates at a time."""
+ZERO3_LIVE_VALUES = 1_000_000_000
+"""Default of stage3_max_live_parameters: modules fetch ahead until so many values are there."""
+
+
+def engine_width(precision: str) -> int:
+    """Bytes of a value in the module, which the engine casts as a whole."""
+    return 4 if precision == "fp32" else 2
+
+
+class DeepSpeed(EngineMemory):
+    name = "deepspeed"
+    steps_on_shards = True
+    named_parameters = False
+    splits_tied_head = True
+
+    def label(self, job: MemoryJob) -> str:
+        return f"ZeRO-{job.zero_stage}"
+
+    def stage(self, job: MemoryJob) -> int:
+        return job.zero_stage
+
+    def stages(self, job: MemoryJob) -> Sequence[int]:
+        """Stage 3 cannot shard int8 matrices, nor layers that tensor-parallel ranks share."""
+        return range(3 if job.quantization == "int8" or job.tensor_parallel > 1 else 4)
+
+    def offloads(self) -> Sequence[tuple[str, str]]:
+        return ("none", "none"), ("cpu", "none"), ("cpu", "cpu")
+
+    def casts(self, job: MemoryJob) -> bool:
+        return True
+
+    def keeps_gradients(self, job: MemoryJob) -> bool:
+        """ZeRO-3 allocates its partition of gradients for the whole run."""
+        return job.accumulation != 1 or (job.zero_stage == 3 and job.offload_optimizer == "none")
+
+    def frees_gradients(self, job: MemoryJob) -> bool:
+        return job.zero_stage != 3
+
+    def whole_copies(self, job: MemoryJob) -> int:
+        """peft cannot train single rows of sharded weights, so ZeRO-3 trains copies of whole embeddings."""
+        return job.extra_frozen // WIDTHS[job.dtype] if job.zero_stage == 3 else 0
+
+    def frozen_copies(self, job: MemoryJob) -> int:
+        return 0 if self.whole_copies(job) else job.extra_frozen
+
+    def optimizer_width(self, job: MemoryJob) -> int:
+        return 4
+
+    def master_width(self, job: MemoryJob) -> int:
+        """ZeRO clones its partition even where the parameters are float32 already.
+
+        Stage 3 means to avoid that, but compares a device with its name, which are never equal.
+        """
+        return 4 if job.zero_stage or job.precision != "fp32" else 0
+
+    def adapter_width(self, job: MemoryJob) -> int:
+        """The engine casts the whole module, but not one whose weights were sharded while they were created.
+
+        Stage 3 leaves adapters in peft's float32, and each of their products casts its input up.
+        """
+        return 4 if job.zero_stage == 3 else engine_width(job.precision)
+
+    def frozen_dtype(self, job: MemoryJob) -> str:
+        return "float32" if job.precision == "fp32" else "bfloat16"
+
+    def widths(self, job: MemoryJob) -> StateWidths:
+        width = engine_width(job.precision)
+        weight = self.adapter_width(job) if job.adapter else width
+        optimizer = self.master_width(job) + optimizer_of(job.optim).per_value(4)
+        return StateWidths(weight, width, optimizer)
+
+    def dtypes(self, job: MemoryJob, *, on_cpu: bool) -> Dtypes:
+        width = engine_width(job.precision)
+        adapter = self.adapter_width(job) if job.adapter else None
+        residual = 4 if job.quantization != "none" else width
+        # Stage 3 replaces torch's linear by a function that always keeps its input (runtime/zero/linear.py).
+        frozen_inputs = job.zero_stage == 3 and job.quantization == "none"
+        return Dtypes(width, residual, False, adapter, on_cpu, frozen_inputs)
+
+    def trained_shapes(self, spec: ModelSpec, job: MemoryJob) -> list[Shape]:
+        """ZeRO gives the optimizer one flat vector."""
+        return [Shape(job.trainable_params)] if job.zero_stage else super().trained_shapes(spec, job)
+
+    def states(self, spec: ModelSpec, job: MemoryJob) -> States:
+        states = self._with_copies(super().states(spec, job), job)
+        if job.zero_stage == 1 and job.accumulation == 1:
+            # Each gradient moves through the bucket into the rank's partition, as in stage 2.
+            states = replace(states, gradients=-(-states.gradients // job.data_parallel))
+        if job.offload_optimizer != "none":
+            states = self._offload_optimizer(states, spec, job)
+        if job.offload_param != "none":
+            states = self._offload_params(states, spec, job)
+        return states
+
+    def _with_copies(self, states: States, job: MemoryJob) -> States:
+        """Embedding copies that are trained stay in the engine's width, unlike the adapter."""
+        owned, width = -(-self.whole_copies(job) // job.data_parallel), engine_width(job.precision)
+        kept = optimizer_of(job.optim, job.optim_args).per_value(4)
+        return replace(
+            states,
+            weights=states.weights + width * owned,
+            gradients=states.gradients + width * owned,
+            optimizer=states.optimizer + int((self.master_width(job) + kept) * owned),
+        )
+
+    def _offload_optimizer(self, states: States, spec: ModelSpec, job: MemoryJob) -> States:
+        """Master copy, its gradients and the moments leave the device; from stage 2 on, gradients too."""
+        width, ranks = engine_width(job.precision), job.data_parallel
+        owned = -(-(job.trainable_params + self.whole_copies(job)) // ranks)
+        updated = states.optimizer + 4 * owned
+        if job.zero_stage == 3:
+            # The partition of 16-bit gradients is page-locked for the whole run.
+            staging = width * owned
+            if job.offload_optimizer == "nvme":
+                staging += job.optimizer_buffers * 4 * self._sub_group(spec, job, owned)
+                return replace(states, gradients=0, optimizer=0, staging=staging, nvme=updated)
+            return replace(states, gradients=0, optimizer=0, host=updated, staging=staging)
+        # Updated 16-bit values and one gradient; stage 2 accumulates its partition there as well.
+        staging = width * (owned + largest_tensor(spec))
+        if job.zero_stage == 2 and job.accumulation != 1:
+            staging += width * owned
+        gradients = 0 if job.zero_stage == 2 or job.accumulation == 1 else states.gradients
+        return replace(states, gradients=gradients, optimizer=0, host=updated, staging=staging)
+
+    def _sub_group(self, spec: ModelSpec, job: MemoryJob, owned: int) -> int:
+        """Values of a rank's largest sub-group, which is closed by the parameter that fills it."""
+        return min(owned, SUB_GROUP_VALUES + -(-largest_tensor(spec) // job.data_parallel))
+
+    def _offload_params(self, states: States, spec: ModelSpec, job: MemoryJob) -> States:
+        width = engine_width(job.precision)
+        if job.offload_param == "cpu":
+            return replace(states, weights=0, host=states.host + states.weights)
+        stays = min(states.weights, width * job.params_in_host)
+        staging = states.staging + job.param_buffers * job.param_buffer_values * width
+        if stays < states.weights:
+            # An updated sub-group is written through it.
+            staging += width * self._sub_group(spec, job, -(-job.trainable_params // job.data_parallel))
+        return replace(
+            states,
+            weights=0,
+            host=states.host + stays,
+            staging=staging,
+            # Each parameter is written when it is created, also one that is then kept in host memory.
+            nvme=states.nvme + states.weights,
+        )
+
+    def reduction_buffers(self, spec: ModelSpec, job: MemoryJob) -> int:
+        width = engine_width(job.precision)
+        if job.zero_stage == 0:
+            return width * min(ALLREDUCE_VALUES, job.trainable_params) if job.data_parallel > 1 else 0
+        if job.zero_stage == 3:
+            return width * job.reduce_bucket_size
+        return width * largest_tensor(spec) if job.offload_optimizer != "none" else 0
+
+    def held(self, spec: ModelSpec, job: MemoryJob) -> Held:
+        if not job.zero_stage:
+            return Held()
+        width, bucket, whole = engine_width(job.precision), job.reduce_bucket_size, self.whole_copies(job)
+        # What is reduced is flattened into a copy.
+        copy = width * min(bucket, job.trainable_params + whole)
+        if job.zero_stage == 3:
+            # A frozen embedding has no backward pass to wait for; a tied head has.
+            unused = spec.embedding_params if job.adapter and not spec.head.tied else 0
+            every = width * min(ZERO3_LIVE_VALUES, spec.params - unused)
+            if job.adapter:
+                every += self.adapter_width(job) * job.trainable_params + width * whole
+            # In the backward pass each module frees its weights, as nothing uses them again in this pass.
+            lowest = width * min(ZERO3_LIVE_VALUES, spec.embedding_params + layer_values(spec))
+            return Held(every, every, every + copy, lowest + copy, lowest + copy)
+        # The first gradient brings the buckets, the end of the pass frees them. Stage 1 reduces only in the
+        # last pass of a step, so before it the buckets exist from an earlier one.
+        buckets = (2 if job.overlap_comm else 1) * width * bucket
+        waiting = buckets if job.zero_stage == 1 and job.accumulation != 1 else 0
+        filled = buckets + copy
+        return Held(waiting, waiting, filled, filled, filled)
+
+    def step_gradients(self, job: MemoryJob, updated: int) -> int:
+        """Gradients in float32, beside the master copy."""
+        return 4 * updated if self.master_width(job) else 0
+
+    def _gathered_module(self, spec: ModelSpec, job: MemoryJob) -> int:
+        """Bytes of the largest module that ZeRO-3 gathers on its own: all experts of a layer are one."""
+        values = max(largest_tensor(spec), *(stack.experts for stack in spec.layout.stacks))
+        return engine_width(job.precision) * values
+
+    def save_peak(self, spec: ModelSpec, job: MemoryJob, resident: int) -> int:
+        return resident + (self._gathered_module(spec, job) if job.zero_stage == 3 else 0)
+
+    def gathered_to_load(self, spec: ModelSpec, job: MemoryJob) -> int:
+        return self._gathered_module(spec, job) if job.zero_stage == 3 else 0
+
+    def loads_once(self, job: MemoryJob) -> bool:
+        return job.zero_stage == 3
+
+    def saving(self, spec: ModelSpec, job: MemoryJob, local: int, *, on_cpu: bool) -> int:
+        width = engine_width(job.precision)
+        owned = -(-job.trainable_params // job.data_parallel)
+        optimizer = local * 4 * owned if job.zero_stage and not on_cpu else 0
+        if job.zero_stage == 3:
+            return max(width * self.saved_params(spec, job), optimizer)
+        # accelerate clones the whole state dict on every rank, frozen weights included.
+        base = base_weight_bytes(
+            spec, self.frozen_dtype(job), job.quantization, double_quant=job.double_quant
+        )
+        return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
+
+    def checkpoint_copies(self, job: MemoryJob) -> int:
+        """Below stage 3 the module's states are written beside the model's own file."""
+        return 2 if job.zero_stage < 3 else 1
+
+    def untraceable(self, job: MemoryJob) -> str | None:
+        if job.zero_stage == 3 and job.adapter:
+            return "ZeRO-3 replaces frozen linear layers by a function of its own"
+        return None
+
+    def notes(self, job: MemoryJob) -> list[str]:
+        if job.zero_stage and optimizer_of(job.optim, job.optim_args).library == "adafactor":
+            return ["ZeRO's flat partitions cannot be factored: Adafactor keeps a value per parameter"]
+        return []

@@ -1,0 +1,245 @@
+"""Render the job scripts that `submit` gives to Slurm. Pure.
+
+A script is complete: `sbatch RUN_DIR/job.sbatch` starts it again, and it resumes the run.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from launcher.errors import Problem, RecipeError
+from launcher.execute.run_dir import SUBMITTED
+from launcher.facts.hardware import Hardware
+from launcher.plan.plan import Plan
+from launcher.recipe.schema import SlurmJob, SlurmSection
+from launcher.schedulers.scheduler import ASKED_TO_STOP, START, Submission
+from launcher.schedulers.slurm_allocation import time_seconds
+
+JOB, PREPARE = "job.sbatch", "prepare.sbatch"
+REQUEUE = "launcher.schedulers.slurm_requeue"
+LEAST_STOP_S = 60
+"""Least time for a stop, as in launcher/execute/start.py."""
+MARGIN_S = 120
+"""Between a checkpoint and the end of the job: the ranks end, and the job is requeued, for which a busy
+controller may have to be asked for a minute (PATIENCE_S of slurm_requeue.py)."""
+_ENDS = ("--kill-on-bad-exit=0", "--wait=60")
+"""The nodes end each other, all with the same exit code. With the other setting srun kills nodes that still
+print why, and exits with 137: a stop with a checkpoint could not be recognised. A node that does not notice
+the end of the others is killed a minute later."""
+_NO_NAME = re.compile(r'[\\"$\x00-\x1f\x7f]')
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=&|*()!<>~^\[\]-]+")
+_KEYS = (
+    "partition", "account", "qos", "reservation", "time", "constraint", "mem", "nodelist", "exclude",
+)  # fmt: skip
+_INHERITED = ("partition", "account", "qos", "reservation", "time")
+"""Options of the job that also hold for the prepare job, where the recipe sets nothing else for it."""
+
+
+def render_job(job: Submission, plan: Plan, run_dir: str) -> str:
+    """The script of one run."""
+    lines = _options(job, plan, f"{run_dir}/logs/slurm-%j.out", run_dir)
+    return _script(lines, job, [f"run_dir={_shell(run_dir)}"], _run(job))
+
+
+def render_array(job: Submission, plan: Plan, folder: str, run_dirs: Sequence[str]) -> str:
+    """The script of a sweep: an array whose tasks each have a run directory.
+
+    plan: of the run that takes longest to stop; all need the same devices.
+    """
+    limit = f"%{job.launch.slurm.array_limit}" if job.launch.slurm.array_limit else ""
+    lines = _options(job, plan, f"{folder}/logs/slurm-%A_%a.out", folder)
+    lines.insert(1, _option("array", f"0-{len(run_dirs) - 1}{limit}"))
+    choose = ["run_dirs=(", *(f"  {_shell(path)}" for path in run_dirs), ")",
+              'run_dir="${run_dirs[$SLURM_ARRAY_TASK_ID]}"']  # fmt: skip
+    return _script(lines, job, choose, _run(job))
+
+
+def render_prepare_job(job: Submission, folder: str, run_dirs: Sequence[str]) -> str | None:
+    """The script of the CPU job that prepares the data of all runs; None with `prepare: false`."""
+    asked = job.launch.slurm.prepare
+    if asked is False:
+        return None
+    merged = asked.model_copy(
+        update={key: getattr(job.launch.slurm, key) for key in _INHERITED if getattr(asked, key) is None}
+    )
+    lines = [
+        _option("job-name", f"{job.name}-prepare"),
+        _chdir(job),
+        *_asked(merged),
+        _option("nodes", 1),
+        _option("ntasks", 1),
+        *([_option("cpus-per-task", merged.cpus_per_task)] if merged.cpus_per_task else []),
+        *_common(f"{folder}/logs/slurm-prepare-%j.out", folder),
+        *_further(merged),
+    ]
+    word = " --tiny" if job.tiny else ""
+    command = [f'{shlex.quote(job.python)} -m launcher.cli prepare "$run_dir/{SUBMITTED}"{word}']
+    if len(run_dirs) == 1:
+        return _script(lines, job, [f"run_dir={_shell(run_dirs[0])}"], command)
+    every = [f"for run_dir in {' '.join(map(_shell, run_dirs))}; do", f"  {command[0]}", "done"]
+    return _script(lines, job, [], every)
+
+
+def warning_seconds(plan: Plan) -> int:
+    """Seconds before the end of the job at which the run is asked to stop: a step, a save, and the exit."""
+    return max(LEAST_STOP_S, plan.runtime.stop_seconds or 0) + MARGIN_S
+
+
+def check_warning(job: Submission, plan: Plan) -> Problem | None:
+    """The problem of a time limit that leaves no time to train before the warning."""
+    limit = None if job.launch.slurm.time is None else time_seconds(str(job.launch.slurm.time))
+    warning = warning_seconds(plan)
+    if limit is None or limit > warning:
+        return None
+    message = (
+        f"is {job.launch.slurm.time} ({limit:.0f} s), but the run is asked to stop {warning} s before "
+        f"the end, to save a checkpoint: nothing would be trained"
+    )
+    return Problem("slurm-time", message, path="launch.slurm.time", hint="ask for more time")
+
+
+def check_devices(job: Submission) -> Problem | None:
+    """The problem of a number of devices in gpus_per_node or gres that is not the plan's."""
+    key = "gres" if job.launch.slurm.gres is not None else "gpus_per_node"
+    asked = getattr(job.launch.slurm, key)
+    if asked is None:
+        return None
+    if job.hardware.is_cpu:
+        message = f"is {asked}, and the plan is for CPUs"
+        return Problem("slurm-devices", message, path=f"launch.slurm.{key}", hint="remove it")
+    count = sum(
+        count_of(entry) for entry in str(asked).split(",") if key != "gres" or entry.startswith("gpu")
+    )
+    if count == job.hardware.devices_per_node:
+        return None
+    message = f"is {asked}, and the plan is for {job.hardware.devices_per_node} device(s) per node"
+    return Problem(
+        "slurm-devices", message, path=f"launch.slurm.{key}", hint="`hardware` or --on sets the number"
+    )
+
+
+def count_of(entry: str) -> int:
+    """Devices of `8`, `a100:8`, `gpu:a100:8`, `gpu`: the number after the last colon, else 1."""
+    last = entry.partition("(")[0].rpartition(":")[2]  # gpu:8(S:0-1), as nodes with sockets have it
+    return int(last[:9]) if re.fullmatch("[0-9]+", last) else 1  # Python reads no number of 5000 digits
+
+
+def _options(job: Submission, plan: Plan, output: str, folder: str) -> list[str]:
+    """The options of a job that trains."""
+    slurm, hardware = job.launch.slurm, job.hardware
+    cpus = cpus_of_task(job.launch.slurm, job.hardware)
+    return [
+        _option("job-name", job.name),
+        _chdir(job),
+        *_asked(slurm),
+        _option("nodes", hardware.num_nodes),
+        _option("ntasks-per-node", 1),
+        *([_option("cpus-per-task", cpus)] if cpus else []),
+        *_devices(job),
+        # To the tasks of the step, which save, and not to this script, which waits for them.
+        _option("signal", f"USR1@{warning_seconds(plan)}"),
+        "#SBATCH --requeue",
+        *_common(output, folder),
+        *_further(slurm),
+    ]
+
+
+def cpus_of_task(slurm: SlurmSection, hardware: Hardware) -> int | None:
+    """CPUs of a node's task: for CPU runs at least one per process. None where Slurm decides."""
+    if slurm.cpus_per_task is None and hardware.is_cpu:
+        return hardware.devices_per_node
+    return slurm.cpus_per_task
+
+
+def _devices(job: Submission) -> list[str]:
+    if job.hardware.is_cpu:
+        return []
+    if job.launch.slurm.gres is not None:
+        return [_option("gres", job.launch.slurm.gres)]
+    return [_option("gpus-per-node", job.launch.slurm.gpus_per_node or job.hardware.devices_per_node)]
+
+
+def _asked(job: SlurmJob) -> list[str]:
+    return [_option(key, value) for key in _KEYS if (value := getattr(job, key)) is not None]
+
+
+def _chdir(job: Submission) -> str:
+    if _NO_NAME.search(job.folder):
+        message = f"{job.folder!r} contains a character that Slurm rejects in a folder name"
+        raise RecipeError(Problem("folder-name", message, hint="submit from another folder"))
+    return _option("chdir", job.folder)
+
+
+def _common(output: str, folder: str) -> list[str]:
+    if _NO_NAME.search(folder):
+        message = "contains a character that Slurm rejects in the name of a log"
+        raise RecipeError(Problem("run-dir-name", f"{folder!r} {message}", hint="name another --output-dir"))
+    kept = Path(output)
+    name = str(kept.parent).replace("%", "%%") + "/" + kept.name
+    return [
+        "#SBATCH --open-mode=append",
+        _option("output", name),
+        # The default: the variables of the submitting shell. No value is written into the script.
+        "#SBATCH --export=ALL",
+    ]
+
+
+def _further(job: SlurmJob) -> list[str]:
+    return [
+        f"#SBATCH --{name}" if value is True else _option(name, value) for name, value in job.options.items()
+    ]
+
+
+def _option(name: str, value: object) -> str:
+    text = str(value)
+    if not _PLAIN.fullmatch(text):
+        text = '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+    return f"#SBATCH --{name.replace('_', '-')}={text}"
+
+
+def _run(job: Submission) -> list[str]:
+    """The step, and the requeue after it was asked to stop."""
+    nodes, cpus = job.hardware.num_nodes, cpus_of_task(job.launch.slurm, job.hardware)
+    python = shlex.quote(job.python)
+    words = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", *_ENDS]
+    if cpus:  # srun does not inherit it from the job
+        words.append(f"--cpus-per-task={cpus}")
+    tiny = " --tiny" if job.tiny else ""
+    return [
+        'rm -f "$run_dir/stopped.json"  # of an earlier start',
+        "code=0",
+        f"srun {' '.join(words)} \\",
+        f'  {python} -m launcher.cli run "$run_dir/{SUBMITTED}" \\',
+        f'  --output-dir "$run_dir" --resume auto{tiny} || code=$?',
+        'case "$code" in',
+        f"{' | '.join(map(str, ASKED_TO_STOP))})",
+        "  # Asked to stop: a preempted job, and one near its time limit, are requeued.",
+        f'  {python} -m {REQUEUE} "$run_dir"',
+        "  ;;",
+        "esac",
+        'exit "$code"',
+    ]
+
+
+def _script(options: Sequence[str], job: Submission, begin: Iterable[str], body: Iterable[str]) -> str:
+    lines = [
+        "#!/bin/bash",
+        *options,
+        "# Written by `effilaunch submit`; `sbatch` with this file resumes the run.",
+        "set -eo pipefail",
+        *begin,
+        f'echo "{START}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of job $SLURM_JOB_ID, $SLURM_JOB_NODELIST ===="',
+        *job.launch.slurm.setup,
+        *body,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shell(text: str) -> str:
+    """A word of bash, in the form that shellcheck accepts."""
+    if re.search(r"[`\\'$]", text):
+        return '"' + re.sub(r'([\\"$`])', r"\\\1", text) + '"'
+    return shlex.quote(text)
