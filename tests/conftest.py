@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from launcher.execute.leftovers import SHARED_MEMORY
 from launcher.facts.machine_disk import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Under nohup it is ignored, and every child would inherit that: tests that send it would wait for ever.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set before any test module can import a library that reads them at import time.
 os.environ["HF_HUB_OFFLINE"] = "1"
