@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import signal
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY
 from launcher.facts.machine_disk import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Under nohup it is ignored, and every child would inherit that: tests that send it would wait for ever.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set before any test module can import a library that reads them at import time.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -44,10 +53,58 @@ _LIBRARIES_OWN = (
 )  # fmt: skip
 
 
+_BEGAN = time.monotonic()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """For `make stats`: how long it took, on what. A busy machine shows in seconds beside CPU seconds."""
+    path = os.environ.pop("TEST_SECONDS", None)
+    if path is None or exitstatus != 0 or hasattr(session.config, "workerinput"):
+        return
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(used.ru_utime + used.ru_stime for used in spent)
+    jobs, cores = session.config.getoption("numprocesses", None) or 1, os.cpu_count()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(
+        f"{time.monotonic() - _BEGAN:.0f} ({cpu:.0f} of CPU; {jobs} processes, {cores} cores,"
+        f" commit {commit.stdout.strip()})\n"
+    )
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    """The process that forks ranks, once: its imports take most of ten seconds."""
+    home = str(tmp_path_factory.mktemp("forks-home"))
+    environ = {**os.environ, "EFFILAUNCH_CACHE": home, "HOME": home, "XDG_CACHE_HOME": home}
+    for name in ("EFFILAUNCH_RESUME", "EFFILAUNCH_DRILL", "EFFILAUNCH_SUPERVISOR"):
+        environ.pop(name, None)
+    with Forks(environ, tmp_path_factory.mktemp("forks")) as found:
+        assert found.threads == [], "a fork would lose the other threads"
+        yield found
+
+
+@pytest.fixture
+def warm(forks) -> Iterator[Forks]:
+    """What `sys.executable` runs is a fork of a process that has imported the stack."""
+    with forks.as_interpreter():
+        yield forks
+
+
+@pytest.fixture(scope="module")
+def warm_module(forks) -> Iterator[Forks]:
+    """The same for fixtures of a whole module, and from then on for all its tests."""
+    with forks.as_interpreter():
+        yield forks
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ launch: {launch}
 """
 COMMAND = """
 import sys
+sys.executable = sys.argv[6]
 from launcher.commands.rehearsing import rehearse_command
 from launcher.errors import EffilaunchError
 from launcher.report.outcome import emit, emit_error
@@ -51,10 +52,10 @@ class Rehearsal:
 
     def __init__(
         self, folder: Path, sharding: str = "{engine: ddp}", *, on: str = "2xcpu", seconds: float = 2,
-        meet_s: float = 60,
+        meet_s: float = 60, python: Path | str = sys.executable,
     ) -> None:  # fmt: skip
         self.out, self.mark = folder / "out", uuid.uuid4().hex
-        words = [str(recipe(folder, sharding)), on, str(seconds), str(self.out), str(meet_s)]
+        words = [str(recipe(folder, sharding)), on, str(seconds), str(self.out), str(meet_s), str(python)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *words], text=True, start_new_session=True,
             env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark},

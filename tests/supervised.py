@@ -59,7 +59,7 @@ def meet(step):
     (run / f"at-{try_number}-{step}-{rank}").touch()
     while not all((run / f"at-{try_number}-{step}-{other}").exists() for other in range(RANKS)):
         time.sleep(0.02)
-        if stopping.stop.seconds > 3:
+        if stopping.stop.seconds > 0.7:
             print("Traceback (most recent call last):\\nRuntimeError: Connection closed by peer", flush=True)
             status().end(1)
             os._exit(1)
@@ -199,7 +199,7 @@ def main(folder: Path, settings: Mapping[str, Any]) -> None:
         outcome.echo(line)
 
     try:
-        started(folder, settings["script"], echo, Limits(**{"leave": 1.0, **settings.get("limits", {})}))
+        started(folder, settings["script"], echo, Limits(**{"leave": 0.3, **settings.get("limits", {})}))
     except EffilaunchError as error:
         outcome.echo(f"{error.problems[0].code}: {error}")
         raise SystemExit(error.exit_code) from None

@@ -108,7 +108,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
         write_run_dir(bundle, folder / "run", resume=False)
         run_tries(
             recipe(folder, **given), facts("2x1xcpu"), bundle, folder / "run", devices="", resume=None,
-            say=echo, limits=Limits(**{"leave": 1.0, **settings.get("limits", {})}), first_pause_s=0.1,
+            say=echo, limits=Limits(**{"leave": 0.3, **settings.get("limits", {})}), first_pause_s=0.1,
             group=group,
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from cases import cases
 
 from launcher.commands.foreign import find_spec
 from launcher.errors import DoesNotFit, RecipeError
@@ -180,7 +181,7 @@ def counted(tmp_path, config, fields):
         return None if {p.code for p in error.problems} <= REFUSED else error
 
 
-@pytest.mark.parametrize("family", [*KNOWN, *OTHERS])
+@pytest.mark.parametrize("family", cases((*KNOWN, *OTHERS), "llama", "gpt2", "mixtral", "granite"))
 def test_every_form_is_counted_as_peft_builds_it_or_refused(family, tmp_path, in_process):
     config = config_of(family)
     model = build(config)

@@ -21,6 +21,8 @@ from launcher.train.tokens import find_embeddings
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, generate, write_run, zero_config
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -66,7 +67,7 @@ def names(folder: Path) -> set[str]:
         return set(opened.keys())
 
 
-@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("adapter", cases({"full": False, "lora": True}, "lora", named=True))
 def test_one_compilation_serves_all_layers_and_lengths(tmp_path, monkeypatch, dynamo, adapter):
     """Without the C++ compiler, which the slow test has: what is compiled is run as it is."""
     compile_ = functools.partialmethod(torch.nn.Module.compile, backend="eager")

@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plans import write_run, zero_config
 from small import Rows, job, llama, lora, metrics, tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 DPO = {"task": "dpo", "trainer.learning_rate": 5e-3}
 
 

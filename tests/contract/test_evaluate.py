@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -69,7 +70,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("changes", cases(KINDS, "full", "packed", "nf4", named=True))
 def test_it_is_the_loss_at_the_end_of_the_run(tmp_path, changes):
     metrics = check(trained(tmp_path / "run", {**SPLIT, **changes}))
     assert metrics["perplexity"] == pytest.approx(math.exp(metrics["loss"]))

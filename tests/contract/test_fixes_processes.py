@@ -22,6 +22,8 @@ for needed in ("peft", "accelerate", "deepspeed", "bitsandbytes"):
 
 from launcher.facts.probe import free_port  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 HERE = Path(__file__).parent
 HEAD = 128 * 32
 """Elements of the tiny model's head."""

@@ -19,6 +19,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu_memory  # noqa: E402  (benchmarks is no package)
 from gpu_grid import ROWS, GpuRow  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KINDS = (
     "vit-large-fp16",
     "bert-large-adafactor",
@@ -61,6 +63,7 @@ def test_every_row_is_predicted_at_its_published_size() -> None:
         assert 0 < predicted.total < 80 * 10**9, row.name
 
 
+@pytest.mark.slow
 def test_a_rehearsal_measures_each_kind_of_row(tmp_path: Path) -> None:
     out = tmp_path / "rehearsal.json"
     done = rehearse("--out", str(out), "--only", *KINDS)

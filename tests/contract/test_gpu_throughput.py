@@ -18,6 +18,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu_throughput  # noqa: E402  (benchmarks is no package)
 from gpu_speed_rows import ROWS, SpeedRow, attention_flops, matrix_params, step_flops  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KINDS = ("matmul", "full-chunked", "lora-compiled-nocast", "mix-padded", "mix-varlen-chunked",
          "attention-varlen-mix", "head-chunked-1024", "full-liger")  # fmt: skip
 """One row of each way through the code."""
@@ -43,6 +45,7 @@ def check(entries: list[dict]) -> None:
         assert "error" not in entry
 
 
+@pytest.mark.slow
 def test_each_kind_of_row_runs(tmp_path):
     entries = rehearse(tmp_path / "record.json", *KINDS)
     assert [entry["name"] for entry in entries] == list(KINDS)

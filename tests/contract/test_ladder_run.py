@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import effilaunch
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("warm")
 
 ROOT = Path(__file__).resolve().parents[2]
 # Six narrow layers over long rows: activations weigh as much as states, as they do in large models.
@@ -44,24 +44,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def climbed(*arguments: str) -> dict:
-    """`effilaunch ladder … --json` as a process of its own; its JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "ladder", *arguments, "--json"],
-        capture_output=True, text=True, timeout=1500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
-    return json.loads(done.stdout)
-
-
 @pytest.mark.timeout(600)
 def test_memory_falls_rung_by_rung_as_predicted(folder):
     out = folder / "out"
     asked = ("fp32", "pure-16bit", "accumulation", "checkpointing")  # each is a run of its own
-    data = climbed(
-        str(folder / "r.yaml"), "--on", "cpu", "--steps", "2", "--only", ",".join(asked),
-        "--output-dir", str(out),
-    )  # fmt: skip
+    given = ("--on", "cpu", "--steps", "2", "--only", ",".join(asked), "--output-dir", out)
+    data = effilaunch("ladder", folder / "r.yaml", *given)
     rungs = {rung["id"]: rung for rung in data["rungs"]}
     assert [(name, rung["status"], rung["reason"]) for name, rung in rungs.items()] == [
         (name, "done", None) for name in asked
@@ -87,7 +75,7 @@ def test_memory_falls_rung_by_rung_as_predicted(folder):
 @pytest.mark.timeout(1800)
 def test_the_eight_method_ladder_climbs_to_its_end(tmp_path):
     """Compiles DeepSpeed's CPU operators once."""
-    data = climbed("vit_l16_ladder", "--tiny", "--on", "cpu", "--output-dir", str(tmp_path / "out"))
+    data = effilaunch("ladder", "vit_l16_ladder", "--tiny", "--on", "cpu", "--output-dir", tmp_path / "out")
     rungs = {rung["id"]: rung for rung in data["rungs"]}
     assert len(rungs) == 14
     assert {name: r["reason"] for name, r in rungs.items() if r["status"] != "done"} == {

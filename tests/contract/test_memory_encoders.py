@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import cases
 
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
@@ -107,7 +108,7 @@ def estimated(spec: ModelSpec, job: MemoryJob) -> int:
     return estimate_memory(spec, job, parse_hardware("cpu")).total
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", cases((False, True), False))
 @pytest.mark.parametrize("name", ["bert", "bert-words", "qwen-words", "vit", "t5", "mt5"])
 def test_full_training(name: str, checkpointing: bool) -> None:
     model = build(name, "sdpa", checkpointing)
@@ -125,7 +126,7 @@ def test_full_training_with_eager_attention(name: str) -> None:
     assert estimated(spec, job_of(spec, attention="eager")) == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-words", "qwen-words", "vit", "t5"])
+@pytest.mark.parametrize("name", cases(("bert", "bert-words", "qwen-words", "vit", "t5"), "bert"))
 def test_lora(name: str) -> None:
     words = {"task_type": "TOKEN_CLS", "modules_to_save": ["classifier", "score"]}
     types = {
@@ -143,7 +144,7 @@ def test_lora(name: str) -> None:
     assert estimated(spec, job) == pytest.approx(measured, rel=0.03)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", cases((False, True), False))
 def test_rewards_of_pairs(checkpointing: bool) -> None:
     config = MODELS["qwen-words"][1]
     torch.manual_seed(0)

@@ -19,6 +19,8 @@ from launcher.memory.engines.engine import largest_tensor
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import model_shapes
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("deepspeed")
 
 SPEC = read_model_spec(
@@ -95,7 +97,7 @@ def predicted(job: MemoryJob) -> int:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+def held(warm_module: object, tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     out = tmp_path_factory.mktemp("engines") / "held.json"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -117,6 +119,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_states_are_what_the_engine_keeps(held: dict[str, int], name: str) -> None:
     assert held[name] == pytest.approx(predicted(JOBS[name]), rel=0.01)

@@ -86,12 +86,14 @@ def test_a_row_is_planned_as_it_says(name: str) -> None:
         assert config["zero_optimization"]["reduce_bucket_size"] == row.bucket == job.reduce_bucket_size
 
 
+@pytest.mark.slow
 def test_rows_measured_again_equal_the_record() -> None:
     done = benchmark("memory_measure.py", "--repeat", "--jobs", "1", "--only", *AGAIN)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     assert done.stdout.count(" same") == len(AGAIN)
 
 
+@pytest.mark.slow
 def test_another_figure_is_told_from_the_record(tmp_path: Path) -> None:
     """The comparison that the test above trusts does fail."""
     assert not memory_measure.differs(1000, 1000, same_versions=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.model import ModelSpec, read_model_spec
@@ -125,14 +126,17 @@ def test_full_training(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "qwen3", "gemma2", "gpt2", "gpt-bigcode", "opt-post-norm", "mixtral"]
+    "name", cases(("llama", "qwen3", "gemma2", "gpt2", "gpt-bigcode", "opt-post-norm", "mixtral"), "llama")
 )
 def test_checkpointing_in_pure_16_bit(name: str) -> None:
     check(name, 0.02, checkpointing=True, precision="bf16-true", dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "mistral", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "starcoder2", "qwen3-moe"]
+    "name",
+    cases(
+        ("llama", "mistral", "gemma3", "phi3", "gpt2", "gpt-neox", "opt", "starcoder2", "qwen3-moe"), "gpt2"
+    ),
 )
 def test_autocast_with_padding(name: str) -> None:
     check(name, 0.02, precision="bf16", padded=True)
@@ -178,7 +182,10 @@ def lora_job(name: str, target: str, **settings: Any) -> tuple[MemoryJob, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # of peft's own making
-@pytest.mark.parametrize(("name", "target", "precision"), ADAPTERS)
+@pytest.mark.parametrize(
+    ("name", "target", "precision"),
+    cases(ADAPTERS, ("llama", "all-linear", "bf16"), ("gpt2", "attention", "bf16")),
+)
 def test_adapters(name: str, target: str, precision: str) -> None:
     job, config = lora_job(
         name,
@@ -191,8 +198,8 @@ def test_adapters(name: str, target: str, precision: str) -> None:
     assert estimate_memory(spec_of(name), job, CPU).total == pytest.approx(measured(model, job), rel=0.01)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", cases((False, True), False))
+@pytest.mark.parametrize("precision", cases(("fp32", "bf16"), "bf16"))
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_adapters_over_quantised_weights(
     kind: str, precision: str, checkpointing: bool, tmp_path: Path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from launched import effilaunch
 
 from launcher.facts import probe
 from launcher.train.memory_meter import Meter
@@ -20,6 +20,8 @@ from launcher.train.memory_states import bytes_by_device, weight_tensors
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import trained as trained_here
 from test_runs import check_states, folder, trained
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 __all__ = ["folder"]
 
@@ -32,11 +34,7 @@ KEYS = {
 
 def planned(folder: Path) -> dict:
     """`memory` of `effilaunch plan --json` for the recipe that was run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "plan", str(folder / "r.yaml"), "--on", "cpu", "--json"],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return json.loads(done.stdout)["memory"]
+    return effilaunch("plan", folder / "r.yaml", "--on", "cpu")["memory"]
 
 
 # --- the meter

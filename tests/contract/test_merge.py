@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -117,7 +118,7 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("changes", cases(KINDS, "dora", "tokens-nf4", named=True))
 def test_the_folder_says_what_the_adapter_said(tmp_path, changes):
     found, plain = check(trained(tmp_path / "run", {**STEPS, **changes}))
     kind = changes.get("model.quantization")
@@ -145,7 +146,11 @@ TASKS = {
 
 @pytest.mark.parametrize(
     ("task", "quantization"),
-    [*[(task, "none") for task in TASKS], ("seq2seq-lm", "nf4"), ("sequence-classification", "int8")],
+    cases(
+        [*[(task, "none") for task in TASKS], ("seq2seq-lm", "nf4"), ("sequence-classification", "int8")],
+        ("seq2seq-lm", "none"),
+        ("reward", "none"),
+    ),
 )
 def test_every_task(tmp_path, task, quantization):
     if task in ("dpo", "reward"):

@@ -23,6 +23,8 @@ from launcher.train.processing import load_processing
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, write_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory):

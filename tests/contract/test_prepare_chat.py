@@ -25,6 +25,8 @@ from launcher.train.processing import load_processing
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, write_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 TEMPLATE = (  # ends an answer without a thought with an empty one, as Qwen3's
     "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' %}"
     "{% if '</think>' not in m.content %}<think></think>{% endif %}{% endif %}"

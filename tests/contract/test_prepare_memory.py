@@ -16,6 +16,8 @@ pytest.importorskip("datasets")
 
 from plans import TINY_LLAMA, write_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 SIZE = 500 * 10**6
 CHILD = textwrap.dedent(
     """

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from launched import effilaunch
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("warm")
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -50,18 +49,13 @@ def cases() -> list:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("recipe", cases())
-def test_a_shipped_recipe_trains(recipe, tmp_path):
+def test_a_shipped_recipe_trains(recipe, tmp_path, monkeypatch):
     if section(recipe, "task") in ("dpo", "reward"):
         pytest.importorskip("trl")
     out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", str(recipe), "--tiny",
-         "--output-dir", str(out), "--json"],
-        capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-3000:]
-    result = json.loads(done.stdout)["result"]
+    monkeypatch.chdir(tmp_path)
+    given = ("--tiny", "--output-dir", out)
+    result = effilaunch("run", recipe, *given, CUDA_VISIBLE_DEVICES="")["result"]
     assert (out / "COMPLETED").is_file()
     assert (out / "recipe.yaml").read_text(encoding="utf-8") == recipe.read_text(encoding="utf-8")
     assert json.loads((out / "result.json").read_text(encoding="utf-8")) == result

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plans import generate
 from small import job, llama, tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 CODE = """
 from pathlib import Path
 

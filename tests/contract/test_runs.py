@@ -1,4 +1,7 @@
-"""The whole pipeline on CPU: real launchers, real engines, small random models."""
+"""The whole pipeline on CPU: real engines, small random models, ranks that are forks.
+
+The launchers themselves are in tests/process/test_loopback.py and test_supervision.py.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from grounds import tokenizer_of_1024_words, write_rows
+from launched import effilaunch
 
 from launcher.execute.leftovers import SHARED_MEMORY
 
 pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("warm")
 ROOT = Path(__file__).resolve().parents[2]
 
 MODEL = """\
@@ -35,35 +41,16 @@ LORA = "adapter: {type: lora, r: 8}\n"
 @pytest.fixture
 def folder(tmp_path):
     """A recipe's folder: rows, and a tokenizer of 1024 words made here."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3}
-    words |= {f"w{i}": 4 + i for i in range(1020)}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(tmp_path / "tokenizer")
+    tokenizer_of_1024_words().save_pretrained(tmp_path / "tokenizer")
     rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8 w9"} for i in range(64)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "rows.jsonl", rows)
     return tmp_path
-
-
-def launched(*arguments: str, expect: int = 0) -> dict:
-    """`effilaunch run … --json` as a process of its own; its JSON."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", *arguments, "--json"],
-        capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stderr[-4000:] + done.stdout[-2000:]
-    return json.loads(done.stdout)
 
 
 def trained(folder: Path, text: str, *arguments: str, expect: int = 0) -> dict:
     (folder / "r.yaml").write_text(MODEL + text + REST, encoding="utf-8")
     out = folder / "out"
-    return launched(str(folder / "r.yaml"), "--output-dir", str(out), *arguments, expect=expect)
+    return effilaunch("run", folder / "r.yaml", "--output-dir", out, *arguments, expect=expect)
 
 
 def check_whole(data: dict, folder: Path, *, ranks: int, output: str) -> dict:
@@ -95,21 +82,16 @@ def test_one_process_full_fine_tune(folder):
     assert result["trainable_params"] == result["total_params"]
 
 
-def test_accelerate_launch_two_processes(folder):
-    text = LORA + "sharding: {engine: ddp}\n"
-    data = trained(folder, text, "--on", "2xcpu")
-    result = check_whole(data, folder, ranks=2, output="adapter")
-    assert "launcher.train.loopback" in (folder / "out" / "command.sh").read_text()
-    # 6 steps of 4 samples: each rank took two of them, none was trained twice.
-    assert result["tokens"] == pytest.approx(6 * 4 * 8, rel=0.35)
-
-
 def test_ddp_and_one_process_learn_the_same(folder):
     one = trained(folder, LORA, "--on", "cpu")["result"]["loss"]
     (folder / "out").rename(folder / "one")
-    two = trained(folder, LORA + "sharding: {engine: ddp}\n", "--on", "2xcpu")["result"]["loss"]
-    assert two["first"] == pytest.approx(one["first"], rel=0.02)
-    assert two["last"] == pytest.approx(one["last"], rel=0.05)
+    data = trained(folder, LORA + "sharding: {engine: ddp}\n", "--on", "2xcpu")
+    two = check_whole(data, folder, ranks=2, output="adapter")
+    assert two["loss"]["first"] == pytest.approx(one["first"], rel=0.02)
+    assert two["loss"]["last"] == pytest.approx(one["last"], rel=0.05)
+    assert "launcher.train.loopback" in (folder / "out" / "command.sh").read_text()
+    # 6 steps of 4 samples: each rank took two of them, none was trained twice.
+    assert two["tokens"] == pytest.approx(6 * 4 * 8, rel=0.35)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -194,11 +176,12 @@ def test_a_failing_worker_is_exit_5_with_its_cause(folder):
     assert "not finite" in data["errors"][0]["message"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_real_smollm2_learns_for_a_few_steps(tmp_path):
     out = tmp_path / "out"
-    data = launched(
-        str(ROOT / "recipes" / "smoke.yaml"), "--output-dir", str(out), "--on", "cpu",
+    data = effilaunch(
+        "run", ROOT / "recipes" / "smoke.yaml", "--output-dir", out, "--on", "cpu",
         "--set", "trainer.max_steps=3", "--set", "data.max_length=64",
         "--set", "data.max_truncated=1.0",
     )  # fmt: skip

@@ -8,13 +8,13 @@ is a worker on a plan. Losses are compared step by step, and the trained weights
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -33,7 +33,6 @@ ALIKE = 1e-5
 HALF_ALIKE = 5e-4
 """Products are rounded to 16 bits before the mean is taken instead of after it; 6e-5 was seen."""
 LORA = {"type": "lora", "r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": "all-linear"}
-HAS_VARLEN = importlib.util.find_spec("launcher.train.attention") is not None
 CHUNKED = {"model.loss": "chunked"}
 BLOCKS = {"model.compile_blocks": True}
 FLAT = {"data.padding_free": True}
@@ -45,18 +44,17 @@ WORKERS = {
     "trainer.dataloader_persistent_workers": True,
 }
 NO_CAST = {"adapter.cast_input_dtype_enabled": False}
-varlen = pytest.mark.skipif(not HAS_VARLEN, reason="no attention of that name")
-SETTINGS = [
-    pytest.param({}, id="none"),
-    pytest.param(CHUNKED, id="chunked"),
-    pytest.param(BLOCKS, id="blocks"),
-    pytest.param(FLAT, id="padding-free"),
-    pytest.param(ALIGNED, id="aligned"),
-    pytest.param(WORKERS, id="workers"),
-    pytest.param(VARLEN, id="varlen", marks=varlen),
-    pytest.param(VARLEN | ALIGNED, id="varlen-aligned", marks=varlen),
-    pytest.param(VARLEN | CHUNKED | BLOCKS | ALIGNED | WORKERS, id="all", marks=varlen),
-]
+SETTINGS = {
+    "none": {},
+    "chunked": CHUNKED,
+    "blocks": BLOCKS,
+    "padding-free": FLAT,
+    "aligned": ALIGNED,
+    "workers": WORKERS,
+    "varlen": VARLEN,
+    "varlen-aligned": VARLEN | ALIGNED,
+    "all": VARLEN | CHUNKED | BLOCKS | ALIGNED | WORKERS,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +169,7 @@ def plain(ground, tmp_path_factory):
     return by_hand(ground, folder / "by-hand", samples)
 
 
-@pytest.mark.parametrize("asked", SETTINGS)
+@pytest.mark.parametrize("asked", cases(SETTINGS, "none", "all", named=True))
 def test_what_is_there_for_speed_learns_what_a_plain_trainer_learns(ground, plain, tmp_path, asked):
     losses, weights, samples = ours(ground, tmp_path, **asked)
     assert len({len(row["input_ids"]) for row in samples}) > 20, "rows of mixed lengths"
@@ -204,13 +202,10 @@ def test_an_adapter_without_casts_of_its_inputs_learns_bit_by_bit_the_same(groun
         assert torch.equal(weights[name], tensor), name
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        pytest.param(NO_CAST | CHUNKED, id="chunked"),
-        pytest.param(NO_CAST | CHUNKED | BLOCKS | VARLEN | ALIGNED | WORKERS, id="all", marks=varlen),
-    ],
-)
+ROUNDED = {"chunked": NO_CAST | CHUNKED, "all": NO_CAST | SETTINGS["all"]}
+
+
+@pytest.mark.parametrize("asked", cases(ROUNDED, "chunked", named=True))
 def test_an_adapter_in_16_bits_learns_the_same_but_for_their_rounding(ground, half, tmp_path, asked):
     losses, weights, _ = ours(ground, tmp_path, **HALF, **asked)
     assert losses == pytest.approx(half[0], rel=HALF_ALIKE)

@@ -53,6 +53,7 @@ def counted(monkeypatch):
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.slow
 def test_an_equal_step_has_equal_operations(ground, tmp_path, counted, half):  # noqa: F811
     asked = HALF if half else FP32
     _, _, samples = ours(ground, tmp_path / "ours", **asked, **{"trainer.max_steps": STEP + 2})

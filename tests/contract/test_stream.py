@@ -25,6 +25,8 @@ from launcher.train.processing import load_processing
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, trained, write_run
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 ROWS = 30
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 pytest.importorskip("trl")
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "throughput.py"
 NAMED = ("plain", "ours", "ours-equal", "trl")

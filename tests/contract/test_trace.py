@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import cases
 
 sys.path.insert(0, str(Path(__file__).parent))
 from traces import LORA_16, peak, request
@@ -17,6 +18,8 @@ from launcher.train import trace as tracer
 from launcher.train.attention import register_varlen
 from launcher.train.head_loss import chunk_loss
 from launcher.train.memory_meter import Meter
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 6,
@@ -67,7 +70,7 @@ def extended(case):
     return tracer.trace(asked(case, (2, 4)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", cases(CASES, "lora-checkpointing", "vit"))
 def test_two_and_four_layers_extend_to_the_whole_depth(case, monkeypatch):
     found, full = extended(case), [5, 6] if case == "t5" else [6]
     assert found["depths"] == full
@@ -85,7 +88,7 @@ def live_and_peak(replay):
     return live, peak
 
 
-@pytest.mark.parametrize("case", ["full", "lora-checkpointing", "t5"])
+@pytest.mark.parametrize("case", cases(("full", "lora-checkpointing", "t5"), "lora-checkpointing"))
 def test_allocations_of_the_whole_model_are_replayed_from_four_layers(case):
     answer = extended(case)
     replay = next(one for one in answer["replays"] if one["batch"] == 4)
@@ -136,6 +139,7 @@ FLAT = {"one_row": True, "document_mask": True}
 """A micro-batch in one row."""
 
 
+@pytest.mark.slow
 def test_kernels_that_read_bounds_hold_no_mask():
     """Such a row takes what padded ones do, but for the numbers of its positions."""
     plain = peak(tracer.trace(request(LLAMA, SHORT, batches=(2, 4))), 4)
@@ -177,34 +181,23 @@ def built(config, task):
     return auto_class(task).from_config(whole, dtype=torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("config", "task", "memory"),
-    [
-        (LLAMA, "causal-lm", {}),
-        (LLAMA, "causal-lm", {"checkpointing": True}),
-        (LLAMA, "causal-lm", {"attention": "eager"}),
-        (LLAMA, "causal-lm", {"attention": "varlen", **FLAT}),
-        ({**LLAMA, "vocab_size": 2**17}, "causal-lm", {"chunked": True}),  # two chunks of rows
-        (BERT, "sequence-classification", {}),
-        (BERT, "token-classification", {}),
-        (LLAMA, "token-classification", {}),
-        (VIT, "image-classification", {}),
-        (T5, "seq2seq-lm", {}),
-    ],
-    ids=[
-        "llama",
-        "checkpointing",
-        "eager",
-        "varlen",
-        "chunked",
-        "bert",
-        "bert-words",
-        "llama-words",
-        "vit",
-        "t5",
-    ],
-)
-def test_real_training_takes_what_was_traced(config, task, memory):
+REAL = {
+    "llama": (LLAMA, "causal-lm", {}),
+    "checkpointing": (LLAMA, "causal-lm", {"checkpointing": True}),
+    "eager": (LLAMA, "causal-lm", {"attention": "eager"}),
+    "varlen": (LLAMA, "causal-lm", {"attention": "varlen", **FLAT}),
+    "chunked": ({**LLAMA, "vocab_size": 2**17}, "causal-lm", {"chunked": True}),  # two chunks of rows
+    "bert": (BERT, "sequence-classification", {}),
+    "bert-words": (BERT, "token-classification", {}),
+    "llama-words": (LLAMA, "token-classification", {}),
+    "vit": (VIT, "image-classification", {}),
+    "t5": (T5, "seq2seq-lm", {}),
+}
+
+
+@pytest.mark.parametrize("name", cases(REAL, "llama", "bert"))
+def test_real_training_takes_what_was_traced(name):
+    config, task, memory = REAL[name]
     choices = {**SHORT, "precision": "fp32", "dtype": "float32", **memory}
     labels = 3 if "class" in task else None
     wanted = request(config, choices, {"task": task}, batches=(8,), on_cpu=True, labels=labels)

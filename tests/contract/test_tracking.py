@@ -191,7 +191,8 @@ def server(request):
     yield address
 
 
-@pytest.mark.parametrize("server", [pytest.param("closed", marks=pytest.mark.slow), "silent"], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["closed", "silent"], indirect=True)
 def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, wandb, monkeypatch, server, capfd):
     for name, value in {"BASE_URL": server, "API_KEY": KEY, "INIT_TIMEOUT": "1"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)

@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plans import GENERATES
 from small import WORDS, Rows, job, llama, lora, metrics, sequences, tokenizer
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 EVERY_STEP = {"trainer.eval_strategy": "steps", "trainer.eval_steps": 1}
 
 

@@ -168,9 +168,7 @@ BEST = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if number else []) for number, name in enumerate(BEST)]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in BEST])
 def test_it_ends_with_the_best_weights_that_other_ranks_wrote(forks, ground, tmp_path, name):
     """DeepSpeed alone: failed to resume from checkpoint, at the very end."""
     from safetensors.numpy import load_file

@@ -6,6 +6,7 @@ transformers saves a ViT and a Mixtral under the names of their first releases, 
 from __future__ import annotations
 
 import pytest
+from cases import cases
 
 pytest.importorskip("torch")
 
@@ -89,7 +90,7 @@ def same(one, other) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, "mixtral", "lora"))
 def test_it_goes_on_exactly(name, tmp_path):
     """Upstream goes on with the first weights, and logs a warning."""
     whole = train(tmp_path / "whole", name)
@@ -108,7 +109,7 @@ class Keeps(TrainerCallback):
             self.weights = {name: value.clone() for name, value in given["model"].state_dict().items()}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, "mixtral", "lora"))
 def test_it_ends_with_the_best_weights(name, tmp_path, monkeypatch):
     """Upstream ends with the last ones, but for a few that have the same name in the file."""
 
@@ -150,7 +151,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(tmp_path):
         train(tmp_path, "mixtral", resume=file.parent)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, "mixtral", "lora"))
 def test_the_best_weights_of_other_ranks_are_read_by_name_too(name, tmp_path):
     """As at the end of a run under DeepSpeed; the buffers as well."""
     pytest.importorskip("deepspeed")

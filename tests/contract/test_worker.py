@@ -19,6 +19,8 @@ from launcher.errors import RecipeError, RunFailed
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import LORA, TINY_LLAMA, generate, prepared, trained, write_run, zero_config
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 KBIT = {
     "adapter": LORA,
     "model.prepare_for_kbit": True,

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from launched import effilaunch
 
 from launcher.execute.drilled import WORD, interruptible, kill_marked, marked, watch_run
 
@@ -116,17 +117,12 @@ def test_an_interrupted_drill_lets_its_run_save(tmp_path, number):
 
 
 def drilled(folder: Path, *arguments: str, expect: int = 0) -> dict:
-    """`effilaunch drill smoke --tiny … --json` as a process of its own."""
+    """`effilaunch drill smoke --tiny`."""
     if not (find_spec("torch") and find_spec("deepspeed")):
         pytest.skip("the training stack is not installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "drill", str(ROOT / "recipes/smoke.yaml"), "--tiny",
-         "--steps", "6", "--set", "adapter.lora_dropout=0.1", "--output-dir", str(folder), "--json",
-         *arguments],
-        capture_output=True, text=True, timeout=1500, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == expect, done.stderr[-6000:] + done.stdout[-3000:]
-    return json.loads(done.stdout)
+    given = ("--tiny", "--steps", "6", "--set", "adapter.lora_dropout=0.1", "--output-dir", folder)
+    given += arguments
+    return effilaunch("drill", ROOT / "recipes/smoke.yaml", *given, expect=expect, OMP_NUM_THREADS="1")
 
 
 def check_passed(data: dict, names: list[str]) -> None:
@@ -140,7 +136,7 @@ def check_passed(data: dict, names: list[str]) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_loss_goes_on_after_a_rank_was_killed(tmp_path):
+def test_the_loss_goes_on_after_a_rank_was_killed(tmp_path, warm):
     given = ("--on", "2xcpu", "--set", "sharding.engine=ddp", "--only", "kill-rank")
     data = drilled(tmp_path / "out", *given)
     check_passed(data, ["kill-rank"])
@@ -150,7 +146,7 @@ def test_the_loss_goes_on_after_a_rank_was_killed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
-def test_the_loss_goes_on_after_every_fault_of_sharded_ranks(tmp_path):
+def test_the_loss_goes_on_after_every_fault_of_sharded_ranks(tmp_path, warm):
     names = ["terminate", "kill-rank", "kill-all", "disk-full", "kill-save"]
     check_passed(drilled(tmp_path / "out", "--on", "2xcpu", "--set", "sharding.zero_stage=2"), names)
 
@@ -176,7 +172,7 @@ def callbacks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_does_not_go_on_as_it_began_is_found_out(tmp_path):
+def test_a_run_that_does_not_go_on_as_it_began_is_found_out(tmp_path, warm):
     (tmp_path / "hooks.py").write_text(FORGETS)
     given = ("--on", "cpu", "--only", "kill-all", "--set", f"python={tmp_path / 'hooks.py'}")
     data = drilled(tmp_path / "out", *given, expect=5)
@@ -189,7 +185,7 @@ def test_a_run_that_does_not_go_on_as_it_began_is_found_out(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_interrupted_drill_leaves_no_process_behind(tmp_path):
+def test_an_interrupted_drill_leaves_no_process_behind(tmp_path, warm):
     out = tmp_path / "out"
     process = subprocess.Popen(
         [sys.executable, "-m", "launcher.cli", "drill", str(ROOT / "recipes/smoke.yaml"), "--tiny",

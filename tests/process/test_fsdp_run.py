@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from grounds import tokenizer_of_1024_words, write_rows
+from launched import effilaunch, losses
 
 if not find_spec("torch"):  # not imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 CONTRACT = Path(__file__).resolve().parents[1] / "contract"
 STEPS = 6
 RECIPE = f"""\
@@ -80,23 +79,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 def run(folder: Path, out: Path, *arguments: str, expect: int = 0, **env: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", str(folder / "r.yaml"), "--on", "2xcpu",
-         "--output-dir", str(out), "--json", *arguments],
-        capture_output=True, text=True, timeout=500, check=False, env={**os.environ, **env},
-    )  # fmt: skip
-    assert done.returncode == expect, done.stderr[-6000:] + done.stdout[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def losses(out: Path) -> list[float]:
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
+    given = ("--on", "2xcpu", "--output-dir", out, *arguments)
+    return effilaunch("run", folder / "r.yaml", *given, expect=expect, **env)
 
 
 @pytest.fixture(scope="module")
-def straight(folder, tmp_path_factory) -> Path:
+def straight(folder, warm_module, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("straight") / "out"
     result = run(folder, out)["result"]
     assert (result["distributed_type"], result["processes"], result["steps"]) == ("FSDP", 2, STEPS)
@@ -104,11 +92,10 @@ def straight(folder, tmp_path_factory) -> Path:
     return out
 
 
-@pytest.mark.slow
 def test_a_killed_run_is_resumed_exactly(folder, straight, tmp_path):
     out = tmp_path / "out"
     run(folder, out, expect=5, TEST_KILL_AFTER="3")
-    assert losses(out) == losses(straight)[:3]
+    assert losses(out) == {step: losses(straight)[step] for step in (1, 2, 3)}
     result = run(folder, out, "--resume", "auto")["result"]
     assert losses(out) == losses(straight)
     assert result["steps"] == STEPS
@@ -116,7 +103,6 @@ def test_a_killed_run_is_resumed_exactly(folder, straight, tmp_path):
     assert one == two
 
 
-@pytest.mark.slow
 def test_short_of_memory_it_goes_on_with_its_own_checkpoint(folder, straight, tmp_path):
     out = tmp_path / "out"
     (entry,) = run(folder, out, TEST_HOLDS="2")["result"]["adaptations"]
@@ -125,7 +111,6 @@ def test_short_of_memory_it_goes_on_with_its_own_checkpoint(folder, straight, tm
     assert losses(out) == pytest.approx(losses(straight), rel=2e-4)
 
 
-@pytest.mark.slow
 def test_without_the_patch_the_run_says_why_it_does_not_train(folder, tmp_path):
     plain = tmp_path / "recipe"
     shutil.copytree(folder, plain)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from grounds import tokenizer_of_1024_words, write_rows
+from launched import effilaunch
 
 from launcher.facts.checkpoint import complete_checkpoints, defect
 
 if not (find_spec("torch") and find_spec("tokenizers")):
     pytest.skip("the training stack is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.usefixtures("warm")
 DISK = 64 * 2**20
 # Fills the disk but for LEFT bytes: before the save of step 4, or when its weights are written and its
 # optimizer is not. The filler goes before step 6 where it is foreseen. Or, besides that, nothing can be
@@ -111,30 +113,19 @@ def disk(tmp_path) -> Iterator[Path]:
 
 @pytest.fixture
 def recipe(tmp_path) -> Path:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3} | {f"w{i}": 4 + i for i in range(1020)}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    ).save_pretrained(tmp_path / "tokenizer")
+    tokenizer_of_1024_words().save_pretrained(tmp_path / "tokenizer")
     rows = [{"prompt": f"w{i} w{i + 1}", "completion": f" w{i + 2} w{i + 3} w7 w8"} for i in range(64)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "rows.jsonl", rows)
     (tmp_path / "r.yaml").write_text(RECIPE)
     return tmp_path / "r.yaml"
 
 
-def run(recipe: Path, disk: Path, *more: str, moment: str, left: int) -> subprocess.CompletedProcess[str]:
+def run(recipe: Path, disk: Path, *more: str, moment: str, left: int, expect: int = 0) -> dict:
     where = f"Path({str(disk)!r})"
     text = HOOKS.replace("MOMENT_", moment).replace("LEFT_", str(left)).replace("Path(DISK)", where)
     (recipe.parent / "hooks.py").write_text(text)
-    return subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", str(recipe), "--on", "cpu", "--output-dir",
-         str(disk / "out"), "--json", *more],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    given = ("--on", "cpu", "--output-dir", disk / "out", *more)
+    return effilaunch("run", recipe, *given, expect=expect)
 
 
 def whole(disk: Path) -> list[int]:
@@ -146,19 +137,17 @@ def whole(disk: Path) -> list[int]:
 def test_a_full_disk_that_is_foreseen_costs_one_save(recipe, disk):
     """As much is left as the weights and one of the optimizer's two moments take."""
     done = run(recipe, disk, moment="before", left=2**20 + 2**19)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
-    told = json.loads(done.stdout)["result"]["checkpoints"]
+    told = done["result"]["checkpoints"]
     assert (told["saved"], [row["step"] for row in told["skipped"]]) == (2, [4])
-    assert "WARNING: checkpoint-4 is not saved: it takes" in done.stderr
-    assert "the last good one is checkpoint-2" in done.stderr
+    assert "WARNING: checkpoint-4 is not saved: it takes" in done["said"]
+    assert "the last good one is checkpoint-2" in done["said"]
     assert whole(disk) == [6]
 
 
 @pytest.mark.slow
 def test_a_full_disk_that_is_not_foreseen_ends_the_run_which_then_goes_on(recipe, disk):
-    done = run(recipe, disk, moment="within", left=0)
-    assert done.returncode == 5, done.stderr[-4000:]
-    (problem,) = json.loads(done.stdout)["errors"]
+    done = run(recipe, disk, moment="within", left=0, expect=5)
+    (problem,) = done["errors"]
     assert problem["code"] == "checkpoint-disk"
     assert "the disk gave out while checkpoint-4 was written" in problem["message"]
     assert str(disk / "out" / "checkpoints") == problem["file"]
@@ -167,8 +156,7 @@ def test_a_full_disk_that_is_not_foreseen_ends_the_run_which_then_goes_on(recipe
     assert not (disk / "out" / "model").exists()
     (disk / "filler").unlink()
     done = run(recipe, disk, "--resume", "auto", moment="never", left=0)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-2000:]
-    assert json.loads(done.stdout)["result"]["steps"] == 6
+    assert done["result"]["steps"] == 6
     assert whole(disk) == [6]
     rows = [json.loads(line) for line in (disk / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "loss" in row] == [1, 6]
@@ -176,22 +164,20 @@ def test_a_full_disk_that_is_not_foreseen_ends_the_run_which_then_goes_on(recipe
 
 def test_a_disk_that_takes_no_error_either_is_told_all_the_same(recipe, disk):
     """The rank can write neither its error nor its status."""
-    done = run(recipe, disk, moment="for good", left=0)
-    assert done.returncode == 5, done.stderr[-4000:]
-    (problem,) = json.loads(done.stdout)["errors"]
+    done = run(recipe, disk, moment="for good", left=0, expect=5)
+    (problem,) = done["errors"]
     assert problem["code"] == "checkpoint-disk", problem
     assert "the disk gave out while checkpoint-4 was written" in problem["message"]
     assert "checkpoint-2 is complete" in problem["message"]
     assert not list((disk / "out" / "logs").glob("error-*"))
-    assert "effilaunch-report" not in done.stderr
+    assert "effilaunch-report" not in done["said"]
     assert whole(disk) == [2]
 
 
 @pytest.mark.slow
 def test_a_disk_without_room_for_the_results_numbers_is_told(recipe, disk):
-    done = run(recipe, disk, moment="at the end", left=0)
-    assert done.returncode == 5, done.stderr[-4000:]
-    (problem,) = json.loads(done.stdout)["errors"]
+    done = run(recipe, disk, moment="at the end", left=0, expect=5)
+    (problem,) = done["errors"]
     assert (problem["code"], problem["file"]) == ("checkpoint-disk", str(disk / "out"))
     assert "while result.json was written" in problem["message"]
     assert not (disk / "out" / "COMPLETED").exists()
@@ -202,9 +188,8 @@ def test_a_disk_without_room_for_the_results_numbers_is_told(recipe, disk):
     ["moved", *(pytest.param(moment, marks=pytest.mark.slow) for moment in ("removed", "replaced"))],
 )
 def test_a_run_directory_that_goes_while_the_run_trains_ends_it(recipe, disk, moment):
-    done = run(recipe, disk, moment=moment, left=0)
-    assert done.returncode == 5, done.stderr[-4000:]
-    (problem,) = json.loads(done.stdout)["errors"]
+    done = run(recipe, disk, moment=moment, left=0, expect=5)
+    (problem,) = done["errors"]
     assert problem["code"] == "checkpoint-unwritable", problem
     assert "the run directory is no longer there" in problem["message"]
     left = {"removed": [], "moved": ["elsewhere"], "replaced": ["elsewhere", "out"]}[moment]

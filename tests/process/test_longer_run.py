@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from grounds import make_base
+from launched import effilaunch
 
 from launcher.cli import main
 from launcher.facts.checkpoint import FINISHED_BEFORE
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("warm")
 
 RECIPE = """\
 model: {name_or_path: model}
@@ -26,22 +25,17 @@ trainer: {max_steps: 100000, learning_rate: 1.0e-2, logging_steps: 1, save_steps
 
 
 class Run:
-    """`effilaunch run` of one recipe, each start a process of its own."""
+    """`effilaunch run` of one recipe."""
 
     def __init__(self, folder: Path) -> None:
         make_base(folder, hidden_size=32, layers=1, heads=2)
         (folder / "r.yaml").write_text(RECIPE)
         self.folder, self.out = folder, folder / "out"
 
-    def __call__(self, *words: str, fault: dict | None = None) -> int:
+    def __call__(self, *words: str, fault: dict | None = None, expect: int = 0) -> dict:
         drill = {} if fault is None else {"EFFILAUNCH_DRILL": json.dumps(fault)}
-        done = subprocess.run(
-            [sys.executable, "-m", "launcher.cli", "run", str(self.folder / "r.yaml"), "--on", "cpu",
-             "--output-dir", str(self.out), "--json", *words],
-            env={**os.environ, **drill}, capture_output=True, text=True, timeout=400, check=False,
-        )  # fmt: skip
-        assert done.returncode != 70, done.stdout + done.stderr
-        return done.returncode
+        given = ("--on", "cpu", "--output-dir", self.out, *words)
+        return effilaunch("run", self.folder / "r.yaml", *given, expect=expect, **drill)
 
     def steps(self) -> int:
         return json.loads((self.out / "result.json").read_text())["steps"]
@@ -60,10 +54,10 @@ def to(steps: int) -> tuple[str, str]:
 
 def test_the_earlier_result_is_of_use_until_the_longer_run_has_one(tmp_path, capsys):
     run = Run(tmp_path)
-    assert run(*to(4)) == 0
+    run(*to(4))
     weights = run.weights()
-    assert run("--resume", "auto") == 2, "the recipe's 100,000 steps are no wish of whoever forgets --set"
-    assert run("--resume", "auto", *to(8), fault={"fault": "kill-all", "step": 7}) == 5
+    run("--resume", "auto", expect=2)  # the recipe's 100,000 steps are no wish of whoever forgets --set
+    run("--resume", "auto", *to(8), fault={"fault": "kill-all", "step": 7}, expect=5)
     assert (run.steps(), run.weights()) == (4, weights)
     assert (run.out / FINISHED_BEFORE).is_file()
     assert (run.out / "checkpoints" / "checkpoint-6" / "manifest.json").is_file()
@@ -86,7 +80,7 @@ def test_the_earlier_result_is_of_use_until_the_longer_run_has_one(tmp_path, cap
     elapsed = {step: run.elapsed(step) for step in (4, 6)}
     assert 0 < elapsed[4] < before["seconds"]
     assert elapsed[6] > elapsed[4], "the start between is counted with the first"
-    assert run("--resume", "auto", *to(8)) == 0
+    run("--resume", "auto", *to(8))
     assert run.steps() == 8
     result = json.loads((run.out / "result.json").read_text())
     assert result["resumed_at"] == 6
@@ -99,12 +93,12 @@ def test_the_earlier_result_is_of_use_until_the_longer_run_has_one(tmp_path, cap
 @pytest.mark.slow
 def test_a_stop_while_it_is_made_longer_keeps_the_result_and_one_that_never_finished_has_none(tmp_path):
     run = Run(tmp_path)
-    assert run(*to(6), fault={"fault": "terminate", "step": 3}) == 130
+    run(*to(6), fault={"fault": "terminate", "step": 3}, expect=130)
     assert main(["generate", str(run.out), "w1"]) == 2
     (stopped,) = (run.out / "checkpoints").glob("checkpoint-[3-5]")
     assert main(["generate", str(run.out), "w1", "--checkpoint", stopped.name]) == 0
-    assert run("--resume", "auto", *to(6)) == 0
+    run("--resume", "auto", *to(6))
     weights = run.weights()
-    assert run("--resume", "auto", *to(12), fault={"fault": "terminate", "step": 9}) == 130
+    run("--resume", "auto", *to(12), fault={"fault": "terminate", "step": 9}, expect=130)
     assert (run.steps(), run.weights()) == (6, weights)
     assert main(["generate", str(run.out), "w1"]) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from grounds import make_base
+from launched import effilaunch, losses
 
 from launcher.execute.leftovers import LOCK, swap_files
 
@@ -18,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
 # The first of these runs compiles async_io, once: 13 files, on a busy machine 11 minutes.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("warm")]
 
 STEPS = 4
 RECIPE = """\
@@ -89,7 +90,7 @@ def base(tmp_path_factory) -> Path:
 def launched(
     folder: Path, base: Path, *arguments: str, sharding: str = STATES, expect: int = 0, on: str = "cpu"
 ) -> dict:
-    """`effilaunch run` as a process of its own; its JSON."""
+    """The JSON of `effilaunch run`."""
     folder.mkdir(exist_ok=True)
     for name in ("model", "rows.jsonl"):
         if not (folder / name).exists():
@@ -97,30 +98,20 @@ def launched(
     (folder / "hooks.py").write_text(HOOKS)
     (folder / "profile.json").write_text(json.dumps(PROFILE))
     (folder / "r.yaml").write_text(RECIPE.format(steps=STEPS, sharding=sharding))
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", str(folder / "r.yaml"), "--on", on, "--output-dir",
-         str(folder / "out"), "--json", *arguments],
-        capture_output=True, text=True, timeout=1500, check=False,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stderr[-6000:] + done.stdout[-2000:]
-    return {**json.loads(done.stdout), "said": done.stderr}
-
-
-def losses(folder: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    given = ("--on", on, "--output-dir", folder / "out", *arguments)
+    return effilaunch("run", folder / "r.yaml", *given, expect=expect)
 
 
 @pytest.fixture(scope="module")
-def in_memory(base, tmp_path_factory) -> dict[int, float]:
+def in_memory(base, warm_module, tmp_path_factory) -> dict[int, float]:
     """The losses of ZeRO-3 with everything in memory."""
     folder = tmp_path_factory.mktemp("memory") / "run"
     launched(folder, base, sharding="{zero_stage: 3}")
-    return losses(folder)
+    return losses(folder / "out")
 
 
 @pytest.fixture(scope="module")
-def on_disk(base, tmp_path_factory) -> Path:
+def on_disk(base, warm_module, tmp_path_factory) -> Path:
     """A finished run of one process with its optimizer's states on a disk."""
     folder = tmp_path_factory.mktemp("disk") / "run"
     launched(folder, base)
@@ -129,9 +120,9 @@ def on_disk(base, tmp_path_factory) -> Path:
 
 def check_learnt_from_disk(folder: Path, expected: dict[int, float], *kinds: str, ranks: int) -> None:
     """The same losses; every tensor in files while it ran, as many bytes as planned; none left."""
-    assert set(losses(folder)) == set(range(1, STEPS + 1))
+    assert set(losses(folder / "out")) == set(range(1, STEPS + 1))
     # Another kernel of Adam: DeepSpeed's, on the CPU. Measured: equal to 7 digits after six steps.
-    assert losses(folder) == pytest.approx(expected, rel=2e-5)
+    assert losses(folder / "out") == pytest.approx(expected, rel=2e-5)
     plan = json.loads((folder / "out" / "plan.json").read_text())
     seen = json.loads((folder / "seen.json").read_text())
     each = [f"rank{rank}" for rank in range(ranks)]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkpoints import checkpoint
 from grounds import make_base
+from launched import effilaunch, losses
 
 from launcher.knowledge.lint.check import lint_text
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.usefixtures("warm")
 
 STEPS = 6
 # A device that holds LIMIT samples once HELD steps are done, or nothing; it says what torch says of a card.
@@ -100,15 +100,9 @@ def launched(
     model: str = "{name_or_path: model}",
     expect: int = 0,
 ) -> dict:
-    """`effilaunch run` as a process of its own; its JSON."""
+    """The JSON of `effilaunch run`."""
     written(folder, base, hooks, sharding=sharding, micro=micro, again=again, model=model)
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", str(folder / "r.yaml"), "--output-dir",
-         str(folder / "out"), "--json", *arguments],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == expect, done.stderr[-6000:] + done.stdout[-2000:]
-    return {**json.loads(done.stdout), "said": done.stderr}
+    return effilaunch("run", folder / "r.yaml", "--output-dir", folder / "out", *arguments, expect=expect)
 
 
 def hooks(*, limit: int, held: int, enough: str = "True") -> str:
@@ -116,18 +110,12 @@ def hooks(*, limit: int, held: int, enough: str = "True") -> str:
     return HOOKS.replace("LIMIT", str(limit)).replace("HELD", str(held)).replace("ENOUGH", enough)
 
 
-def losses(folder: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
-    assert len({row["step"] for row in rows}) == len(rows), "no step is reported twice"
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
-
-
 @pytest.fixture(scope="module")
-def smaller_from_the_start(base, tmp_path_factory) -> dict[int, float]:
+def smaller_from_the_start(base, warm_module, tmp_path_factory) -> dict[int, float]:
     """The losses of a run of one process that starts with a micro-batch that fits."""
     folder = tmp_path_factory.mktemp("smaller") / "run"
     launched(folder, base, hooks(limit=2, held=0), "--on", "cpu", micro=2)
-    return losses(folder)
+    return losses(folder / "out")
 
 
 def check_adapted(folder: Path, data: dict, expected: dict[int, float]) -> dict:
@@ -139,7 +127,7 @@ def check_adapted(folder: Path, data: dict, expected: dict[int, float]) -> dict:
     assert [plan["batch"]["global"] for plan in plans] == [8, 8]
     assert plans[1]["adapted"]["adaptations"] == result["adaptations"]
     assert result["steps"] == STEPS
-    assert losses(folder) == pytest.approx(expected, rel=2e-4)
+    assert losses(folder / "out") == pytest.approx(expected, rel=2e-4)
     if (out / "ds_config.json").is_file():
         assert lint_text((out / "ds_config.json").read_text(), "ds_config.json") == []
     return result
@@ -189,7 +177,7 @@ def test_an_adapted_run_is_continued_by_hand(base, tmp_path):
     data = launched(folder, base, hooks(limit=2, held=0), *given, *more, sharding="{engine: ddp}")
     assert data["result"]["steps"] == STEPS + 2
     assert len(data["result"]["adaptations"]) == 1
-    assert sorted(losses(folder)) == list(range(1, STEPS + 3))
+    assert sorted(losses(folder / "out")) == list(range(1, STEPS + 3))
     assert "memory ran out before; the run goes on as it was adapted" in data["said"]
 
 
@@ -217,7 +205,7 @@ def test_zero_begins_again_where_ddp_was_too_large(base, tmp_path):
     assert (result["distributed_type"], result["steps"]) == ("DEEPSPEED", 4)
     assert lint_text((out / "ds_config.json").read_text(), "ds_config.json") == []
     before = [json.loads(line) for line in (out / "metrics-1.jsonl").read_text().splitlines()]
-    again = losses(folder)
+    again = losses(folder / "out")
     assert [row["step"] for row in before] == [1, 2, 3]
     assert [again[row["step"]] for row in before] == pytest.approx([row["loss"] for row in before], rel=1e-3)
 

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from cases import cases
 from supervised import ROOT, marked, ranks, wait_for
 
 MARK = "EFFILAUNCH_TEST_MARK"
@@ -97,7 +98,9 @@ def test_after_a_failure(run):
     assert "ended with exit code 7 without an error message, last step 2, phase train" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", cases([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP], signal.SIGTERM)
+)
 def test_after_one_signal_with_a_checkpoint(run, number):
     began = run(ranks(steps=2000)).training()
     out = began.send(number).ended(130)
@@ -107,6 +110,7 @@ def test_after_one_signal_with_a_checkpoint(run, number):
     assert f"{name}: the run was stopped after step {stopped['step']}, with {stopped['checkpoint']}" in out
 
 
+@pytest.mark.slow
 def test_when_nobody_reads_what_it_prints_a_run_goes_on_and_still_stops_with_a_checkpoint(run):
     """As in `effilaunch run | tee log`, where Ctrl-C ends tee, too."""
     began = run(ranks("print('step', step, flush=True)", steps=2000)).training()
@@ -132,6 +136,7 @@ def test_after_a_second_signal_at_once(run):
     assert "the run was killed: it was told to stop at once" in out
 
 
+@pytest.mark.slow
 def test_usr1_that_is_repeated_does_not_hurry(run):
     began = run(ranks("time.sleep(1.5)", steps=2000)).training()
     began.send(signal.SIGUSR1)
@@ -140,6 +145,7 @@ def test_usr1_that_is_repeated_does_not_hurry(run):
     assert "the run was stopped after step" in out
 
 
+@pytest.mark.slow
 def test_ranks_that_ignore_the_signal_are_killed_in_the_end(run):
     began = run(ranks(steps=2000, early=DEAF), stop_s=0.0).training()
     out = began.send(signal.SIGTERM).ended(130)
@@ -163,6 +169,7 @@ def test_when_the_supervisor_is_killed_the_ranks_save_and_all_leave(run):
     assert stopped["signal"] == "the supervising process is gone"
 
 
+@pytest.mark.slow
 def test_when_the_supervisor_is_killed_what_does_not_leave_is_killed(run):
     deaf = "stopping.stop.ask = lambda number: None\n" + DEAF
     began = run(ranks(steps=100_000, early=deaf), leave_s=2.0).training()
@@ -181,6 +188,7 @@ def test_when_the_launcher_is_killed(run):
     assert "the launcher was killed by SIGKILL; its ranks stopped after step" in out
 
 
+@pytest.mark.slow
 def test_when_a_scheduler_signals_everybody_but_the_supervisor(run):
     """It ends the run: nothing may start it again."""
     began = run(ranks(steps=2000)).training()
@@ -199,6 +207,7 @@ def test_when_one_rank_is_killed(run, tmp_path):
     assert lost["oom"] in (False, None), "nobody's memory ran out"
 
 
+@pytest.mark.slow
 def test_a_kill_of_a_drill_is_told_as_one(run, tmp_path):
     strike = "(run / 'logs' / '.drilled').write_text('kill-rank 3'); os.kill(os.getpid(), 9)"
     out = run(ranks(f"if rank == 1 and step == 3: {strike}", steps=2000)).ended(5)
@@ -207,6 +216,7 @@ def test_a_kill_of_a_drill_is_told_as_one(run, tmp_path):
     assert json.loads((tmp_path / "run" / "logs" / "lost.json").read_text())["oom"] is False
 
 
+@pytest.mark.slow
 def test_when_a_rank_is_killed_the_others_hang_and_the_launcher_is_stopped(run):
     """The worst of it: nobody hears anything any more."""
     each = "if step == 3: os.kill(os.getpid(), 9) if rank == 1 else time.sleep(600)"
@@ -218,6 +228,7 @@ def test_when_a_rank_is_killed_the_others_hang_and_the_launcher_is_stopped(run):
     assert "was lost, last step 3, phase train" in out, "nobody could say how"
 
 
+@pytest.mark.slow
 def test_when_our_own_code_fails(run):
     out = run(ranks(steps=2000), broken=True).ended(1)
     assert "ValueError: our own code is wrong" in out

@@ -23,8 +23,8 @@ pytest.importorskip("deepspeed")
         pytest.param("{zero_stage: 2}", id="deepspeed", marks=pytest.mark.slow),
     ],
 )
-def test_two_ranks(tmp_path, sharding):
-    run = Rehearsal(tmp_path, sharding)
+def test_two_ranks(tmp_path, forks, sharding):
+    run = Rehearsal(tmp_path, sharding, python=forks.python)
     answer = run.ended(0)
     found = rows(answer)
     assert set(found) == set(IDS)
@@ -52,8 +52,8 @@ def test_two_ranks(tmp_path, sharding):
     assert marked(MARK, run.mark) == {}
 
 
-def test_a_rank_that_never_comes_is_named(tmp_path):
-    run = Rehearsal(tmp_path, meet_s=4)
+def test_a_rank_that_never_comes_is_named(tmp_path, forks):
+    run = Rehearsal(tmp_path, meet_s=4, python=forks.python)
     pid = wait_for(lambda: run.status(1).get("pid"))
     os.kill(pid, signal.SIGSTOP)
     answer = run.ended(4)
@@ -68,8 +68,8 @@ def test_a_rank_that_never_comes_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_falls_silent_is_named(tmp_path):
-    run = Rehearsal(tmp_path, seconds=60)
+def test_a_rank_that_falls_silent_is_named(tmp_path, forks):
+    run = Rehearsal(tmp_path, seconds=60, python=forks.python)
     wait_for(lambda: run.status(1).get("phase") == "train" and run.status(1))
     pid = run.status(1)["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -80,8 +80,8 @@ def test_a_rank_that_falls_silent_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_leaves_nothing_large(tmp_path):
-    run = Rehearsal(tmp_path, seconds=60)
+def test_a_killed_rank_leaves_nothing_large(tmp_path, forks):
+    run = Rehearsal(tmp_path, seconds=60, python=forks.python)
     wait_for(lambda: run.status(1).get("phase") == "train")
     (run.out / "checkpoints" / "rehearsal-rank-1.bin").write_bytes(b"as if it had been saving")
     os.kill(run.status(1)["pid"], signal.SIGKILL)
@@ -93,8 +93,8 @@ def test_a_killed_rank_leaves_nothing_large(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_it(tmp_path):
-    run = Rehearsal(tmp_path, seconds=60)
+def test_ctrl_c_ends_it(tmp_path, forks):
+    run = Rehearsal(tmp_path, seconds=60, python=forks.python)
     wait_for(lambda: run.status(0).get("phase") == "train")
     run.process.send_signal(signal.SIGINT)
     (error,) = run.ended(130)["errors"]
@@ -103,8 +103,8 @@ def test_ctrl_c_ends_it(tmp_path):
     assert marked(MARK, run.mark) == {}
 
 
-def test_one_process_says_so_and_measures_its_save(tmp_path):
-    found = rows(Rehearsal(tmp_path, on="cpu").ended(0))
+def test_one_process_says_so_and_measures_its_save(tmp_path, forks):
+    found = rows(Rehearsal(tmp_path, on="cpu", python=forks.python).ended(0))
     assert found["rehearsal-all-reduce"]["status"] == "skip"
     assert "one process" in found["rehearsal-all-reduce"]["message"]
     assert found["rehearsal-save"]["status"] == "ok"

@@ -1,19 +1,19 @@
-"""`run --resume` on another number of ranks, as real processes: it learns what it would have learnt."""
+"""`run --resume` on another number of ranks; it learns what it would have learnt."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from grounds import make_base
+from launched import effilaunch, losses
 
 from launcher.facts.checkpoint import defect
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 STEPS, SAVED = 6, 2
 # Weight decay, so that the groups of decayed and other parameters differ; a schedule that changes each step.
@@ -36,20 +36,11 @@ def base(tmp_path_factory) -> Path:
 
 
 def run(base: Path, folder: Path, on: str, sharding: str, *arguments: object) -> str:
-    """`effilaunch run` as a process of its own; what it said."""
+    """`effilaunch run`; what it said."""
     recipe = base / f"{folder.name}.yaml"
     recipe.write_text(RECIPE.format(sharding=sharding, steps=STEPS, saved=SAVED))
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher.cli", "run", recipe, "--on", on, "--output-dir", folder, *arguments],
-        capture_output=True, text=True, timeout=580, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-3000:]
-    return done.stdout
-
-
-def losses(folder: Path) -> dict[int, float]:
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if "loss" in row}
+    given = ("--on", on, "--output-dir", folder, *arguments)
+    return str(effilaunch("run", recipe, *given)["said"])
 
 
 def ds_config(folder: Path) -> dict:
@@ -71,7 +62,6 @@ def goes_on(base, tmp_path, on, sharding, then_on) -> tuple[Path, str]:
     return resumed, said
 
 
-@pytest.mark.slow
 def test_zero_goes_on_from_a_converted_checkpoint(base, tmp_path):
     """Through the command line; other stages and numbers of ranks: tests/contract/test_universal.py."""
     resumed, said = goes_on(base, tmp_path, "2xcpu", "{zero_stage: 3}", "cpu")
@@ -81,7 +71,6 @@ def test_zero_goes_on_from_a_converted_checkpoint(base, tmp_path):
     assert not (resumed / "converted").exists(), "the run has checkpoints of its own now"
 
 
-@pytest.mark.slow
 def test_a_run_on_fewer_ranks_is_continued_like_any_other(base, tmp_path):
     """Its own checkpoints are of the new number of ranks: nothing is converted again."""
     folder = tmp_path / "run"

@@ -31,7 +31,7 @@ def run(folder, script, showing):
     write_run_dir(bundle, run_dir, resume=False)
     return execute(
         bundle, run_dir, devices="", master_port=29517, resume=None, echo=showing.say,
-        limits=Limits(leave=1.0), look=showing.looking(run_dir)(bundle.plan),
+        limits=Limits(leave=0.2), look=showing.looking(run_dir)(bundle.plan),
     )  # fmt: skip
 
 
@@ -79,8 +79,9 @@ def test_what_cannot_be_shown_ends_no_run(tmp_path):
     bundle = bundle_of(tmp_path, ranks())
     write_run_dir(bundle, tmp_path / "run", resume=False)
     result = execute(
-        bundle, tmp_path / "run", devices="", master_port=29517, resume=None, echo=said.append, look=look
-    )
+        bundle, tmp_path / "run", devices="", master_port=29517, resume=None, echo=said.append, look=look,
+        limits=Limits(leave=0.2),
+    )  # fmt: skip
     assert result == {"steps": 8}
     told = [line for line in said if line == "the progress is not shown any more: ValueError: a slip"]
     assert len(told) == 2, "once of the process that prepared the data, once of the ranks"

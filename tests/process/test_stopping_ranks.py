@@ -103,7 +103,6 @@ def losses(out: Path) -> dict[int, float]:
     ("launcher", "sharding", "rank", "kind"),
     [
         ("deepspeed", "{engine: deepspeed, zero_stage: 2}", 1, signal.SIGTERM),
-        ("accelerate", "{engine: ddp}", 0, signal.SIGINT),
         # What `launcher: auto` takes where a stop is long.
         ("accelerate", "{engine: deepspeed, zero_stage: 3}", 1, signal.SIGUSR1),
     ],

@@ -17,6 +17,7 @@ from supervised import marked, wait_for
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
+pytestmark = pytest.mark.slow
 
 MARK = "EFFILAUNCH_TEST_MARK"
 RECIPE = """\
@@ -28,10 +29,7 @@ trainer: {{max_steps: {steps}, learning_rate: 1.0e-2, logging_steps: 1, save_ste
           per_device_train_batch_size: 4}}
 launch: {{max_restarts: {restarts}}}
 """
-LAUNCHERS = [
-    pytest.param("{engine: ddp}", id="accelerate"),
-    pytest.param("{zero_stage: 2}", id="deepspeed", marks=pytest.mark.slow),
-]
+LAUNCHERS = [pytest.param("{engine: ddp}", id="accelerate"), pytest.param("{zero_stage: 2}", id="deepspeed")]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,6 @@ def test_a_killed_rank_ends_the_run_with_its_cause_and_a_restart_finishes_it(bas
     assert logs.count("==== try 2, ") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sharding", LAUNCHERS)
 def test_a_signal_stops_with_a_checkpoint_and_leaves_nothing(base, tmp_path, sharding):
     run = Run(base, tmp_path, sharding, steps=100_000).training()
@@ -108,7 +105,6 @@ def test_a_signal_stops_with_a_checkpoint_and_leaves_nothing(base, tmp_path, sha
     assert (run.out / "checkpoints" / stopped["checkpoint"] / "manifest.json").is_file()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sharding", LAUNCHERS)
 def test_when_the_supervisor_is_killed_the_ranks_save_and_the_launcher_leaves(base, tmp_path, sharding):
     run = Run(base, tmp_path, sharding, steps=100_000).training()

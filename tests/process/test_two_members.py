@@ -8,6 +8,7 @@ import socket
 import time
 
 import pytest
+from cases import cases
 from supervised import ranks, wait_for
 from two_members import Pair
 
@@ -43,7 +44,7 @@ def test_both_run_their_ranks_and_leave_with_0(tmp_path, port):
     assert [pair.status(rank)["code"] for rank in (0, 1)] == [0, 0]
 
 
-@pytest.mark.parametrize("member", [0, 1])
+@pytest.mark.parametrize("member", cases((0, 1), 1))
 def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
     pair = Pair(tmp_path, ranks(SLOW, steps=1000, saves=1000), port).training().send(member, signal.SIGTERM)
     said = pair.ended(130, 130)
@@ -53,7 +54,7 @@ def test_a_signal_to_one_stops_both_with_one_checkpoint(tmp_path, port, member):
     assert "SIGTERM on another node: stopping" in said[1 - member]
 
 
-@pytest.mark.parametrize("member", [0, 1])
+@pytest.mark.parametrize("member", cases((0, 1), 1))
 def test_a_signal_before_the_first_step_ends_both(tmp_path, port, member):
     pair = Pair(tmp_path, ranks(early="time.sleep(600)"), port)
     wait_for(lambda: all(pair.status(rank).get("phase") == "load" for rank in (0, 1)))
@@ -95,6 +96,7 @@ def test_a_restart_is_the_heads_and_both_go_on(tmp_path, port):
     assert (row["step"], row["resumed_from"]) == (4, 3)
 
 
+@pytest.mark.slow
 def test_a_launcher_that_fails_elsewhere_is_told_with_its_machine_and_log(tmp_path, port):
     broken = "import sys\nif sys.argv[2] == '1': print('no such option'); sys.exit(3)\n"
     began = time.monotonic()
@@ -133,6 +135,7 @@ def test_ranks_that_cannot_stop_are_killed_when_the_head_is_lost(tmp_path, port)
     assert time.monotonic() - began < 35
 
 
+@pytest.mark.slow
 def test_the_head_still_listens_when_its_own_ranks_have_ended(tmp_path, port):
     stays = "\nif sys.argv[2] == '1': time.sleep(600)\n"
     pair = Pair(tmp_path, ranks() + stays, port, limits={"leave": 8.0})  # still waiting when the signal comes
@@ -175,6 +178,7 @@ def test_a_hang_is_judged_over_all_ranks_and_each_writes_where_it_stands(tmp_pat
     assert "rank 0 is in" in said[0] or "rank 0 is behind" in said[0]
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_at_a_member_kills_everything_at_once(tmp_path, port):
     pair = Pair(tmp_path, ranks(SLOW, early=DEAF, steps=1000), port).training()
     pair.send(1, signal.SIGINT)

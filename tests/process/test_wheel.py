@@ -241,6 +241,7 @@ def test_a_script_of_the_user_sees_our_types(installed, tmp_path):
         assert ("Incompatible types in assignment" in said) == (code == 1), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minor", [12, 13, 14])
 def test_other_pythons_plan(wheel, tmp_path, minor):
     python = other_python(minor)

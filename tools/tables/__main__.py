@@ -58,7 +58,8 @@ def model_files() -> Iterator[tuple[Path, str]]:
 def deepspeed_files() -> Iterator[tuple[Path, str]]:
     from tools.tables import deepspeed_keys
 
-    yield PACKAGE / "knowledge" / "lint" / "tables" / "deepspeed.json", table_text(deepspeed_keys.vocabulary())
+    folder = PACKAGE / "knowledge" / "lint" / "tables"
+    yield folder / "deepspeed.json", table_text(deepspeed_keys.vocabulary())
 
 
 def peer_files(sources: Mapping[str, Path], *, offline: bool) -> Iterator[tuple[Path, str]]:
