@@ -81,6 +81,11 @@ class Section:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the attributes that have a value; dataclass's own state would read all of them."""
+        state = {"_absent": self._absent, **_values(self)}
+        return object.__new__, (type(self),), state, None, None, _set_values
+
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in _values(self).items())
         return f"{type(self).__name__}({values})"
@@ -497,6 +502,11 @@ def _empty(kind: type[_S], absent: Callable[[str], Exception]) -> _S:
         if inner is not None:
             object.__setattr__(made, name, _empty(inner, absent))
     return made
+
+
+def _set_values(section: Section, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        object.__setattr__(section, name, value)
 
 
 def _values(section: Section) -> dict[str, Any]:

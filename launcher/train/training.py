@@ -324,10 +324,10 @@ def _awaited(checkpoint: Path) -> str | None:
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint; says which others are passed over, and why."""
+    """The newest whole checkpoint; prints which others are skipped, and why."""
     complete = complete_checkpoints(folder)
     for path, wrong in incomplete_checkpoints(folder).items():
-        print(f"{path} is passed over: {wrong}")
+        print(f"{path} is skipped: {wrong}")
     return complete[max(complete)] if complete else None
 
 

@@ -78,7 +78,7 @@ def under_zero3() -> dict[str, Any]:
     )  # fmt: skip
     deepspeed.init_distributed(dist_backend="gloo")
     found["timeout_s"] = waits()
-    set_timeouts(types.SimpleNamespace(section=lambda _: {"ddp_timeout": TIMEOUT_S}))
+    set_timeouts(types.SimpleNamespace(trainer=types.SimpleNamespace(ddp_timeout=TIMEOUT_S)))
     found["timeout_s"]["zero, told"] = waits()["zero"]
     model = load()
     found["arguments_first"] = head(model)

@@ -198,9 +198,9 @@ def test_a_collator_that_masks_real_tokens_stops(tmp_path, tokenizer):
 def test_truncation_is_held_against_what_the_recipe_allows():
     counts = {"tokens": 1000, "tokens_lost": 250, "truncated": 10, "read": 40}
     record = {"splits": {"train": {"counts": counts}}}
-    check_truncation(SimpleNamespace(value=lambda *_: 0.25), record)
+    check_truncation(SimpleNamespace(data=SimpleNamespace(max_truncated=0.25)), record)
     with pytest.raises(RecipeError, match=r"25.0% of the train tokens were cut off, in 10 of 40 rows"):
-        check_truncation(SimpleNamespace(value=lambda *_: 0.2), record)
+        check_truncation(SimpleNamespace(data=SimpleNamespace(max_truncated=0.2)), record)
 
 
 @pytest.mark.parametrize("packing", [False, True])

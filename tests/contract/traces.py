@@ -31,7 +31,7 @@ def request(
     labels: int | None = None,
 ) -> dict[str, Any]:
     """What the tracing process reads; an A100 unless on a CPU."""
-    values = {**_BASE, **(settings or {})}
+    values = {**_BASE, "trainer.max_grad_norm": 1.0, **(settings or {})}
     return {
         "ask": "trace",
         "plan": {"settings": {name: {"value": value} for name, value in values.items()}},

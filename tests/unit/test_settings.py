@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 from factories import plan, with_settings
 
+from launcher.errors import RecipeError
 from launcher.plan import settings
 from launcher.plan.settings import OTHERS, AdapterSettings, Section, Settings, TrainerSettings
 from launcher.recipe.field_tables import adapter_fields, trainer_fields
 from launcher.tasks import TASKS
+from launcher.train.job import Job
 
 LITERAL_READ = re.compile(r"\.(?:at|value)\(\s*f?\"(?:task|\w+\.\w+)")
 BY_TEXT = {"launcher/commands/consent.py"}  # a plan.json of somebody else may lack any setting
@@ -103,3 +107,15 @@ def test_every_section_is_known():
     assert {kind for kind in Section.__subclasses__() if kind is not Settings} >= set(
         settings._SECTIONS.values()
     )
+
+
+def test_settings_without_some_values_can_be_pickled(tmp_path: Path) -> None:
+    """Workers of a DataLoader and the fingerprints of data sets pickle a job."""
+    job = Job(tmp_path, {"settings": {"trainer.max_steps": {"value": 3}}})
+    again = pickle.loads(pickle.dumps(job))
+    assert again.trainer.max_steps == 3
+    assert again.settings == job.settings
+    copied = pickle.loads(pickle.dumps(job.settings))
+    with pytest.raises(RecipeError) as caught:
+        _ = copied.trainer.learning_rate
+    assert caught.value.problems[0].code == "bad-plan"
