@@ -19,7 +19,7 @@ from pathlib import Path
 import grimp
 import networkx
 
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.recipe.field_tables import TASK_FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "launcher"

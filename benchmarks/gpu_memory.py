@@ -37,8 +37,7 @@ from gpu_grid import ROWS, GpuRow
 from installed import versions
 
 from launcher.facts.hardware import Hardware, parse_hardware
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob

@@ -28,7 +28,7 @@ from memory_published import published_rows
 from memory_rows import host_share, job_of, plan_of
 from memory_traces import trace_of
 
-from launcher.facts.trace import Trace
+from launcher.facts.memory_trace import Trace
 from launcher.memory.estimate import estimate_memory
 from launcher.plan.plan import Plan
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.commands import tracing
-from launcher.facts.trace import Trace, Untraceable
+from launcher.facts.memory_trace import Trace, Untraceable
 from launcher.plan.plan import Plan
 
 TIMEOUT_S = 300
@@ -34,7 +34,7 @@ def trace_of(name: str, plan: Plan) -> Trace | None:
 
 
 def ask_forked(request: Mapping[str, Any], python: str) -> dict[str, Any]:
-    """In place of launcher.facts.trace.ask_child, which starts an interpreter for every question."""
+    """In place of launcher.facts.memory_trace.ask_child, which starts an interpreter for every question."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
     process = fork.Process(target=_answer, args=(there, request))

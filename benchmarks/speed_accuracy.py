@@ -27,8 +27,7 @@ from memory_grid import Row
 from memory_rows import job_of, make, plan_of, recipe_of, spec_of
 from speed_grid import CHOICES, FRESH, ROWS, Choice
 
-from launcher.facts.hardware import parse_hardware
-from launcher.facts.processor import Processor
+from launcher.facts.hardware import Processor, parse_hardware
 from launcher.memory.estimate import estimate_memory
 from launcher.plan.speed import StepTime, predict_step
 from launcher.plan.strategy import kept_by_sample

@@ -97,7 +97,7 @@ def measure(row: Row) -> dict[str, Any]:
 
 
 def write_record(seconds: dict[str, float], path: Path) -> None:
-    from launcher.facts.processor import probe_processor
+    from launcher.facts.hardware import probe_processor
 
     processor = probe_processor()
     record = {

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from launcher.recipe.descriptions import field_descriptions
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,
     TASK_OWNED,
@@ -21,6 +20,7 @@ from launcher.recipe.field_tables import (
     shipped_table,
 )
 from launcher.recipe.json_schema import TODO
+from launcher.recipe.problems import field_descriptions
 from launcher.recipe.schema import Recipe
 
 NOTE = "<!-- Written by `python docs/make.py`; a test compares them. -->"

@@ -17,7 +17,7 @@ import pytest
 from forked import Forks
 
 from launcher.execute.leftovers import SHARED_MEMORY
-from launcher.facts.machine_disk import mapped_files
+from launcher.facts.storage import mapped_files
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,19 +9,19 @@ from dataclasses import replace
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.member import serve
 from launcher.execute.nodes.wire import Rhythm
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 
 FAST = Rhythm(0.1, 0.6)
 
 
-def a_place() -> Place:
+def a_place() -> JobMember:
     """The head's, of two, on a port that is free."""
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    return Place("ours", 0, 2, 2, 0, 1, 0, "127.0.0.1", port)
+    return JobMember("ours", 0, 2, 2, 0, 1, 0, "127.0.0.1", port)
 
 
-def second(place: Place, **changes) -> Place:
+def second(place: JobMember, **changes) -> JobMember:
     return replace(place, member=1, node_rank=1, **changes)
 
 
@@ -39,7 +39,7 @@ class Closing:
 class Other:
     """A member in a thread, and how it ended."""
 
-    def __init__(self, place: Place, asked: str = "asked", come_s: float = 10.0) -> None:
+    def __init__(self, place: JobMember, asked: str = "asked", come_s: float = 10.0) -> None:
         self.place, self.code, self.error = place, None, None
         self._given = asked, come_s
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -6,13 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.facts.hardware import MIB
-from launcher.facts.machine import Machine
-from launcher.facts.machine_build import BuildFacts
-from launcher.facts.machine_disk import DiskFacts, Folder
-from launcher.facts.machine_gpu import Gpu, GpuFacts
-from launcher.facts.machine_host import HostFacts
-from launcher.facts.machine_network import NetworkFacts
-from launcher.facts.machine_software import TESTED, SoftwareFacts
+from launcher.facts.machine_facts import BuildFacts, HostFacts, Machine, NetworkFacts
+from launcher.facts.probe import Gpu, GpuFacts
+from launcher.facts.software import TESTED, SoftwareFacts
+from launcher.facts.storage import DiskFacts, Folder
 from launcher.knowledge.doctor import CHECKS, Verdict
 from launcher.plan.plan import Plan
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from launcher.facts.architectures import Layout
 from launcher.facts.hardware import Hardware, parse_hardware
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.activations import make_block
 from launcher.memory.engines import engine_of

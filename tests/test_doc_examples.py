@@ -12,7 +12,7 @@ import yaml
 from test_docs import DOCUMENTS, ROOT, blocks
 
 from launcher.cli import build_parser, main
-from launcher.recipe.hooks import read_hooks
+from launcher.recipe.hook_file import read_hooks
 
 LANGUAGES = {
     "": "figures and output", "sh": "commands", "yaml": "recipes", "console": "output", "json": "rows",

@@ -20,18 +20,17 @@ from pydantic_core import PydanticUndefined
 from launcher.cli import main
 from launcher.commands.rehearsing import TOLD
 from launcher.doctor.rehearsal import TITLES as REHEARSED
-from launcher.facts.machine import Machine
+from launcher.facts.machine_facts import Machine
 from launcher.knowledge.diagnose.findings import Edit, Frame
 from launcher.knowledge.doctor import CHECKS, Verdict
 from launcher.knowledge.doctor import Finding as Answer
 from launcher.knowledge.doctor.check import Status
 from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
 from launcher.parsing import COMMANDS
-from launcher.recipe.field_tables import adapter_fields, trainer_fields
+from launcher.recipe.field_tables import METRICS, TASK_FORMATS, adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.schema import Recipe, SlurmSection
-from launcher.recipe.vocabulary import METRICS, TASK_FORMATS
 from launcher.tasks.causal_lm import CausalLM
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -247,7 +246,7 @@ def test_page_of_faults_names_what_is_there():
     """Codes, phases and their limits, the manifest's keys, the drill's table, and what may change."""
     from launcher.execute.supervise import DAY, HOUR, MINUTE, Limits
     from launcher.facts.checkpoint import Manifest
-    from launcher.facts.status import PHASES
+    from launcher.facts.rank_status import PHASES
     from launcher.plan.drill import FAULTS as STRUCK
     from launcher.plan.resuming import rule_of
     from launcher.report.drill_text import HEAD
@@ -417,7 +416,7 @@ def test_rows_in_the_documents_have_their_format(tmp_path):
 def test_the_page_on_engines_names_what_is_taken_and_refused():
     """Families and optimizers stand in the page as in the plan; its two recipes share as it says."""
     from launcher.plan.parallel import FAMILIES
-    from launcher.recipe.optimizers import IN_SHARDS
+    from launcher.recipe.optimizer_needs import IN_SHARDS
 
     text = PARALLELISM.read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in IN_SHARDS)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.vocabulary import TASK_FORMATS
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted(

@@ -69,12 +69,12 @@ def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
     from launcher.execute import following
     from launcher.execute.nodes.member import serve
     from launcher.execute.nodes.wire import Rhythm
-    from launcher.facts.place import Place
+    from launcher.facts.job_member import JobMember
     from launcher.report.outcome import echo
 
     following.VANISHED_S = settings.get("vanished_s", following.VANISHED_S)
     rhythm = Rhythm(0.3, settings.get("silent_s", 20.0))
-    place = Place("two", number, 2, 2, number, 1, 0, HERE, settings["port"])
+    place = JobMember("two", number, 2, 2, number, 1, 0, HERE, settings["port"])
     try:
         if number == 0:
             lead(place, folder, settings, rhythm)

@@ -34,8 +34,7 @@ from launcher.facts.software import require_modules
 from launcher.plan.adapting import BY, Adaptation, adapt, is_out_of_memory, moment_of
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.recipe.changes import with_changes
-from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.render.bundle import Bundle, render
 
 

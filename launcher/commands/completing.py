@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from launcher.facts.hardware import DEVICES
 from launcher.facts.probe import shipped_model_names
 from launcher.plan.fixes import FIXES
-from launcher.recipe.layers import shipped_names
+from launcher.recipe.merged_yaml import shipped_names
 from launcher.render.completion import SCRIPTS, Argument, Command
 from launcher.report.outcome import Outcome
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.secrets import hide_in, hider, secret_values
+from launcher.facts.redaction import hide_in, hider, secret_values
+from launcher.facts.safe_files import parse_json
 from launcher.facts.shipped import recipes_dir
-from launcher.facts.user_files import parse_json
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
 from launcher.knowledge.diagnose.patch import edits, write_fixed

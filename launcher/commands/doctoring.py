@@ -17,9 +17,9 @@ from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, MachineError, Problem, RecipeError
 from launcher.execute.binding import fixed_environment
 from launcher.execute.run_dir import default_run_dir
-from launcher.facts.machine import Machine, Subject, gather_machine
+from launcher.facts.machine_facts import Machine, Subject, gather_machine
 from launcher.facts.model_config import NOT_HERE
-from launcher.facts.secrets import is_secret_name
+from launcher.facts.redaction import is_secret_name
 from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
 from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
 from launcher.knowledge.doctor.redact import Private, redact, redact_json

@@ -10,10 +10,9 @@ from launcher.commands.foreign import find_spec
 from launcher.commands.gather import find_calibration, find_hardware, gather
 from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.facts import probe
-from launcher.facts.calibration import Calibration
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import ModelSpec, architectures_of
+from launcher.facts.measured_runs import Calibration
+from launcher.facts.model import FAMILY_TASKS, ModelSpec, architectures_of
 from launcher.facts.model_config import find_model_config
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
@@ -23,8 +22,8 @@ from launcher.memory.tensor_parallel import check_ranks
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.parallel import trains_in_parts
 from launcher.plan.planner import make_plan
-from launcher.recipe.layers import shipped_names
 from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.memory_text import estimate_text
 from launcher.report.outcome import Outcome
 from launcher.tasks import DEFAULT_TASK, task_named

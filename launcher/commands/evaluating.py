@@ -8,8 +8,8 @@ from pathlib import Path
 from launcher.commands.consent import consent_to_code
 from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
+from launcher.facts.safe_files import parse_json
 from launcher.facts.software import require_modules
-from launcher.facts.user_files import parse_json
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
 from launcher.report.results_text import evaluated_text

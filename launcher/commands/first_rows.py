@@ -107,7 +107,7 @@ def hook_names(file: str | None) -> tuple[str, ...]:
     """Names of the functions that the recipe's `python` file defines."""
     if file is None:
         return ()
-    from launcher.recipe.hooks import read_hooks
+    from launcher.recipe.hook_file import read_hooks
 
     return read_hooks(Path(file)).names
 

@@ -13,15 +13,15 @@ from launcher.commands.foreign import find_spec
 from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.facts.heads import FAMILY_TASKS
+from launcher.facts.model import FAMILY_TASKS
 from launcher.facts.model_config import find_model_config, has_chat_template
 from launcher.facts.probe import resolve_path
-from launcher.facts.user_files import expanded, is_dir
+from launcher.facts.safe_files import expanded, is_dir
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of
 from launcher.recipe.loading import LoadedRecipe, load_recipe
-from launcher.recipe.written import recipe_text
+from launcher.recipe.yaml_writer import recipe_text
 from launcher.tasks import task_named
 
 _SHORTEST = 512

@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.heads import FAMILY_TASKS, labels_of
 from launcher.facts.lora import Adapted, adapted_by, adapter_key, count_adapter, lora_width
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.model import FAMILY_TASKS, ModelSpec, labels_of, read_model_spec
 from launcher.facts.software import require_modules
 from launcher.tasks import task_named
 
@@ -41,7 +40,7 @@ def find_spec(
         if not ask:
             raise _only_traced(name, config, error) from None
         answer = _described(config, task, error, adapter)
-    from launcher.facts.foreign import foreign_spec
+    from launcher.facts.model import foreign_spec
 
     spec = foreign_spec(name, config, origin, task, answer)
     if adapter is not None and answer.get("adapter"):
@@ -69,7 +68,7 @@ def _with_adapter(
         return spec, f"{note}; where torch is installed they are traced"
     if not ask:
         adapted_by(spec, adapter)  # raises what is not known
-    from launcher.facts.trace import Untraceable, ask_child
+    from launcher.facts.memory_trace import Untraceable, ask_child
 
     request = _request(config, spec.task, adapter)
     try:
@@ -132,7 +131,7 @@ def _described(
     config: Mapping[str, Any], task: str, unknown: RecipeError, adapter: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """What transformers' class says of the model; the error `unknown`, with why, where it says nothing."""
-    from launcher.facts.trace import Untraceable, ask_child
+    from launcher.facts.memory_trace import Untraceable, ask_child
 
     try:
         require_modules(["torch", "transformers"])

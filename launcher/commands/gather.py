@@ -13,14 +13,13 @@ from launcher.commands.first_rows import hook_names, judged_data
 from launcher.commands.foreign import can_trace, find_spec
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
-from launcher.facts.calibration import Calibration, read_calibration
-from launcher.facts.hardware import Hardware, device_facts, parse_hardware, with_host_memory
+from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
+from launcher.facts.measured_runs import Calibration, read_calibration
 from launcher.facts.model import ModelSpec
 from launcher.facts.model_config import find_model_config
-from launcher.facts.processor import probe_processor
+from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
-from launcher.facts.user_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.plan.inputs import Facts
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe

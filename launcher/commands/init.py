@@ -18,7 +18,7 @@ from launcher.knowledge.lint.document import printable
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import GOALS, Rows, draft
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.written import recipe_text
+from launcher.recipe.yaml_writer import recipe_text
 from launcher.render.bundle import Bundle, render
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note

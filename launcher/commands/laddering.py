@@ -17,7 +17,7 @@ from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import claimed, default_run_dir, write_run_dir
 from launcher.execute.start import execute, prepare_data
 from launcher.facts import probe
-from launcher.facts.atomic_writes import write_text
+from launcher.facts.safe_files import write_text
 from launcher.facts.software import require_modules
 from launcher.knowledge.doctor.needs import NEEDED
 from launcher.memory.estimate import MemoryEstimate

@@ -14,7 +14,7 @@ from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.execute.record import read_run, without_secrets
 from launcher.execute.run_dir import locked
-from launcher.facts.secrets import hider, secret_values
+from launcher.facts.redaction import hider, secret_values
 from launcher.facts.software import require_modules
 from launcher.knowledge.lint.document import printable
 from launcher.report.model_card import CardFacts, model_card

@@ -159,7 +159,7 @@ def validate_command(recipes: Sequence[str]) -> Outcome:
         try:
             loaded = load_recipe(name)
             if loaded.recipe.python:
-                from launcher.recipe.hooks import read_hooks
+                from launcher.recipe.hook_file import read_hooks
 
                 read_hooks(loaded.recipe.python)
             warnings, _ = judged_data(loaded, None)

@@ -12,8 +12,8 @@ from launcher.commands.showing import showing
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import prepare_data
+from launcher.facts.safe_files import read_record
 from launcher.facts.software import require_modules
-from launcher.facts.user_files import read_record
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render

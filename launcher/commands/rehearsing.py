@@ -21,10 +21,9 @@ from launcher.execute.run_dir import MARKER, written
 from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
-from launcher.facts.atomic_writes import write_text
-from launcher.facts.rehearsal import COURSE, PREFIX, RESULT, SHARES, Course
-from launcher.facts.status import read_statuses
-from launcher.facts.user_files import parse_json
+from launcher.facts.rank_status import read_statuses
+from launcher.facts.rehearsal_course import COURSE, PREFIX, RESULT, SHARES, Course
+from launcher.facts.safe_files import parse_json, write_text
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan

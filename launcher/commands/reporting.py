@@ -15,8 +15,8 @@ from launcher import __version__
 from launcher.commands.diagnosing import recipe_of, with_recipe
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
-from launcher.facts.atomic_writes import write_text
-from launcher.facts.secrets import hider, secret_values
+from launcher.facts.redaction import hider, secret_values
+from launcher.facts.safe_files import write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable

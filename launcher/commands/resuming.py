@@ -43,7 +43,7 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
-from launcher.facts.user_files import parse_json, read_record
+from launcher.facts.safe_files import parse_json, read_record
 from launcher.plan.resumed_states import Resumption, judge, ranks_of
 from launcher.plan.resuming import compare_data, compare_versions, value_of
 from launcher.render.bundle import Bundle

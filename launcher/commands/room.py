@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.errors import MachineError, Problem
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
-from launcher.facts.machine_disk import read_folder
+from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.check import size
 from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes, saved_text
 from launcher.plan.plan import Plan

@@ -16,8 +16,7 @@ from typing import Any
 
 from launcher.execute.following import Look
 from launcher.execute.record import NewRows
-from launcher.facts.long_steps import is_passing
-from launcher.facts.status import RankStatus
+from launcher.facts.rank_status import RankStatus, is_passing
 from launcher.plan.plan import Plan
 from launcher.report.live import Memory, Moment, live_line, row_line
 from launcher.report.outcome import note

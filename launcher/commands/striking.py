@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.execute.drilled import Watched, watch_run
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.plan.drill import Course, Ending, Fault, Losses, bad_checkpoint, bad_ending, bad_losses, compare
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json

@@ -24,14 +24,13 @@ from launcher.errors import (
 )
 from launcher.execute.record import total_seconds
 from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.hardware import Hardware
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.plan.draft import Draft
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
-from launcher.recipe.snapshot import snapshot
 from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, said, swept_overrides
+from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome, echo, note
 from launcher.report.submit_text import cancelled_text, dry_run_text, submitted_text, sweep_text

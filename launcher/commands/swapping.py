@@ -10,9 +10,8 @@ from pathlib import Path
 
 from launcher.errors import MachineError, Problem
 from launcher.execute.leftovers import LOCK, claimed, swap_files
-from launcher.facts.machine_build import BuildFacts, read_build
-from launcher.facts.machine_disk import read_folder
-from launcher.facts.stack import Stack, ask_stack
+from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
+from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.build_checks import compiler, deepspeed_ops, libaio, ninja, python_headers
 from launcher.knowledge.doctor.check import Verdict, size
 from launcher.knowledge.doctor.needs import nvme_path

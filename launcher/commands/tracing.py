@@ -8,8 +8,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from launcher.errors import DoesNotFit
+from launcher.facts.memory_trace import Line, Trace, TracedStep, Untraceable, ask_child, read_step
 from launcher.facts.software import require_modules
-from launcher.facts.trace import Line, Trace, TracedStep, Untraceable, ask_child, read_step
 from launcher.memory.allocator import has_expandable_segments, reserved_beyond_allocated
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.traced import choices_of, why_not

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.execute.supervise import Limits
 from launcher.facts.interfaces import interface_of, own_address_towards
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 from launcher.facts.wandb_server import wandb_obstacle
 from launcher.knowledge.doctor.needs import trackers
 from launcher.recipe.env import resolve_env
@@ -85,7 +85,7 @@ def whole_environment(env: Mapping[str, str], report_to: Any) -> tuple[dict[str,
     return {**full, **added}, notes
 
 
-def bind_order(order: Order, place: Place, devices: Sequence[str]) -> Bound:
+def bind_order(order: Order, place: JobMember, devices: Sequence[str]) -> Bound:
     """What this member starts for an order. devices: ids of the GPUs that it may use, none on a CPU.
 
     OSError where the head's address leads nowhere.
@@ -112,7 +112,7 @@ def bind_order(order: Order, place: Place, devices: Sequence[str]) -> Bound:
     return Bound(fill(order.worker if place.is_one_rank else order.command, values), full, interface, notes)
 
 
-def _of_one_rank(order: Order, place: Place, devices: Sequence[str]) -> dict[str, str]:
+def _of_one_rank(order: Order, place: JobMember, devices: Sequence[str]) -> dict[str, str]:
     """What a launcher would tell its one worker."""
     env = {
         "RANK": str(place.ranks(order.devices_per_node)[0]), "WORLD_SIZE": str(order.num_devices),

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from launcher.execute.signals import stopping_signals
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 
 WORD = "EFFILAUNCH_DRILLED"
 """Environment variable that marks the processes of a drilled run."""

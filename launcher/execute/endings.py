@@ -16,11 +16,10 @@ from launcher.execute.nodes.peers import Part
 from launcher.execute.run_dir import last_step, read_stopped
 from launcher.execute.signals import STOPPING
 from launcher.execute.supervise import STATES, Stack, Watch, describe_lost
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
-from launcher.facts.status import LEFT_EARLY, RankStatus
-from launcher.facts.user_files import parse_json
+from launcher.facts.probe import OomKills, has_killed, read_oom_kills
+from launcher.facts.rank_status import LEFT_EARLY, RankStatus
+from launcher.facts.safe_files import parse_json, write_text
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.matching import recognise, weight

@@ -17,9 +17,9 @@ from launcher.execute.output import LogFile, Output, errors_in, unwritable_by
 from launcher.execute.processes import KILL_S, RUN, guarded, kill_all, marks, processes_of, send, tree_of
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Hang, Stack, Watch, read_stacks
-from launcher.facts.secrets import line_hider, secret_values
-from launcher.facts.status import RankStatus, is_alive, read_stage
-from launcher.facts.user_files import is_dir
+from launcher.facts.rank_status import RankStatus, is_alive, read_stage
+from launcher.facts.redaction import line_hider, secret_values
+from launcher.facts.safe_files import is_dir
 
 Look = Callable[[Mapping[int, RankStatus]], None]
 """Receives the latest statuses of the ranks twice a second; a process that is no rank reports as rank 0."""

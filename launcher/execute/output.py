@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from launcher.facts.status import REPORT
-from launcher.facts.user_files import parse_json
+from launcher.facts.rank_status import REPORT
+from launcher.facts.safe_files import parse_json
 from launcher.knowledge.failures.noise import is_noise
 
 _CHUNK = 1 << 16

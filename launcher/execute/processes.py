@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from launcher.execute.leftovers import remove_shared_buffers
-from launcher.facts.status import is_alive, read_statuses
+from launcher.facts.rank_status import is_alive, read_statuses
 
 RUN = "EFFILAUNCH_RUN"
 """Environment variable of every process of a start: its token."""

@@ -12,11 +12,10 @@ from typing import Any, Literal
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import ENDED, MARKER, RESTARTS, is_held, read_stopped
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.secrets import hide_in
-from launcher.facts.status import LEFT_EARLY, is_alive, read_statuses
-from launcher.facts.user_files import parse_json, read_bytes, read_json, read_jsonl
+from launcher.facts.rank_status import LEFT_EARLY, is_alive, read_statuses
+from launcher.facts.redaction import hide_in
+from launcher.facts.safe_files import parse_json, read_bytes, read_json, read_jsonl, write_text
 from launcher.render.bundle import dump_json
 
 State = Literal["planned", "not started", "running", "stopped", "failed", "finished"]

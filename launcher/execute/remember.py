@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.facts import probe
-from launcher.facts.calibration import Run
+from launcher.facts.measured_runs import Run
 from launcher.memory.calibration import job_kind
 from launcher.plan.as_run import predict_as_run
 from launcher.plan.inputs import Facts

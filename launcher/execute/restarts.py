@@ -15,11 +15,10 @@ from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST, KnownFailur
 from launcher.execute.resume import choose_checkpoint
 from launcher.execute.run_dir import RESTARTS, last_step
 from launcher.execute.signals import pause
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import MANIFEST, complete_checkpoints, read_manifest
-from launcher.facts.secrets import hider, secret_values
-from launcher.facts.status import read_statuses
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.rank_status import read_statuses
+from launcher.facts.redaction import hider, secret_values
+from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.plan.plan import Plan
 from launcher.render.bundle import dump_json
 

@@ -19,7 +19,6 @@ from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import interruption
 from launcher.execute.following import Look, Start, blind, follow
 from launcher.execute.run_dir import unwritable
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import (
     MANIFEST,
     ORIGIN,
@@ -29,8 +28,9 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
-from launcher.facts.machine_disk import read_folder
-from launcher.facts.status import CONVERT_STAGE, read_statuses
+from launcher.facts.rank_status import CONVERT_STAGE, read_statuses
+from launcher.facts.safe_files import write_text
+from launcher.facts.storage import read_folder
 from launcher.plan.inputs import Pace
 from launcher.render.bundle import Bundle, dump_json
 

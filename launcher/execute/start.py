@@ -31,12 +31,11 @@ from launcher.execute.resume import show_start
 from launcher.execute.run_dir import ENDED, MARKER, STOPPED, record_bound, unwritable
 from launcher.execute.supervise import Limits, Watch
 from launcher.facts import probe
-from launcher.facts.atomic_writes import write_text
 from launcher.facts.checkpoint import FINISHED_BEFORE
-from launcher.facts.oom_kills import has_killed, read_oom_kills
-from launcher.facts.place import Place
-from launcher.facts.status import PREPARE_STAGE, PREPARED, PREPARES
-from launcher.facts.user_files import parse_json
+from launcher.facts.job_member import JobMember
+from launcher.facts.probe import has_killed, read_oom_kills
+from launcher.facts.rank_status import PREPARE_STAGE, PREPARED, PREPARES
+from launcher.facts.safe_files import parse_json, write_text
 from launcher.knowledge.diagnose.findings import Finding
 from launcher.knowledge.diagnose.run_dir import LOST
 from launcher.plan.plan import Plan
@@ -44,7 +43,7 @@ from launcher.plan.stopping import slow_step_word
 from launcher.render.bundle import Bundle
 from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
 
-ALONE = Place("", 0, 1, 1, 0, 1, 0, "", 0)
+ALONE = JobMember("", 0, 1, 1, 0, 1, 0, "", 0)
 """The place of a run on one machine."""
 PREPARE_STOP_S = 10.0
 """The process that prepares data has nothing to save: its cache stays."""
@@ -271,7 +270,9 @@ def _recorded(plan: Plan, order: Order, devices: str, bound: Bound, group: Group
     return values
 
 
-def _with_another_port(order: Order, place: Place, ids: Sequence[str], run_dir: Path) -> tuple[Order, Bound]:
+def _with_another_port(
+    order: Order, place: JobMember, ids: Sequence[str], run_dir: Path
+) -> tuple[Order, Bound]:
     """The order with a port that is free, bound and recorded anew."""
     order = replace(order, master_port=probe.free_port())
     bound = bind_order(order, place, ids)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.errors import RecipeError
-from launcher.facts.architectures import Layout, Linear, Sizes
-from launcher.facts.config_checks import check_config, config_problem
-from launcher.facts.heads import Head, check_task, check_text_only, family_layout, labels_of, task_head
+from launcher.errors import Problem, RecipeError
+from launcher.facts.architectures import ENCODER_FAMILIES, ENCODER_KINDS, FAMILIES, Layout, Linear, Sizes
 from launcher.facts.lora import Adapted, adapted_by, lora_width
 from launcher.facts.shipped import facts_file
-from launcher.tasks import DEFAULT_TASK
+from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
+from launcher.tasks.task import Architecture
 
 __all__ = ["Linear", "ModelSpec", "read_model_spec"]
 
@@ -65,7 +65,7 @@ class ModelSpec:
     layout: Layout
     head: Head
     foreign: bool = False
-    """Of a family that is not known here: read from its class, `layout` is a sketch (facts/foreign.py)."""
+    """Of a family that is not known here: read from its class, `layout` is a sketch (facts/model.py)."""
     has_sdpa: bool = True
     """Whether transformers' class takes `attn_implementation: sdpa`; asked of families not known here."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
@@ -211,3 +211,306 @@ def _count(s: Sizes, layout: Layout, head: Head) -> int:
         for stack in layout.stacks
     )
     return embeddings + stacks + head.own_params
+
+
+_LARGEST = {
+    "hidden_size": 10**6,
+    "intermediate_size": 10**7,
+    "num_hidden_layers": 10**4,
+    "num_decoder_layers": 10**4,
+    "num_attention_heads": 10**5,
+    "num_key_value_heads": 10**5,
+    "head_dim": 10**5,
+    "vocab_size": 10**8,
+    "max_position_embeddings": 10**9,
+    "num_local_experts": 10**5,
+    "num_experts": 10**5,
+    "num_experts_per_tok": 10**5,
+    "moe_intermediate_size": 10**7,
+    "word_embed_proj_dim": 10**6,
+    "relative_attention_num_buckets": 10**6,
+    "type_vocab_size": 10**6,
+    "num_channels": 10**4,
+    "num_labels": 10**8,
+}
+"""Whole numbers of at least 1, up to some hundred times of what any published model has."""
+_SHARES = (
+    "attn_pdrop", "attention_probs_dropout_prob", "dropout", "dropout_rate", "hidden_dropout",
+    "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
+)  # fmt: skip
+_PICTURE_SIZES = ("image_size", "patch_size")
+
+
+def check_config(name: str, config: Mapping[str, Any]) -> None:
+    """RecipeError `bad-model-config` with all that is wrong with the sizes of model `name`."""
+    wrong = [*_wrong_values(config)]
+    wrong = wrong or [*_wrong_relations(config)]
+    if wrong:
+        raise RecipeError([config_problem(name, message) for message in wrong])
+
+
+def config_problem(name: str, message: str) -> Problem:
+    return Problem(
+        "bad-model-config",
+        f"the configuration of {name!r} is incomplete or wrong: {message}",
+        path="model.config",
+        hint="compare its config.json with the published one",
+    )
+
+
+def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(config.get("text_config"), Mapping):
+        yield (
+            f"its sizes stand in text_config, which a model of type {config.get('model_type')} does not read"
+        )
+    for key, largest in _LARGEST.items():
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield f"{key} is {value!r}, expected a whole number"
+        elif not 1 <= value <= largest:
+            yield f"{key} is {value}, expected 1 to {largest}"
+    yield from _wrong_shares(config)
+    for key in _PICTURE_SIZES:
+        value = config.get(key)
+        parts = value if isinstance(value, list | tuple) else [value]
+        if value is not None and (
+            len(parts) not in (1, 2) or any(type(part) is not int or not 1 <= part <= 10**5 for part in parts)
+        ):
+            yield f"{key} is {value!r}, expected one or two whole numbers of pixels"
+    for key, value in config.items():
+        if isinstance(value, float) and not math.isfinite(value) and key not in _SHARES:
+            yield f"{key} is {value}, expected a finite number"
+
+
+def _wrong_shares(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in _SHARES:
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            yield f"{key} is {value!r}, expected a number"
+        elif not 0 <= value <= 1:  # also for NaN
+            yield f"{key} is {value}, expected 0 to 1"
+
+
+def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
+        if config.get(key) is None:
+            yield f"{key} is missing"
+            return
+    if config.get("vocab_size") is None and "image_size" not in config:
+        yield "vocab_size is missing"
+    assert isinstance(hidden, int), "checked above"
+    assert isinstance(heads, int), "checked above"
+    if config.get("head_dim") is None and hidden % heads:
+        yield f"hidden_size {hidden} does not divide among {heads} attention heads"
+    groups = config.get("num_key_value_heads") or heads
+    if groups > heads:
+        yield f"num_key_value_heads {groups} is more than num_attention_heads {heads}"
+    elif heads % groups:
+        yield f"num_attention_heads {heads} does not divide among {groups} key-value heads"
+    count = config.get("num_experts") or config.get("num_local_experts")
+    chosen = config.get("num_experts_per_tok")
+    if count and chosen and chosen > count:
+        yield f"num_experts_per_tok {chosen} is more than the {count} experts"
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        yield "layers with and without experts take turns, which is not counted yet"
+    picture, patch = (_smallest(config.get(key)) for key in _PICTURE_SIZES)
+    if picture and patch and patch > picture:
+        yield f"patch_size {patch} is larger than image_size {picture}"
+
+
+def _smallest(value: Any) -> int:
+    """Of a side, or of both; 0 where there is none."""
+    return int(min(value)) if isinstance(value, list | tuple) else int(value or 0)
+
+
+_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(FAMILIES, "decoder"), **ENCODER_KINDS}
+FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
+    family: tuple(task for task in tasks_of(kind) if family not in task_named(task).without_class)
+    for family, kind in _KINDS.items()
+}
+"""Model type -> its tasks, the most usual one first."""
+
+
+_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox"})
+"""Families whose class for token classification is not transformers' generic one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output layer."""
+
+    name: str
+    """lm_head | score | classifier"""
+    in_features: int
+    out_features: int
+    """Logits: the vocabulary, or the labels."""
+    bias: bool = False
+    per_token: bool = True
+    """Logits for each token, else for each sample."""
+    tied: bool = False
+    """Its matrix is that of the token embedding."""
+    dropout: float = 0.0
+    """Of what it reads, where it reads each token."""
+    saved: bool = False
+    """Trained in full beside an adapter: peft does it for the heads of classification."""
+    gathered: int = 0
+    """Logits of all tensor-parallel ranks, which each of them gathers; 0: a rank has its `out_features`."""
+    apart: bool = False
+    """Each tensor-parallel rank keeps its own logits, and takes its part of the loss from them."""
+
+    @property
+    def own_params(self) -> int:
+        """Parameters that no other module holds."""
+        if self.tied:
+            return 0
+        return self.out_features * (self.in_features + (1 if self.bias else 0))
+
+
+def check_task(name: str, model_type: Any, task: str) -> None:
+    """RecipeError `unknown-architecture` for a family that is not known, or not for this task."""
+    tasks = FAMILY_TASKS.get(str(model_type), ())
+    if task in tasks:
+        return
+    if tasks:
+        message = f"model {name!r} cannot learn {task}: the family {model_type} is for {' and '.join(tasks)}"
+    else:
+        message = f"model {name!r} has model_type {model_type!r}, which is not supported"
+    hint = f"supported for {task}: {', '.join(f for f, known in FAMILY_TASKS.items() if task in known)}"
+    raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
+
+
+@functools.cache
+def _image_text_types() -> frozenset[str]:
+    """Model types of transformers 5.23 that read images and text."""
+    table = json.loads(facts_file("module_names.json").read_text("utf-8"))
+    return frozenset(table["image_text_to_text"])
+
+
+def check_text_only(name: str, config: Mapping[str, Any]) -> None:
+    """RecipeError `multimodal-model` for a language model inside a model of images or sound."""
+    kind, inner = str(config.get("model_type")), config.get("text_config")
+    if kind in FAMILY_TASKS or not (isinstance(inner, Mapping) or kind in _image_text_types()):
+        return
+    part = inner.get("model_type") if isinstance(inner, Mapping) else None
+    holds = f", which holds a language model of type {part}" if part and part != kind else ""
+    why = "models that read more than text are not supported yet"
+    message = f"model {name!r} has model_type {kind!r}{holds}: {why}"
+    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if DEFAULT_TASK in tasks)
+    hint = f"name a checkpoint of a text model, such as one of type {causal}"
+    raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
+
+
+def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
+    """The layout of a family that `check_task` let pass."""
+    family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
+    layout = family(sizes)
+    if task_named(task).head == "token-classifier":
+        # transformers leaves out what reads the first token alone (add_pooling_layer=False).
+        linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
+        layout = replace(layout, linears=linears)
+    return layout
+
+
+def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
+    """The head that `task` puts on a model of this family."""
+    if task_named(task).head == "language-model":
+        # transformers 5.23 ties every T5, whatever the configuration says.
+        tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
+        return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
+    if task_named(task).head == "token-classifier":
+        name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
+        keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
+        given = [sizes.config[key] for key in keys if sizes.config.get(key) is not None]
+        dropout = float([*given, 0.1][0])
+        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout)
+    if model_type in ENCODER_FAMILIES:
+        return Head("classifier", sizes.hidden, num_labels, bias=True, per_token=False, saved=True)
+    # Every token is scored, and the last one's score is taken.
+    return Head("score", layout.embed_width, num_labels, saved=True)
+
+
+def labels_of(config: Mapping[str, Any], task: str) -> int:
+    """Labels that the task or a configuration names, 2 where none does, as transformers takes it."""
+    fixed = task_named(task).num_labels
+    if fixed is not None:
+        return fixed
+    if config.get("num_labels") is not None:
+        return int(config["num_labels"])
+    return len(config.get("id2label") or ()) or 2
+
+
+def foreign_spec(
+    name: str, config: Mapping[str, Any], origin: str, task: str, answer: Mapping[str, Any]
+) -> ModelSpec:
+    """`answer`: of the tracing process to {"ask": "model"}."""
+    sizes, embedding, head = answer["sizes"], answer["embedding"], answer["head"]
+    linears = tuple(
+        Linear(x["path"].rpartition(".")[2], x["in"], x["out"], x["count"], x["path"], x["bias"])
+        for x in answer["linears"]
+    )
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return ModelSpec(
+        name=name,
+        origin=origin,
+        model_type=str(config.get("model_type")),
+        task=task,
+        architectures=architectures_of(config),
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["inner"],
+        num_layers=sizes["layers"],
+        num_heads=sizes["heads"],
+        num_kv_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        vocab_size=embedding["rows"],
+        max_position_embeddings=sizes["positions"],
+        params=answer["params"],
+        pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
+        linears=linears,
+        config=dict(config),
+        layout=_sketch(answer, linears, task),
+        head=Head(
+            head["name"],
+            head["in"],
+            head["out"],
+            bias=head["bias"],
+            per_token=task_named(task).head != "classifier",
+            tied=head["tied"],
+            saved=task_named(task).adds_head,
+        ),
+        foreign=True,
+        has_sdpa=answer["has_sdpa"],
+    )
+
+
+def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -> Layout:
+    """A layer of the usual kind with the model's widths: for the search, and until the trace is there."""
+    sizes = answer["sizes"]
+    hidden, inner, layers = sizes["hidden"], sizes["inner"], sizes["layers"]
+    query, keys = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
+    gated = sum(x.out_features == inner and "{}" in x.path for x in linears) > 1
+    products = [
+        ("q", hidden, query, "norm1"),
+        ("k", hidden, keys, "norm1"),
+        ("v", hidden, keys, "norm1"),
+        ("o", query, hidden, "attn"),
+        *((name, hidden, inner, "norm2") for name in (("gate", "up") if gated else ("up",))),
+        ("down", inner, hidden, "act"),
+    ]
+    return Layout(
+        linears=tuple(
+            Linear(name, i, o, layers, "{}." + name, False, reads) for name, i, o, reads in products
+        ),
+        layer_extra=answer["layer_extra"],
+        model_extra=answer["model_extra"],
+        embed_width=answer["embedding"]["width"],
+        gated=gated,
+        rms_norm=answer["rms_norm"],
+        active_inner=inner,
+        embed_paths=(answer["embedding"]["path"],),
+        causal=not task_named(task).adds_head,
+    )

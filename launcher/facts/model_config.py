@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.hub import (
+from launcher.facts.hub_client import (
     HubAnswer,
     ask_config,
     ask_model_type,
@@ -20,7 +20,7 @@ from launcher.facts.hub import (
     is_offline,
 )
 from launcher.facts.probe import resolve_path, shipped_model_config, shipped_model_names
-from launcher.facts.user_files import (
+from launcher.facts.safe_files import (
     LARGEST_CONFIG,
     LARGEST_TEXT,
     exists,
@@ -80,7 +80,7 @@ def _of_folder(name: str, folder: Path, gguf_file: str | None) -> tuple[dict[str
         path = folder / gguf_file
         if not path.is_file():
             raise _missing(name, f"the folder has no file {gguf_file!r}")
-        from launcher.facts.gguf import read_gguf_config
+        from launcher.facts.gguf_header import read_gguf_config
 
         return read_gguf_config(path), "GGUF header"
     if not (folder / "config.json").is_file():

@@ -12,14 +12,16 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.hardware import DEVICES, MIB, Hardware, with_host_memory
+from launcher.facts.safe_files import expanded
 from launcher.facts.shipped import facts_file
-from launcher.facts.user_files import expanded
 
 if TYPE_CHECKING:
     import socket
@@ -158,7 +160,7 @@ def visible_devices() -> list[str]:
     return [gpu.index for gpu in visible_gpus()]
 
 
-def visible_gpus() -> list[Gpu]:
+def visible_gpus() -> list[ProbedGpu]:
     """The GPUs that this process may use."""
     return _visible(_query_gpus(), os.environ)
 
@@ -175,7 +177,7 @@ _NO_GPU = ("", "-1", "NoDevFiles")
 """First entries of CUDA_VISIBLE_DEVICES that mean none; the last one is Slurm's."""
 
 
-class Gpu:
+class ProbedGpu:
     """One line of nvidia-smi's answer."""
 
     __slots__ = ("capability", "index", "name", "size", "uuid")
@@ -205,20 +207,20 @@ def _catalogue_name(marketing: str, mib: int) -> str | None:
     return None
 
 
-def _query_gpus() -> list[Gpu]:
+def _query_gpus() -> list[ProbedGpu]:
     import subprocess
 
     query = "index,uuid,name,memory.total,compute_cap"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
-        return [Gpu(row) for row in csv.reader(answer.stdout.splitlines()) if row]
+        return [ProbedGpu(row) for row in csv.reader(answer.stdout.splitlines()) if row]
     except (OSError, subprocess.SubprocessError, ValueError):
         # No driver, a driver that does not answer, or another form of answer: no GPU to plan for.
         return []
 
 
-def _visible(devices: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
+def _visible(devices: list[ProbedGpu], environ: Mapping[str, str]) -> list[ProbedGpu]:
     """The devices that `CUDA_VISIBLE_DEVICES` names; as in CUDA, an unknown entry ends the list.
 
     MachineError where it asks for devices and none of these is meant: a run would train on the CPU.
@@ -226,7 +228,7 @@ def _visible(devices: list[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return devices
-    chosen: list[Gpu] = []
+    chosen: list[ProbedGpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
         match = [d for d in devices if entry and (d.index == entry or d.uuid.startswith(entry))]
         if not match or match[0] in chosen:
@@ -260,3 +262,163 @@ def shipped_model_config(name: str) -> dict[str, Any] | None:
     """Published configuration values that come with the package, or None for another model."""
     entry = _shipped_models().get(name)
     return dict(entry["config"]) if entry else None
+
+
+SMI = "nvidia-smi"
+SMI_SECONDS = 10
+_QUERY = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU; sizes in bytes."""
+
+    index: str
+    uuid: str
+    name: str
+    total: int
+    used: int
+    """By every process of the machine."""
+    capability: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """Devices and driver."""
+
+    smi: str
+    """ok | absent (no nvidia-smi on PATH) | failed (it is there and does not answer)"""
+    said: str
+    """What a failing nvidia-smi printed, one line."""
+    driver: str | None
+    """Version of the driver, e.g. `550.54.15`."""
+    cuda: str | None
+    """The newest CUDA that the driver runs, e.g. `12.4`."""
+    gpus: tuple[Gpu, ...]
+    visible: str | None
+    """CUDA_VISIBLE_DEVICES as set; None where it is not."""
+    topology: str
+    """`nvidia-smi topo -m`, "" with fewer than two GPUs."""
+
+    @property
+    def usable(self) -> tuple[Gpu, ...]:
+        """The GPUs that CUDA_VISIBLE_DEVICES leaves; as in CUDA, an unknown entry ends the list."""
+        if self.visible is None:
+            return self.gpus
+        chosen: list[Gpu] = []
+        for entry in (part.strip() for part in self.visible.split(",")):
+            match = [g for g in self.gpus if entry and (g.index == entry or g.uuid.startswith(entry))]
+            if not match or match[0] in chosen:
+                break
+            chosen.append(match[0])
+        return tuple(chosen)
+
+
+def read_gpus(visible: str | None) -> GpuFacts:
+    """Ask nvidia-smi; a driver that does not answer is a fact too."""
+    status, text = _ask(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
+    rows = list(csv.reader(text.splitlines())) if status == "ok" else []
+    try:
+        gpus = tuple(_gpu(row) for row in rows if row)
+    except ValueError:  # e.g. "No devices were found", which leaves with 0
+        status, gpus = "failed", ()
+    if status != "ok":
+        return GpuFacts(status, _one_line(text), None, None, (), visible, "")
+    driver = rows[0][-1].strip() if gpus else None
+    _, overview = _ask()
+    cuda = re.search(r"CUDA Version:\s*([0-9]+\.[0-9]+)", overview)
+    topology = _ask("topo", "-m") if len(gpus) > 1 else ("ok", "")
+    return GpuFacts(
+        "ok", "", driver, cuda[1] if cuda else None, gpus, visible, topology[1] if topology[0] == "ok" else ""
+    )
+
+
+def _gpu(row: list[str]) -> Gpu:
+    if len(row) != len(_QUERY.split(",")):
+        raise ValueError(row)
+    index, uuid, name, total, used, capability, _ = (field.strip() for field in row)
+    match = re.fullmatch(r"(\d+)\.(\d+)", capability)
+    held = int(used) * MIB if used.isdigit() else 0
+    return Gpu(index, uuid, name, int(total) * MIB, held, (int(match[1]), int(match[2])) if match else None)
+
+
+def _ask(*arguments: str) -> tuple[str, str]:
+    """`ok`, `absent` or `failed`, and what nvidia-smi printed."""
+    try:
+        done = subprocess.run(
+            [SMI, *arguments], capture_output=True, text=True, timeout=SMI_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        return "absent", ""
+    except subprocess.TimeoutExpired:
+        return "failed", f"it did not answer within {SMI_SECONDS} s"
+    except OSError as error:
+        return "failed", str(error)
+    said = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    return ("ok" if done.returncode == 0 else "failed"), said
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """Counters that only rise; None where the kernel does not tell."""
+
+    group: int | None
+    """Processes of this control group, whichever limit they met."""
+    machine: int | None
+    """Processes of the machine, other containers' included."""
+
+
+def read_oom_kills(root: Path = Path("/")) -> OomKills:
+    """The counters as they stand. root: where /proc and /sys lie."""
+    return OomKills(_group(root), _counter(root / "proc" / "vmstat"))
+
+
+def has_killed(before: OomKills, after: OomKills) -> bool | None:
+    """Whether a process was killed between two readings; None where neither counter can tell.
+
+    The group's counter decides where it can be read: the machine's counts what others ran, too.
+    """
+    for old, new in ((before.group, after.group), (before.machine, after.machine)):
+        if old is not None and new is not None:
+            return new > old
+    return None
+
+
+def _group(root: Path) -> int | None:
+    """The counter of this process's own memory group, version 2 or 1."""
+    try:
+        lines = (root / "proc" / "self" / "cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    mounted = root / "sys" / "fs" / "cgroup"
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        inner = path.lstrip("/")
+        if "memory" in controllers.split(","):
+            folders, name = (mounted / "memory" / inner, mounted / "memory"), "memory.oom_control"
+        elif controllers == "":
+            folders, name = (mounted / inner, mounted), "memory.events"
+        else:
+            continue
+        # A container may see its own group at the mount, under the path that the host knows.
+        for folder in folders:
+            if (found := _counter(folder / name)) is not None:
+                return found
+    return None
+
+
+def _counter(path: Path) -> int | None:
+    """The value beside `oom_kill`."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdigit():
+            return int(value)
+    return None

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.facts.user_files import expanded
+from launcher.facts.safe_files import expanded
 
 ANSWERS_S = 5.0
 """So long the server may take, its name's look-up and a proxy included."""

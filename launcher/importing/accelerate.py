@@ -8,7 +8,7 @@ from typing import Any
 from launcher.errors import RecipeError
 from launcher.importing.arguments import as_bool, as_number, take_fsdp_option
 from launcher.importing.reading import Effect, Reading, shown
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
 
 TOOL = "accelerate config"
 _PRECISION = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}

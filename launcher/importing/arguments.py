@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import RecipeError
 from launcher.facts.model_config import find_model_config
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.importing.reading import Effect, Reading, is_secret, shown
 from launcher.recipe.field_tables import (
     ADAPTER_OWNED,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.importing.arguments import as_number
 from launcher.importing.reading import Effect, Reading, shown
 from launcher.knowledge.lint.check import apply_fixes, lint_text

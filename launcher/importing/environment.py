@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.facts.secrets import names_secret
+from launcher.facts.redaction import names_secret
 from launcher.importing.accelerate import take_count
 from launcher.importing.arguments import as_bool
 from launcher.importing.reading import Effect, Reading, shown
-from launcher.recipe.secret_rules import check_environment
+from launcher.recipe.rules import check_environment
 
 _OF_THE_SHELL = ("PYTHONPATH", "PATH", "HOME", "USER", "LD_LIBRARY_PATH")
 

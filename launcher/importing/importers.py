@@ -14,7 +14,7 @@ from launcher.importing.llamafactory import tells_info
 from launcher.importing.reading import Call, Place, Reading, without_tokens
 from launcher.importing.unsupported import MANUALLY, OURS, SCRIPT, config_tool_of, page_of
 from launcher.knowledge.lint.document import read_json
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
 
 LLAMAFACTORY = "LLaMA-Factory recipe"
 _PYTHON = re.compile(r"(?m)^(?:from [\w.]+ import\b|import [\w.]+\s*(?:$|as\b|,|#|;))")

@@ -12,8 +12,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.importing import accelerate, deepspeed, launch_line, peft
 from launcher.importing.importers import Info, info_of, read_call, read_file, read_text, text_of
 from launcher.importing.reading import Call, Dropped, Effect, Place, Reading, Taken, shown, without_tokens
-from launcher.recipe.field_tables import TASK_TABLES, task_fields, task_of_field, trainer_fields
-from launcher.recipe.vocabulary import METRICS
+from launcher.recipe.field_tables import METRICS, TASK_TABLES, task_fields, task_of_field, trainer_fields
 from launcher.tasks import DEFAULT_TASK, task_named
 
 MOST = 20

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import RecipeError
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.importing.arguments import as_bool, as_number, take_adapter, take_field
 from launcher.importing.reading import Effect, Place, Reading, shown
 from launcher.recipe.suggestions import close_key
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
 
 Convert = Callable[[Any], Any]
 """A value of the other tool -> the recipe's; ValueError says what was expected, None: as if absent."""

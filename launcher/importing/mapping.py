@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
 from launcher.importing.reading import Reading, shown
 from launcher.plan.profile import flatten

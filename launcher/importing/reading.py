@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.facts.secrets import hide_tokens, is_written_secret, looks_secret, names_secret
+from launcher.facts.redaction import hide_tokens, is_written_secret, looks_secret, names_secret
 from launcher.tasks import DEFAULT_TASK, task_named
 from launcher.tasks.task import Task
 

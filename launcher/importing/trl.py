@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.importing.accelerate import finish_deepspeed, is_option, take_option
 from launcher.importing.arguments import (
     as_bool,

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.importing.join import Imported
 from launcher.importing.reading import Dropped, Effect, Taken, without_tokens
-from launcher.recipe import written
+from launcher.recipe import yaml_writer
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 
 ORDER = (
@@ -47,7 +47,7 @@ def recipe_text(made: Imported, name: str, folder: Path) -> str:
             section = section.setdefault(step, {})
         section[last] = taken[key].value
     notes = {key: said for key, value in taken.items() if (said := _comment(value))}
-    return written.recipe_text(data, notes, head)
+    return yaml_writer.recipe_text(data, notes, head)
 
 
 def beside(made: Imported, name: str) -> dict[str, str]:

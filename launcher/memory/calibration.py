@@ -13,8 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.facts.calibration import Calibration, Kind, Run
 from launcher.facts.hardware import Hardware
+from launcher.facts.measured_runs import Calibration, Kind, Run
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import overlap_comm_upper_bound

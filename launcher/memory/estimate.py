@@ -30,8 +30,8 @@ from launcher.memory.tensor_parallel import on_rank
 from launcher.tasks import task_named
 
 if TYPE_CHECKING:
-    from launcher.facts.calibration import Calibration
-    from launcher.facts.trace import Trace
+    from launcher.facts.measured_runs import Calibration
+    from launcher.facts.memory_trace import Trace
 
 MARGIN = 0.05
 """Share of the device left free for what no component counts: workspaces of libraries, buffers of NCCL,

@@ -13,7 +13,7 @@ import functools
 from dataclasses import dataclass
 
 from launcher.facts.architectures import Layout, Linear
-from launcher.facts.attention import is_varlen
+from launcher.facts.capabilities import is_varlen
 from launcher.memory.tape import Peak, Storage, Tape, Value
 
 

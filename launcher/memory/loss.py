@@ -11,8 +11,8 @@ import functools
 from dataclasses import dataclass, replace
 
 from launcher.facts.architectures import Linear
-from launcher.facts.head_loss import chunk_rows
-from launcher.facts.heads import Head
+from launcher.facts.capabilities import chunk_rows
+from launcher.facts.model import Head
 from launcher.memory.layers import Block, adapted, cast, dropout, matrix, norm, product
 from launcher.memory.tape import Peak, Storage, Tape, Value
 from launcher.tasks import task_named

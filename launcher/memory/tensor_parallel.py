@@ -13,8 +13,7 @@ from dataclasses import replace
 from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import Layout, Linear
 from launcher.facts.hardware import Hardware
-from launcher.facts.heads import Head
-from launcher.facts.model import ModelSpec
+from launcher.facts.model import Head, ModelSpec
 from launcher.memory.engines import engine_of
 from launcher.memory.engines.engine import EngineMemory
 from launcher.memory.job import MemoryJob

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.facts.hardware import Hardware
+from launcher.facts.memory_trace import Trace, TracedStep
 from launcher.facts.model import ModelSpec
-from launcher.facts.trace import Trace, TracedStep
 from launcher.memory.engines import engine_of
 from launcher.memory.engines.engine import Held
 from launcher.memory.job import Components, MemoryJob

@@ -21,8 +21,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.planner import plan_first
 from launcher.plan.profile import FROM_PROFILE
 from launcher.plan.search import search
-from launcher.recipe.changes import with_changes
-from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.loading import LoadedRecipe, with_changes
 
 Moment = Literal["loading", "training", "evaluating"]
 Changes = dict[str, object]

@@ -10,8 +10,7 @@ from launcher.facts.hardware import DEVICES, Hardware, device_facts
 from launcher.plan.inputs import Facts
 from launcher.plan.search import could_fit, search
 from launcher.plan.strategy import Candidate
-from launcher.recipe.changes import with_changes
-from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 
 PER_NODE = (2, 4, 8)

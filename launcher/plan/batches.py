@@ -6,7 +6,7 @@ same, which packing cannot say: with it a batch of N holds more of them.
 
 from __future__ import annotations
 
-from launcher.facts.attention import is_varlen
+from launcher.facts.capabilities import is_varlen
 from launcher.facts.model import ModelSpec
 from launcher.plan.decide import AMPERE, refuse, shares
 from launcher.plan.draft import Draft

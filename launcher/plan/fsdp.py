@@ -13,7 +13,7 @@ from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
-from launcher.recipe.optimizers import IN_SHARDS
+from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from launcher.facts.hardware import Hardware
+from launcher.facts.hardware import Hardware, Processor
 from launcher.facts.model import ModelSpec
-from launcher.facts.processor import Processor
 
 if TYPE_CHECKING:
-    from launcher.facts.calibration import Calibration
-    from launcher.facts.trace import Trace
+    from launcher.facts.measured_runs import Calibration
+    from launcher.facts.memory_trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
 from launcher.plan.strategy import UPSTREAM_MICRO_BATCH
-from launcher.recipe.changes import with_changes
-from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
 

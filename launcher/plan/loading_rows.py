@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.plan.decide import processes_of, refuse, shares
 from launcher.plan.draft import Draft
 from launcher.recipe.schema import Recipe

@@ -8,7 +8,7 @@ from launcher.facts.hardware import Hardware
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
 from launcher.plan.plan import Batch
-from launcher.recipe.optimizers import needs_of
+from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.schema import Recipe
 
 _KEY = "trainer.optim"

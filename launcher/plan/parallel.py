@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from math import lcm
 
 from launcher.errors import RecipeError
+from launcher.facts.capabilities import has_tp_plan
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
-from launcher.facts.tp_plans import has_tp_plan
 from launcher.memory.job import MemoryJob
 from launcher.plan.decide import processes_of, refuse
 from launcher.plan.draft import Draft
-from launcher.recipe.optimizers import IN_SHARDS
+from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 

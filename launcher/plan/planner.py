@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launcher.errors import DoesNotFit, Problem
-from launcher.facts.head_loss import PLAIN_HEADS
+from launcher.facts.capabilities import PLAIN_HEADS
 from launcher.plan.draft import Draft
 from launcher.plan.fixes import apply_fixes
 from launcher.plan.inputs import Facts

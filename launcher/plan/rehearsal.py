@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.rehearsal import Course
+from launcher.facts.rehearsal_course import Course
 from launcher.memory.engines import engine_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launcher.facts.attention import is_varlen
-from launcher.facts.devices import Figures, figures_of
-from launcher.facts.hardware import Hardware
+from launcher.facts.capabilities import is_varlen
+from launcher.facts.hardware import Figures, Hardware, Processor, figures_of
 from launcher.facts.model import ModelSpec
-from launcher.facts.processor import Processor
 from launcher.memory.engines import engine_of
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.states import MIXED

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from launcher.facts.attention import is_varlen
+from launcher.facts.capabilities import is_varlen
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.memory.tensor_parallel import divisors

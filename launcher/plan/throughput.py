@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.facts.head_loss import PLAIN_HEADS, chunk_rows
+from launcher.facts.capabilities import PLAIN_HEADS, chunk_rows
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import LIGER_FAMILIES

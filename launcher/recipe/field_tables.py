@@ -120,3 +120,10 @@ def adapter_fields() -> dict[str, Any]:
     """LoraConfig fields that a recipe may give: name -> {types, default, choices?}."""
     fields: dict[str, Any] = field_table("lora_config")["fields"]
     return {name: entry for name, entry in fields.items() if name not in ADAPTER_OWNED}
+
+
+TASK_FORMATS: Mapping[str, tuple[str, ...]] = {task.name: task.formats for task in TASKS}
+"""Task -> formats that it can train on."""
+
+METRICS: Mapping[str, tuple[str, ...]] = {task.name: task.metrics for task in TASKS}
+"""Task -> names that `data.metrics` may hold; the evaluation loss is always reported."""

@@ -25,7 +25,7 @@ from launcher.recipe.suggestions import (
     describe,
     elsewhere,
 )
-from launcher.recipe.yaml_marks import parse_scalar
+from launcher.recipe.yaml_reader import parse_scalar
 from launcher.tasks import DEFAULT_TASK, task_named
 
 CHECKPOINTING_KWARGS = (

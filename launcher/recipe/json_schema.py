@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.recipe.descriptions import field_descriptions
 from launcher.recipe.field_tables import (
     TASK_TABLES,
     TRAINER_OWNED,
@@ -12,7 +11,7 @@ from launcher.recipe.field_tables import (
     task_fields,
     trainer_fields,
 )
-from launcher.recipe.problems import known_sections
+from launcher.recipe.problems import field_descriptions, known_sections
 from launcher.recipe.schema import Recipe
 
 _TYPES: dict[str, dict[str, Any]] = {

@@ -12,19 +12,27 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.user_files import exists
+from launcher.facts.safe_files import exists
 from launcher.recipe import env
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
-from launcher.recipe.data_rules import check_data, data_sources, task_of
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.fields import check_adapter, check_trainer, resolve_trainer
-from launcher.recipe.layers import Layered, find_recipe, load_layers, shipped_names
+from launcher.recipe.merged_yaml import Layered, find_recipe, load_layers, shipped_names
 from launcher.recipe.problems import validation_problems
-from launcher.recipe.rules import check_rules, take_todo, take_unsupported
+from launcher.recipe.rules import (
+    SECRET_CODE,
+    check_data,
+    check_environment,
+    check_rules,
+    data_sources,
+    take_secrets,
+    take_todo,
+    take_unsupported,
+    task_of,
+)
 from launcher.recipe.schema import Recipe
-from launcher.recipe.secret_rules import SECRET_CODE, check_environment, take_secrets
 from launcher.recipe.suggestions import close_key
-from launcher.recipe.yaml_marks import join, parse_scalar
+from launcher.recipe.yaml_reader import join, parse_scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,3 +257,25 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
     fix(data.get("trainer"), "generation_config", "trainer.generation_config", always=False)
     for path, source in data_sources(data):
         fix(source, "path", f"{path}.path", always=True, rows=True)
+
+
+def with_changes(loaded: LoadedRecipe, changes: Mapping[str, Any], by: str | None) -> LoadedRecipe:
+    """The recipe with some values replaced; None takes a key away.
+
+    `changes`: dotted key -> value. `by` is who said them; None: nobody, so that fixes may replace them.
+    """
+    data = loaded.recipe.model_dump(exclude_unset=True)
+    origins = dict(loaded.origins)
+    for dotted, value in changes.items():
+        *path, last = dotted.split(".")
+        section = data
+        for name in path:
+            section = section.setdefault(name, {})
+        inside = (dotted + ".", dotted + "[")
+        origins = {k: o for k, o in origins.items() if k != dotted and not k.startswith(inside)}
+        section.pop(last, None)
+        if value is not None:
+            section[last] = value
+            if by is not None:
+                origins[dotted] = Origin("override", by)
+    return replace(loaded, recipe=Recipe.model_validate(data), origins=origins)

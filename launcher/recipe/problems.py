@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
 
 from launcher.errors import Problem
-from launcher.recipe import slurm_rules
-from launcher.recipe.descriptions import field_descriptions
+from launcher.recipe import schema, slurm_rules
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import choice_hint, describe, key_hint
-from launcher.recipe.yaml_marks import join, parse_scalar
+from launcher.recipe.yaml_reader import join, parse_scalar
 
 _EXPECTED = {
     "string_type": "text",
@@ -197,3 +199,27 @@ def _sections() -> dict[str, Iterable[str]]:
     # `path`, `type` and `config` mean something else in every section
     common = {"path", "type", "config", "env", "revision", "name", "split"}
     return top | {name: [key for key in keys if key not in common] for name, keys in deep.items()}
+
+
+def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Field name -> docstring of a model of the schema, those of its bases included."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        found |= _by_class().get(base.__name__, {})
+    return found
+
+
+@cache
+def _by_class() -> Mapping[str, Mapping[str, str]]:
+    tree = ast.parse(inspect.getsource(schema))
+    return {node.name: _fields(node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def _fields(node: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for field, below in pairwise(node.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    found[field.target.id] = inspect.cleandoc(text)
+    return found

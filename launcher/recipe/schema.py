@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import DEFAULT_TASK, FORMATS
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "bf16-true", "fp16-true"]

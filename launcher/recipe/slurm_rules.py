@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.recipe.suggestions import describe
-from launcher.recipe.yaml_marks import join
+from launcher.recipe.yaml_reader import join
 
 SECTION = "launch.slurm"
 _TIME = r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,9}:\d{1,2}:\d{1,2}|\d{1,9}-\d{1,2}(?::\d{1,2}){0,2}"

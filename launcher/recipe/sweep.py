@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.recipe.layers import key_tokens
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.merged_yaml import key_tokens
+from launcher.recipe.yaml_reader import parse_yaml
 
 Values = Mapping[str, Any]
 """Dotted key of the recipe -> the value that one configuration has."""

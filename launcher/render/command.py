@@ -6,7 +6,7 @@ in a plan for several machines `{master_addr}` and `{node_rank}`, too.
 
 from __future__ import annotations
 
-from launcher.facts.secrets import GIVEN
+from launcher.facts.redaction import GIVEN
 from launcher.plan.plan import Plan
 from launcher.recipe.env import has_reference
 

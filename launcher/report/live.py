@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.facts.long_steps import amount, of_total
+from launcher.facts.rank_status import amount, of_total
 from launcher.report.screen import columns_of, cut, flat
 from launcher.report.tables import gib
 

@@ -109,7 +109,7 @@ def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
 
 
 def _without_secrets(problems: Sequence[Problem]) -> list[Problem]:
-    from launcher.facts.secrets import hider, secret_values  # no command without an error needs it
+    from launcher.facts.redaction import hider, secret_values  # no command without an error needs it
 
     hide = hider(secret_values(os.environ))
     return [

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.doctor.units import amount, duration, rate
-from launcher.facts.rehearsal import Course
+from launcher.facts.rehearsal_course import Course
 from launcher.knowledge.doctor import Finding
 from launcher.knowledge.lint.document import printable
 from launcher.report.doctor_text import finding_lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
-from launcher.facts.user_files import LARGEST_TEXT, read_text
+from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.schema import Recipe
 
 _LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,6})")

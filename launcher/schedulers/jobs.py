@@ -21,7 +21,7 @@ from launcher.errors import (
 from launcher.execute.endings import run_failure
 from launcher.execute.run_dir import MARKER, read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.user_files import parse_json, read_jsonl
+from launcher.facts.safe_files import parse_json, read_jsonl
 from launcher.schedulers import queue_named
 from launcher.schedulers.scheduler import ASKED_TO_STOP, START, Job
 from launcher.schedulers.submitted import Run, Submitted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.place import PORTS, Place
+from launcher.facts.job_member import PORTS, JobMember
 from launcher.schedulers.hostfile import is_host
 from launcher.schedulers.rendezvous import Gathering, Request
 from launcher.schedulers.scheduler import Scheduler
@@ -43,7 +43,7 @@ def is_started_manually(request: Request) -> bool:
     return request.node_rank is not None or request.master_addr is not None
 
 
-def rendezvous(request: Request) -> Place:
+def rendezvous(request: Request) -> JobMember:
     """The place that --node-rank and --master-addr name. RecipeError (2)."""
     rank, address = request.node_rank, request.master_addr
     if rank is None or address is None:
@@ -62,7 +62,7 @@ def rendezvous(request: Request) -> Place:
         raise RecipeError(Problem("usage", message))
     host, port = split_address(address)
     # Without the host, which each node may write in another way.
-    return Place(f"port {port}", rank, nodes, nodes, rank, 1, 0, host, port)
+    return JobMember(f"port {port}", rank, nodes, nodes, rank, 1, 0, host, port)
 
 
 def split_address(address: str) -> tuple[str, int]:

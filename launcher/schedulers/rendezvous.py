@@ -13,7 +13,7 @@ from launcher.errors import EffilaunchError, Interrupted, Problem
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.member import COME_S, serve
 from launcher.facts.hardware import Hardware
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 from launcher.recipe.loading import LoadedRecipe
 from launcher.schedulers import SCHEDULERS, scheduler_named
 
@@ -48,7 +48,7 @@ class Request:
 class Gathering:
     """The place of this process in a job on several nodes, which start by themselves."""
 
-    place: Place
+    place: JobMember
 
     @contextlib.contextmanager
     def head(self, asked: str, say: Say) -> Iterator[Group]:
@@ -80,7 +80,7 @@ def digest_of_request(loaded: LoadedRecipe, overrides: Sequence[str], **asked: o
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def take_part(place: Place, asked: str, say: Say) -> dict[str, int]:
+def take_part(place: JobMember, asked: str, say: Say) -> dict[str, int]:
     """Be a node other than rank 0 until the job ends; its place. Raises what node rank 0 raises."""
     serve(place, asked, say, waits=say)
     return {"member": place.member, "node_rank": place.node_rank}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
+from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import Hardware
-from launcher.facts.shell import check_shell
 from launcher.recipe.schema import LaunchSection
 from launcher.schedulers.local import is_started_manually
 from launcher.schedulers.rendezvous import Gathering, Request

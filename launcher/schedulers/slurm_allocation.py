@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.place import PORTS, Place
+from launcher.facts.job_member import PORTS, JobMember
 
 _LAST_STEP = 0xFFFF_FFF0
 """Steps from here on are Slurm's own: batch, extern, interactive, pending."""
@@ -171,12 +171,12 @@ def wrong_tasks(allocation: Allocation, nodes: int, devices: int, command: str, 
     return Problem("slurm-tasks", message, hint=hint)
 
 
-def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> Place:
+def place_in(allocation: Allocation, address: Callable[[str], str] = str) -> JobMember:
     """The place of this task of a step. address: of a host's name the address under which others reach it."""
     step = allocation.step or 0
     count = allocation.tasks_per_node[0]
     port = _FIRST_PORT + (int(allocation.job) * 37 + step) * PORTS % _PORTS
-    return Place(
+    return JobMember(
         job=allocation.name,
         member=allocation.task,
         members=allocation.tasks,

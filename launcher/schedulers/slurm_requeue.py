@@ -19,7 +19,7 @@ from typing import Any
 from launcher.errors import MachineError
 from launcher.execute.run_dir import read_stopped
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.user_files import read_jsonl
+from launcher.facts.safe_files import read_jsonl
 from launcher.schedulers.slurm_queue import Job, ask, read_jobs
 
 PATIENCE_S = 60.0

@@ -25,7 +25,7 @@ from launcher.errors import MachineError, Problem, RecipeError
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.member import COME_S
 from launcher.facts.interfaces import is_this_machine, own_address_towards
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 from launcher.recipe.env import reference_names
 from launcher.schedulers.hostfile import Host, check_hosts, hostfile_warnings, read_hostfile
 from launcher.schedulers.local import DEFAULT_PORT, is_started_manually
@@ -116,7 +116,7 @@ class Ssh(Scheduler):
         others = [host for host in hosts if host is not own[0]]
         check_hosts([*own, *others], hardware, file)
         nodes = hardware.num_nodes
-        place = Place(uuid.uuid4().hex, 0, nodes, nodes, 0, 1, 0, own[0].name, DEFAULT_PORT)
+        place = JobMember(uuid.uuid4().hex, 0, nodes, nodes, 0, 1, 0, own[0].name, DEFAULT_PORT)
         return HostGathering(place, tuple(others[: nodes - 1]), tuple(_references(recipe.model_dump())))
 
 
@@ -182,7 +182,7 @@ class Starting:
         self.token = secrets.token_hex(32)
         """Secret shared by the nodes of this job."""
 
-    def start(self, host: str, place: Place, env: Mapping[str, str]) -> None:
+    def start(self, host: str, place: JobMember, env: Mapping[str, str]) -> None:
         """Start a node on a host; returns at once."""
         remote = f"exec {shlex.quote(sys.executable)} -u -c {shlex.quote(_BEGIN)}"
         argv = [*self._command, *OPTIONS, host, remote]

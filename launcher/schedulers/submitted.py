@@ -10,8 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.execute.run_dir import unwritable
-from launcher.facts.atomic_writes import write_text
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json, write_text
 from launcher.render.bundle import dump_json
 
 RECORD, SWEEP = "submit.json", "sweep.json"

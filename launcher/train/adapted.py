@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.lora import chosen, is_all_linear
-from launcher.facts.lora_names import idle_pattern, in_layers, matches, named_by
+from launcher.facts.lora import chosen, idle_pattern, in_layers, is_all_linear, matches, named_by
 
 _BEFORE_FUSION = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
 """Names of an expert's own linear layers, by the weight of all experts that holds them now."""

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.lora import is_all_linear
-from launcher.facts.lora_names import idle_choice, idle_choices
+from launcher.facts.lora import idle_choice, idle_choices, is_all_linear
 from launcher.tasks import task_named
 from launcher.train.adapted import check_adapted
 from launcher.train.heads import head_modules

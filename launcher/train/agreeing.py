@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from launcher.facts.atomic_writes import write_json
 from launcher.facts.checkpoint import complete_checkpoints, read_manifest
+from launcher.facts.safe_files import write_json
 from launcher.train.job import rank
 from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
 

@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.user_files import is_after, read_lines
+from launcher.facts.safe_files import is_after, read_lines
 from launcher.train import faults
 from launcher.train.status import Bar, status
 

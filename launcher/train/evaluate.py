@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.atomic_writes import write_json
-from launcher.recipe.vocabulary import METRICS
+from launcher.facts.safe_files import write_json
+from launcher.recipe.field_tables import METRICS
 from launcher.train.data.build import build_evaluation
 from launcher.train.data.prepare import prepare, prepare_rows
 from launcher.train.data.store import RECORD, read_record

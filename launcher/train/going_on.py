@@ -15,7 +15,7 @@ from transformers import EarlyStoppingCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, defect
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.train.agreeing import evaluation_owed
 from launcher.train.job import rank, read_job
 from launcher.train.restoring import universal_folder

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.head_loss import chunk_rows
+from launcher.facts.capabilities import chunk_rows
 
 IGNORED = -100
 """The label of a token that is not learnt."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
-from launcher.facts.machine_host import available_memory
+from launcher.facts.machine_facts import available_memory
 from launcher.train.disk_full import free_bytes, is_full, is_unwritable, mib
 from launcher.train.job import Job, read_job
 from launcher.train.likeness import Difference, difference, logits_of, probes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.recipe.vocabulary import METRICS
+from launcher.recipe.field_tables import METRICS
 from launcher.tasks.task import Task
 from launcher.train.job import Job
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from launcher.errors import EffilaunchError
-from launcher.facts.atomic_writes import write_json
-from launcher.facts.secrets import hider, line_hider, secret_values
-from launcher.facts.status import REPORT
+from launcher.facts.rank_status import REPORT
+from launcher.facts.redaction import hider, line_hider, secret_values
+from launcher.facts.safe_files import write_json
 from launcher.train.disk_full import SaveFailed
 from launcher.train.job import Job, rank
 from launcher.train.moving import sync_file, sync_folder
@@ -219,7 +219,7 @@ def _result(
 
 def _losses(metrics: Path) -> tuple[Any, Any]:
     """The first and the last loss of training that was logged; None where none can be read."""
-    from launcher.facts.user_files import read_lines
+    from launcher.facts.safe_files import read_lines
 
     ends: list[Any] = []
     with contextlib.suppress(OSError):

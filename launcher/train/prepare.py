@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
-from launcher.facts.atomic_writes import write_json
-from launcher.facts.status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
-from launcher.facts.user_files import read_record
+from launcher.facts.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
+from launcher.facts.safe_files import read_record, write_json
 from launcher.recipe.suggestions import listed
 from launcher.train import stopping
 from launcher.train.job import Job, rank, read_job

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from launcher.errors import MachineError, Problem
 from launcher.facts.interfaces import addresses, choose_interface, filesystem_of, infiniband, own_address
-from launcher.facts.rehearsal import Course
+from launcher.facts.rank_status import read_statuses
+from launcher.facts.rehearsal_course import Course
 from launcher.facts.software import installed_versions
-from launcher.facts.status import read_statuses
 from launcher.train.job import local_rank, rank, world_size
 from launcher.train.loopback import make_store
 from launcher.train.outcome import write_error

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.rehearsal import SHARE, Course
+from launcher.facts.rehearsal_course import SHARE, Course
 from launcher.plan.rehearsal import TOKEN
 from launcher.train.together import of_all
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.atomic_writes import write_json
-from launcher.facts.rehearsal import COURSE, RESULT, Course, course_of
-from launcher.facts.user_files import parse_json
+from launcher.facts.rehearsal_course import COURSE, RESULT, Course, course_of
+from launcher.facts.safe_files import parse_json, write_json
 from launcher.train.job import Job, rank, read_job, world_size
 from launcher.train.outcome import COMPLETED
 from launcher.train.status import status

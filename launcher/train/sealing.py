@@ -10,10 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.atomic_writes import write_json
 from launcher.facts.checkpoint import MANIFEST, SCHEMA_VERSION, FileFacts
+from launcher.facts.safe_files import parse_json, write_json
 from launcher.facts.software import installed_versions
-from launcher.facts.user_files import parse_json
 from launcher.train.job import rank, world_size
 from launcher.train.moving import hash_and_sync, sync_file, sync_folder
 from launcher.train.together import of_all, of_rank_0

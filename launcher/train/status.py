@@ -1,6 +1,6 @@
 """This rank's status file, written anew at every phase and, at most twice a second, at steps.
 
-Light to import: the first status is written before anything heavy is. `launcher/facts/status.py` reads it.
+Light to import: the first status is written before heavy imports. `launcher/facts/rank_status.py` reads it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from launcher.facts.atomic_writes import write_text
-from launcher.facts.secrets import hider, secret_values
-from launcher.facts.status import process_started, stage_file, status_file
+from launcher.facts.rank_status import process_started, stage_file, status_file
+from launcher.facts.redaction import hider, secret_values
+from launcher.facts.safe_files import write_text
 
 KEPT_STEPS = 50
 LEAST_STEPS = 3

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.train.data.sources import Row
 from launcher.train.tasks import train_task

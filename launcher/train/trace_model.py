@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from launcher.facts.attention import holds_mask
+from launcher.facts.capabilities import holds_mask
 from launcher.train.adapters import attach_adapter
 from launcher.train.head_loss import chunk_loss
 from launcher.train.job import Job

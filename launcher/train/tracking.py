@@ -17,9 +17,8 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from launcher.facts.atomic_writes import write_json
-from launcher.facts.secrets import hide_in, hider, secret_values
-from launcher.facts.user_files import parse_json
+from launcher.facts.redaction import hide_in, hider, secret_values
+from launcher.facts.safe_files import parse_json, write_json
 from launcher.train.job import Job, rank
 
 FOLDER = "tracking"

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import complete_checkpoints, defect
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.train.adapters import first_lines
 from launcher.train.job import Job
 from launcher.train.processing import first_line, load_processing, own_code

@@ -22,7 +22,7 @@ from launcher.facts.checkpoint import (
     read_manifest,
     read_origin,
 )
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
 from launcher.train.blocks import compile_blocks

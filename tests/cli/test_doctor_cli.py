@@ -17,7 +17,7 @@ from factories import BASE
 from machines import A100, BITSANDBYTES, DEEPSPEED, V100, torch_section
 
 from launcher.cli import main
-from launcher.facts import machine as machine_module
+from launcher.facts import machine_facts as machine_module
 from launcher.knowledge.doctor import CHECKS
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")

@@ -27,11 +27,11 @@ def test_a_path_that_is_no_file_is_told_as_what_it_is(kind, tmp_path, capsys):
 
 
 def test_the_environment_is_searched_for_secrets_once_for_all_problems(tmp_path, capsys, monkeypatch):
-    from launcher.facts import secrets
+    from launcher.facts import redaction
 
     calls = []
-    real = secrets.secret_values
-    monkeypatch.setattr(secrets, "secret_values", lambda environ: calls.append(1) or real(environ))
+    real = redaction.secret_values
+    monkeypatch.setattr(redaction, "secret_values", lambda environ: calls.append(1) or real(environ))
     path = tmp_path / "r.yaml"
     path.write_text("".join(f"key{i}: 1\n" for i in range(50)))
     assert main(["plan", str(path), "--json"]) == 2

@@ -10,8 +10,8 @@ from factories import BASE
 
 from launcher.cli import main
 from launcher.commands.gather import gather
+from launcher.facts.hardware import Processor
 from launcher.facts.probe import host_memory_bytes
-from launcher.facts.processor import Processor
 from launcher.recipe.loading import load_recipe
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"

@@ -10,7 +10,7 @@ import pytest
 from launcher.commands.foreign import find_spec
 from launcher.errors import RecipeError
 from launcher.facts.lora import adapted_by
-from launcher.facts.trace import Untraceable
+from launcher.facts.memory_trace import Untraceable
 from launcher.train.adapters import new_adapter
 from launcher.train.trace import ANSWERS
 
@@ -65,7 +65,7 @@ def in_process(monkeypatch):
         except ValueError as error:  # as the child tells it
             raise Untraceable(str(error)) from None
 
-    monkeypatch.setattr("launcher.facts.trace.ask_child", ask)
+    monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
 
 
 def planned(family, fields):

@@ -11,8 +11,8 @@ from cases import cases
 from launcher.commands.foreign import find_spec
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.heads import FAMILY_TASKS
 from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
+from launcher.facts.model import FAMILY_TASKS
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.tiny import NARROW, tiny_recipe
@@ -151,7 +151,7 @@ def in_process(monkeypatch):
     def ask(request, _python):
         return ANSWERS[request["ask"]](request)
 
-    monkeypatch.setattr("launcher.facts.trace.ask_child", ask)
+    monkeypatch.setattr("launcher.facts.memory_trace.ask_child", ask)
 
 
 def planned_job(tmp_path, fields, spec):

@@ -13,7 +13,7 @@ from engine_runs import prepared
 from forked import KILL, Forks
 from grounds import tokenizer_of_1024_words, write_rows
 
-from launcher.recipe.optimizers import IN_SHARDS
+from launcher.recipe.optimizer_needs import IN_SHARDS
 
 if not find_spec("torch"):  # not imported here: that takes long
     pytest.skip("the training stack is not installed", allow_module_level=True)

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from launcher.errors import RecipeError
-from launcher.facts.head_loss import PLAIN_HEADS
+from launcher.facts.capabilities import PLAIN_HEADS
 from launcher.train import head_loss
 from launcher.train.head_loss import SummedLoss, chunk_loss
 

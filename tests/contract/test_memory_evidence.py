@@ -23,7 +23,7 @@ import memory_measure  # noqa: E402
 import memory_page  # noqa: E402
 from memory_rows import ds_config_of, job_of, plan_of  # noqa: E402
 
-from launcher.facts.heads import FAMILY_TASKS  # noqa: E402
+from launcher.facts.model import FAMILY_TASKS  # noqa: E402
 
 RECORD = memory_measure.read_record()
 AGAIN = ("llama-fp32-eager", "qwen2-lora-attention-fp32", "llama-bf16-accumulation2", "bert-lora-bf16")

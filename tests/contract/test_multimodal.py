@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.cli import main
-from launcher.facts.heads import _image_text_types
+from launcher.facts.model import _image_text_types
 
 transformers = pytest.importorskip("transformers")
 

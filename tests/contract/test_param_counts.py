@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import read_model_spec
+from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.shipped import facts_file
 from launcher.plan.tiny import narrow_config
 

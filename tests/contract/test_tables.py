@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts.tp_plans import has_tp_plan
+from launcher.facts.capabilities import has_tp_plan
 from launcher.recipe.field_tables import TABLES, shipped_table
 from tools.tables import peers
 from tools.tables.__main__ import table_text

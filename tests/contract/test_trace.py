@@ -224,7 +224,7 @@ def test_real_training_takes_what_was_traced(name):
 
 
 def test_the_child_answers_in_json_and_says_what_went_wrong():
-    from launcher.facts.trace import Untraceable, ask_child
+    from launcher.facts.memory_trace import Untraceable, ask_child
 
     with pytest.raises(Untraceable, match="nothing"):
         ask_child({"ask": "model", "config": {"model_type": "nothing"}, "task": "causal-lm", "labels": None},
@@ -235,7 +235,7 @@ def test_the_child_answers_in_json_and_says_what_went_wrong():
 def test_unknown_families_are_counted_to_the_last_parameter(model_type):
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from launcher.facts.foreign import foreign_spec
+    from launcher.facts.model import foreign_spec
 
     config = {"model_type": model_type, "num_hidden_layers": 3}
     answer = tracer.model({"config": config, "task": "causal-lm", "labels": None})

@@ -17,7 +17,7 @@ from launcher.commands import adapting
 from launcher.commands.adapting import run_tries
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.run_dir import write_next_try, write_run_dir
-from launcher.facts.atomic_writes import write_text
+from launcher.facts.safe_files import write_text
 from launcher.plan.planner import make_plan
 from launcher.render.bundle import render
 

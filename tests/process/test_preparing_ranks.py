@@ -19,7 +19,7 @@ from launcher.commands.adapting import run_tries
 from launcher.errors import RecipeError, RunFailed
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.supervise import Limits
-from launcher.facts.status import PREPARED, PREPARES
+from launcher.facts.rank_status import PREPARED, PREPARES
 from launcher.render.bundle import render
 from launcher.render.command import WORKER
 from launcher.train import prepare

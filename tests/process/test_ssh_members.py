@@ -13,7 +13,7 @@ import pytest
 from launcher.errors import MachineError
 from launcher.execute.nodes.group import Group
 from launcher.execute.nodes.wire import Rhythm
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 from launcher.schedulers.ssh import Starting
 
 RUNS = 'for last; do :; done\nexec sh -c "$last"\n'
@@ -28,13 +28,13 @@ def program(folder: Path, text: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> JobMember:
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    return Place("ours", 0, 3, 3, 0, 1, 0, "127.0.0.1", port)
+    return JobMember("ours", 0, 3, 3, 0, 1, 0, "127.0.0.1", port)
 
 
-def problems(folder: Path, text: str, place: Place, hosts=("hostb", "hostc")):
+def problems(folder: Path, text: str, place: JobMember, hosts=("hostb", "hostc")):
     """What is said of hosts whose ssh is this script."""
     starting = Starting(program(folder, text))
     group = Group(place, starting.token, Rhythm())

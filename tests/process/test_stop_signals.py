@@ -12,7 +12,7 @@ import time
 import pytest
 
 from launcher.execute import processes
-from launcher.facts.status import RankStatus, process_started, read_statuses
+from launcher.facts.rank_status import RankStatus, process_started, read_statuses
 
 BEGIN = """
 import ctypes, os, pathlib, signal, sys, time

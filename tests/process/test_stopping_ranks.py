@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.facts.status import RankStatus, read_statuses
+from launcher.facts.rank_status import RankStatus, read_statuses
 from launcher.plan.stopping import KILL_S
 
 pytest.importorskip("torch")

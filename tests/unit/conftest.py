@@ -8,11 +8,11 @@ import pytest
 from joining import FAST, a_place
 
 from launcher.execute.nodes.group import Group
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> JobMember:
     return a_place()
 
 

@@ -11,8 +11,8 @@ from factories import plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.facts.calibration import KEPT, Calibration, Kind, Run, read_calibration, read_run
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.measured_runs import KEPT, Calibration, Kind, Run, read_calibration, read_run
 from launcher.memory.calibration import (
     CPU_RANGE,
     CUDA_RANGE,

@@ -11,7 +11,7 @@ from joining import FAST
 from supervised import wait_for
 
 from launcher.execute.nodes.wire import Channel, Closed, Rhythm, listening
-from launcher.facts.place import PORTS
+from launcher.facts.job_member import PORTS
 
 
 @pytest.fixture

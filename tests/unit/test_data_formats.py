@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from launcher.errors import MachineError, RecipeError
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS
 from launcher.train.data.formats import (
     canonical,

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.knowledge.diagnose.patch import changed_text, edits, write_fixed
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
 
 RECIPE = """# a recipe
 task: causal-lm          # the task

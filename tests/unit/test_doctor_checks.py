@@ -23,7 +23,7 @@ from machines import (
 )  # fmt: skip
 
 from launcher.commands.doctoring import subject_of
-from launcher.facts.machine_model import ModelFacts
+from launcher.facts.machine_facts import ModelFacts
 from launcher.facts.software import install_hint
 from launcher.knowledge.doctor import CHECKS, examine
 

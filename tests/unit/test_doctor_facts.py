@@ -16,15 +16,19 @@ from pathlib import Path
 import pytest
 
 from launcher.execute.leftovers import remove_stale_locks
-from launcher.facts.build_locks import stale_locks
-from launcher.facts.machine_build import read_build
-from launcher.facts.machine_disk import read_disk, read_folder
-from launcher.facts.machine_gpu import read_gpus
-from launcher.facts.machine_host import read_host, watched_environment
-from launcher.facts.machine_model import read_hub_model
-from launcher.facts.machine_network import read_network
-from launcher.facts.machine_software import RANGES, TESTED, outside_range
-from launcher.facts.stack import SECTIONS, ask_stack, read_sections
+from launcher.facts.machine_facts import (
+    SECTIONS,
+    ask_stack,
+    read_build,
+    read_host,
+    read_hub_model,
+    read_network,
+    read_sections,
+    watched_environment,
+)
+from launcher.facts.probe import read_gpus
+from launcher.facts.software import RANGES, TESTED, outside_range
+from launcher.facts.storage import read_disk, read_folder, stale_locks
 
 GIB = 2**30
 ROW = "{0}, GPU-{0:04d}, Tesla V100-SXM2-32GB, 32510, 512, 7.0, 535.104.05"

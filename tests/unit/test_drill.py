@@ -23,8 +23,8 @@ from launcher.plan.drill import (
     tolerance_of,
 )
 from launcher.plan.tiny import tiny_recipe
-from launcher.recipe.layers import shipped_names
 from launcher.recipe.loading import load_recipe
+from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.drill_text import drill_text, fault_line
 
 BY_ID = {fault.id: fault for fault in FAULTS}

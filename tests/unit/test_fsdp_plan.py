@@ -13,7 +13,7 @@ from launcher.facts.model import read_model_spec
 from launcher.plan.adapting import adapt, ways_out
 from launcher.plan.planner import make_plan
 from launcher.plan.tiny import tiny_on_cpu
-from launcher.recipe.optimizers import IN_SHARDS
+from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.render.bundle import render
 from launcher.render.command import render_accelerate_config
 

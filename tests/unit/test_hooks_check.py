@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.recipe.hooks import read_hooks
+from launcher.recipe.hook_file import read_hooks
 
 
 def write(folder, text):

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.facts.hub import hub_cache, hub_token
+from launcher.facts.hub_client import hub_cache, hub_token
 from launcher.facts.model_config import find_model_config, has_chat_template
 
 LLAMA = {

@@ -15,8 +15,8 @@ from launcher.importing.importers import LARGEST, read_file
 from launcher.importing.join import Imported, import_files
 from launcher.importing.reading import Effect
 from launcher.importing.writing import beside, recipe_text
-from launcher.recipe.written import flow
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
+from launcher.recipe.yaml_writer import flow
 
 LINE = (
     "accelerate launch --num_processes 8 run_clm.py --do_train --model_name_or_path bigcode/starcoder "

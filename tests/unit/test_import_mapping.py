@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.importing.mapping import TOOLS, mapping_rows
-from launcher.recipe.descriptions import field_descriptions
 from launcher.recipe.field_tables import TASK_TABLES, adapter_fields, trainer_fields
+from launcher.recipe.problems import field_descriptions
 from launcher.recipe.schema import Recipe
 
 SECTIONS = {name for name in Recipe.model_fields}

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from launcher.facts.shipped import recipes_dir
-from launcher.recipe.field_tables import TABLES, installed_package, shipped_table
+from launcher.recipe.field_tables import TABLES, TASK_FORMATS, installed_package, shipped_table
 from launcher.recipe.json_schema import recipe_json_schema
-from launcher.recipe.layers import shipped_names
-from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.merged_yaml import shipped_names
+from launcher.recipe.yaml_reader import parse_yaml
 from launcher.tasks import FORMATS
 from tools.tables.fields import schema_text
 

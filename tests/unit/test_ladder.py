@@ -19,8 +19,7 @@ from launcher.plan.ladder import (
     plan_ladder,
     start_batch,
 )
-from launcher.recipe.changes import with_changes
-from launcher.recipe.loading import load_recipe
+from launcher.recipe.loading import load_recipe, with_changes
 from launcher.report.ladder import ladder_page, ladder_text, rung_line
 
 VIT = """\

@@ -19,7 +19,7 @@ from memory_cases import (
     spec,
 )
 
-from launcher.facts.head_loss import chunk_rows
+from launcher.facts.capabilities import chunk_rows
 from launcher.facts.model import ModelSpec, read_model_spec
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Components, MemoryJob

@@ -23,8 +23,7 @@ from memory_cases import (
     states_of,
 )
 
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import read_model_spec
+from launcher.facts.model import FAMILY_TASKS, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.facts.shipped import facts_file
 from launcher.memory.engines import engine_of

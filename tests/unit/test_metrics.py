@@ -14,7 +14,7 @@ pytest.importorskip("numpy")
 import numpy as np
 
 from launcher.errors import MachineError, RecipeError
-from launcher.recipe.vocabulary import METRICS
+from launcher.recipe.field_tables import METRICS
 from launcher.train.job import Job
 from launcher.train.metrics import (
     asked_metrics,

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.facts.gguf import read_gguf_config
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.gguf_header import read_gguf_config
+from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import resolve_path, shipped_model_config
 from launcher.facts.shipped import facts_file
 

@@ -6,7 +6,7 @@ import pytest
 from factories import BASE, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.recipe.optimizers import IN_SHARDS, OPTIMIZERS
+from launcher.recipe.optimizer_needs import IN_SHARDS, OPTIMIZERS
 
 ZERO, DDP = {"sharding__engine": "deepspeed"}, {"sharding__engine": "ddp"}
 TARGETS = {"trainer__optim_target_modules": "all-linear"}

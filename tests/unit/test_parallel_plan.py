@@ -10,9 +10,9 @@ import pytest
 from factories import facts, plan, recipe
 
 from launcher.errors import RecipeError
+from launcher.facts.capabilities import tp_plans
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
-from launcher.facts.tp_plans import tp_plans
 from launcher.plan.parallel import FAMILIES, SIZES
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge

@@ -21,13 +21,13 @@ from launcher.execute.nodes.hello import (
 from launcher.execute.supervise import Limits
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.interfaces import addresses, interface_of, is_this_machine, own_address_towards
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
 from launcher.render.bundle import render
 from launcher.schedulers import slurm_queue
 from launcher.schedulers.ssh import forwarded
 
-ONE_A_NODE = Place("job", 1, 2, 2, 1, 1, 0, "node1", 29400)
-ONE_A_RANK = Place("job", 3, 4, 2, 1, 2, 1, "node1", 29400)
+ONE_A_NODE = JobMember("job", 1, 2, 2, 1, 1, 0, "node1", 29400)
+ONE_A_RANK = JobMember("job", 3, 4, 2, 1, 2, 1, "node1", 29400)
 
 
 def order_of(bundle, **changes) -> Order:
@@ -112,7 +112,7 @@ def test_the_interface_is_named_unless_the_user_named_one(tmp_path, monkeypatch)
 def test_ranks_of_one_machine_meet_on_loopback(tmp_path, monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    alone = Place("", 0, 1, 1, 0, 1, 0, "", 0)
+    alone = JobMember("", 0, 1, 1, 0, 1, 0, "", 0)
     several, one = (order_of(render(plan(tmp_path, on))) for on in ("2xcpu", "cpu"))
     bound = bind_order(several, alone, [])
     assert (bound.env["GLOO_SOCKET_IFNAME"], bound.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")

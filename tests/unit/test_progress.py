@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from launcher.facts.long_steps import amount, is_passing, of_total, step_line
-from launcher.facts.status import read_stage, read_statuses
+from launcher.facts.rank_status import amount, is_passing, of_total, read_stage, read_statuses, step_line
 from launcher.train import progress, status
 from launcher.train.progress import Progress, bars_in_status
 

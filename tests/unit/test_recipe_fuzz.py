@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.shipped import recipes_dir
-from launcher.recipe.field_tables import adapter_fields, trainer_fields
+from launcher.recipe.field_tables import TASK_FORMATS, adapter_fields, trainer_fields
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.problems import known_sections
-from launcher.recipe.vocabulary import TASK_FORMATS
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
 from launcher.tasks import FORMATS
 
 EVERY_KEY = """\

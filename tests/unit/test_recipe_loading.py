@@ -13,7 +13,7 @@ from launcher.errors import RecipeError
 from launcher.recipe.env import resolve_env
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import LoadedRecipe, Origin, load_recipe
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
 
 GOOD = "model: {name_or_path: gpt2}\ndata: {train: [{path: a.jsonl}]}\n"
 

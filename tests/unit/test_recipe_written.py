@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.facts.shipped import recipes_dir
-from launcher.recipe.written import WIDTH, flow, recipe_text
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
+from launcher.recipe.yaml_writer import WIDTH, flow, recipe_text
 
 RECIPES = sorted(recipes_dir().glob("*.yaml"))
 

@@ -13,7 +13,7 @@ from launcher.doctor.rehearsed_links import slow_devices, slow_links, slow_write
 from launcher.doctor.rehearsed_save import unshared
 from launcher.errors import Problem, RecipeError
 from launcher.facts.interfaces import choose_interface
-from launcher.facts.rehearsal import course_of
+from launcher.facts.rehearsal_course import course_of
 from launcher.plan.rehearsal import LARGE, SMALL, bucket_bytes, make_course, message_sizes
 from launcher.train.rehearse import ends_of
 

@@ -14,8 +14,8 @@ from factories import facts, plan, with_settings
 from launcher.cli import main
 from launcher.execute.remember import append_line, finished_run, remember_run
 from launcher.facts import probe
-from launcher.facts.calibration import read_calibration
 from launcher.facts.hardware import parse_hardware
+from launcher.facts.measured_runs import read_calibration
 from launcher.memory.estimate import estimate_memory
 from launcher.plan.as_run import predict_as_run
 

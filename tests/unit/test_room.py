@@ -11,7 +11,7 @@ from factories import plan, with_settings
 from launcher.commands import room
 from launcher.commands.room import check_room
 from launcher.errors import MachineError
-from launcher.facts.machine_disk import read_folder
+from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
 
 LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from launcher.errors import RecipeError
 from launcher.execute import run_dir
-from launcher.facts import user_files
+from launcher.facts import safe_files
 from launcher.schedulers import jobs
 from launcher.train import tracking
 from launcher.train.callbacks import Metrics
@@ -58,14 +58,14 @@ def test_a_row_whose_step_is_no_number_is_kept(tmp_path, step):
 def test_metrics_of_any_size_are_kept(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2, 3, 4, 5)
-    monkeypatch.setattr(user_files, "LARGEST_RECORD", 100)
+    monkeypatch.setattr(safe_files, "LARGEST_RECORD", 100)
     resumed(path, 4)
     assert steps(path) == [1, 2, 3, 4, 5]
     assert run_dir.last_step(tmp_path) == 5
 
 
 def test_a_line_without_an_end_is_left_out_without_being_read_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(user_files, "LONGEST_LINE", 50)
+    monkeypatch.setattr(safe_files, "LONGEST_LINE", 50)
     path = tmp_path / "metrics.jsonl"
     write(path, 1)
     with path.open("a") as stream:
@@ -78,14 +78,14 @@ def test_a_line_without_an_end_is_left_out_without_being_read_as_a_whole(tmp_pat
 def test_metrics_that_cannot_be_read_stay(tmp_path, monkeypatch, capsys, code):
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2, 9)
-    opened = user_files._opened
+    opened = safe_files._opened
 
     def unreadable(wanted):
         if Path(wanted) == path:
             raise OSError(code, "made up", str(wanted))
         return opened(wanted)
 
-    monkeypatch.setattr(user_files, "_opened", unreadable)
+    monkeypatch.setattr(safe_files, "_opened", unreadable)
     resumed(path, 4)
     assert steps(path) == [1, 2, 9, 5]
     assert [found.name for found in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -11,7 +11,7 @@ import pytest
 from launcher.cli import main
 from launcher.errors import Problem, RunFailed
 from launcher.execute.run_dir import record_bound
-from launcher.facts.secrets import (
+from launcher.facts.redaction import (
     SECRET,
     hide_in,
     hider,

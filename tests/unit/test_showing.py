@@ -13,7 +13,7 @@ from factories import plan
 
 from launcher.commands.showing import Showing
 from launcher.execute.record import NewRows
-from launcher.facts.status import RankStatus
+from launcher.facts.rank_status import RankStatus
 
 GIB = 2**30
 HERE = socket.gethostname()

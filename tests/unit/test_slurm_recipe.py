@@ -16,7 +16,7 @@ from launcher.facts.hardware import parse_hardware
 from launcher.recipe import slurm_rules
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.slurm_rules import OWNED
-from launcher.recipe.snapshot import snapshot
+from launcher.recipe.yaml_writer import snapshot
 
 BASE = "model: {name_or_path: huggyllama/llama-7b}\ndata: {train: [{path: rows.jsonl}]}\n"
 

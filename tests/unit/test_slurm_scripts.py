@@ -12,8 +12,8 @@ import pytest
 from factories import facts, recipe
 
 from launcher.errors import RecipeError
+from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.shell import check_shell
 from launcher.plan.planner import make_plan
 from launcher.schedulers.scheduler import Submission
 from launcher.schedulers.slurm_queue import Job, without_defaults

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.facts.devices import FIGURES, figures_of
-from launcher.facts.hardware import DEVICES, parse_hardware
-from launcher.facts.heads import FAMILY_TASKS
-from launcher.facts.model import ModelSpec, read_model_spec
+from launcher.facts.hardware import DEVICES, FIGURES, Processor, figures_of, parse_hardware
+from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
-from launcher.facts.processor import Processor
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
 from launcher.plan.speed import HOST_MEMORY_BYTES, INT8_SLOWDOWN, predict_step, step_work

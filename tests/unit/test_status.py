@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from launcher.facts.status import (
+from launcher.facts.rank_status import (
     RankStatus,
     is_alive,
     process_started,

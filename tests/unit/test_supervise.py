@@ -15,8 +15,8 @@ from launcher.execute.following import Ended
 from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.restarts import Begun, may_pass, pause_before
 from launcher.execute.supervise import LONGEST_LOOK_S, Limits, Watch, describe_lost, parse_stack
-from launcher.facts.oom_kills import OomKills, has_killed, read_oom_kills
-from launcher.facts.status import LEFT_EARLY, RankStatus
+from launcher.facts.probe import OomKills, has_killed, read_oom_kills
+from launcher.facts.rank_status import LEFT_EARLY, RankStatus
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.failures.catalogue import FAILURES
 

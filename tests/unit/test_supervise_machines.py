@@ -16,8 +16,8 @@ from launcher.execute.following import Ended
 from launcher.execute.nodes.peers import Part
 from launcher.execute.restarts import may_pass
 from launcher.execute.supervise import Watch
-from launcher.facts.oom_kills import OomKills
-from launcher.facts.status import process_started
+from launcher.facts.probe import OomKills
+from launcher.facts.rank_status import process_started
 
 GONE = 2**22 + 1
 """No process has this id."""

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("datasets")
 
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.train.data.formats import canonical, detect
 from launcher.train.data.labels import collect_labels
 from launcher.train.tiny import ROWS, tiny_rows, tiny_tokenizer

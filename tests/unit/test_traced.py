@@ -12,7 +12,7 @@ from memory_cases import held_of, states_of
 
 from launcher.errors import MachineError
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.trace import Line, Moment, Trace, TracedStep, Untraceable, ask_child, read_step
+from launcher.facts.memory_trace import Line, Moment, Trace, TracedStep, Untraceable, ask_child, read_step
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.traced import choices_of, traced_phases, why_not
@@ -203,6 +203,6 @@ def test_a_child_that_dies_is_one(tmp_path):
 
 
 def test_a_child_that_never_ends_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.facts.trace.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("launcher.facts.memory_trace.TIMEOUT_S", 0.2)
     with pytest.raises(Untraceable, match="took more than"):
         ask_child({}, interpreter(tmp_path, "exec sleep 5"))

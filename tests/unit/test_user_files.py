@@ -19,20 +19,12 @@ from launcher.execute.output import LogFile, Output, errors_in
 from launcher.execute.record import read_run
 from launcher.execute.run_dir import last_step, read_stopped
 from launcher.facts.model_config import find_model_config
-from launcher.facts.status import REPORT, read_statuses
-from launcher.facts.user_files import (
-    exists,
-    is_dir,
-    is_file,
-    read_bytes,
-    read_json,
-    read_jsonl,
-    read_record,
-)
-from launcher.recipe.hooks import read_hooks
-from launcher.recipe.layers import load_layers
+from launcher.facts.rank_status import REPORT, read_statuses
+from launcher.facts.safe_files import exists, is_dir, is_file, read_bytes, read_json, read_jsonl, read_record
+from launcher.recipe.hook_file import read_hooks
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.merged_yaml import load_layers
+from launcher.recipe.yaml_reader import parse_yaml
 from launcher.schedulers.hostfile import read_hostfile
 from launcher.schedulers.slurm_requeue import last_requeue
 

@@ -33,7 +33,7 @@ from launcher.execute.nodes.wire import (
     plain_address,
 )
 from launcher.facts.hardware import Hardware
-from launcher.facts.place import PORTS, Place
+from launcher.facts.job_member import PORTS, JobMember
 
 HOST_MISSING = "host-missing"
 """Code of the problem of members that did not come."""
@@ -62,7 +62,7 @@ class Members:
     """The members but this one, the head. What they say goes to `hear`, in the threads that read it."""
 
     def __init__(
-        self, place: Place, asked: str, hear: Callable[[Member, Message], None], rhythm: Rhythm | None
+        self, place: JobMember, asked: str, hear: Callable[[Member, Message], None], rhythm: Rhythm | None
     ) -> None:
         """Listens from now on. MachineError (4) where no port is free."""
         self.place, self.own, self._asked = place, own_hello(place, asked), asked
@@ -275,7 +275,7 @@ class Members:
             member.channel.close()
 
 
-def _listening(place: Place) -> socket.socket:
+def _listening(place: JobMember) -> socket.socket:
     try:
         return listening(place.port, PORTS)
     except OSError as error:
@@ -310,7 +310,7 @@ LEAVE_S = 60.0
 class Group:
     """The members of a job but this one, the head. Entered once for a command, it serves all its tries."""
 
-    def __init__(self, place: Place, asked: str, rhythm: Rhythm | None = None) -> None:
+    def __init__(self, place: JobMember, asked: str, rhythm: Rhythm | None = None) -> None:
         """asked: what all members must know, see greeting.py; a digest of what the command was given."""
         self.place = place
         self.linger_s = 0.0

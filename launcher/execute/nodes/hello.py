@@ -16,9 +16,9 @@ from launcher.errors import Problem
 from launcher.execute.nodes.wire import fingerprint
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware
-from launcher.facts.place import Place
+from launcher.facts.job_member import JobMember
+from launcher.facts.safe_files import read_record
 from launcher.facts.software import installed_versions
-from launcher.facts.user_files import read_record
 
 COMPARED = ("effilaunch", "python", "torch", "transformers", "accelerate", "deepspeed", "peft",
             "bitsandbytes", "datasets", "trl")  # fmt: skip
@@ -63,7 +63,7 @@ class Hello:
         return Hello(**{**values, **lists})
 
 
-def own_hello(place: Place, asked: str) -> Hello:
+def own_hello(place: JobMember, asked: str) -> Hello:
     """This process's."""
     installed = installed_versions() | {"effilaunch": __version__}
     installed["python"] = ".".join(platform.python_version_tuple()[:2])

@@ -38,9 +38,9 @@ from launcher.execute.nodes.wire import Channel, Closed, Message, Rhythm, Unprov
 from launcher.execute.processes import WORKERS_LEAVE_S, send
 from launcher.execute.signals import Stops
 from launcher.execute.supervise import Watch
-from launcher.facts.oom_kills import has_killed, read_oom_kills
-from launcher.facts.place import PORTS, Place
-from launcher.facts.status import is_alive
+from launcher.facts.job_member import PORTS, JobMember
+from launcher.facts.probe import has_killed, read_oom_kills
+from launcher.facts.rank_status import is_alive
 
 COME_S = 600.0
 """So long the head is looked for: somebody starts the machines by hand, one after the other."""
@@ -143,7 +143,7 @@ def main(said: Mapping[str, Any]) -> int:
         joined = True
 
     try:
-        return serve(Place(**said["place"]), said["token"], note, come_s=SSH_COME_S)
+        return serve(JobMember(**said["place"]), said["token"], note, come_s=SSH_COME_S)
     except EffilaunchError as error:
         if not joined:
             sys.stdout.write("".join(f"{p.code}: {p.message}\n" for p in error.problems))
@@ -151,7 +151,7 @@ def main(said: Mapping[str, Any]) -> int:
 
 
 def serve(
-    place: Place,
+    place: JobMember,
     asked: str,
     say: Callable[[str], None],
     *,
@@ -177,7 +177,7 @@ def serve(
 
 
 def _joined(
-    place: Place,
+    place: JobMember,
     asked: str,
     stops: Stops,
     come_s: float,
@@ -211,7 +211,7 @@ class _Missed:
 
 
 def _look_for_head(
-    place: Place, hello: dict[str, Any], asked: str, rhythm: Rhythm | None
+    place: JobMember, hello: dict[str, Any], asked: str, rhythm: Rhythm | None
 ) -> tuple[Channel, str] | _Missed:
     """The connection to the head, and its host. RecipeError (2), MachineError (4) where it refuses."""
     why = ""
@@ -246,7 +246,7 @@ def _look_for_head(
     return _Missed(why)
 
 
-def _missing(place: Place, missed: _Missed, waited: float) -> Problem:
+def _missing(place: JobMember, missed: _Missed, waited: float) -> Problem:
     message = f"the first machine was not found within {waited:.0f} s: "
     if missed.unknown:
         message += f"no machine is known here as {place.head}"
@@ -266,7 +266,7 @@ def _pause_or_leave(stops: Stops, seconds: float) -> None:
 
 
 def _obey(
-    place: Place,
+    place: JobMember,
     peers: MemberPeers,
     stops: Stops,
     channel: Channel,
@@ -315,7 +315,7 @@ def _head_lost(peers: MemberPeers) -> Problem:
     return Problem(HOST_LOST, peers.gone, hint=hint)
 
 
-def _holding_nvme(place: Place, order: Order) -> contextlib.AbstractContextManager[object]:
+def _holding_nvme(place: JobMember, order: Order) -> contextlib.AbstractContextManager[object]:
     """This machine's folder of an offload: the head holds its own, and one member a machine does here."""
     if order.nvme is None or place.node_rank == 0 or place.local_task != 0:
         return contextlib.nullcontext()
@@ -323,7 +323,7 @@ def _holding_nvme(place: Place, order: Order) -> contextlib.AbstractContextManag
 
 
 def _take_part(
-    place: Place, peers: MemberPeers, order: Order, devices: tuple[str, ...], say: Callable[[str], None]
+    place: JobMember, peers: MemberPeers, order: Order, devices: tuple[str, ...], say: Callable[[str], None]
 ) -> None:
     """Start this machine's ranks and follow them to their end; the head is told how they ended."""
     run_dir = Path(order.run_dir)

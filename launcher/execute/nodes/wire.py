@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 
 Message = dict[str, Any]
 """A JSON object; `kind` says what it is."""

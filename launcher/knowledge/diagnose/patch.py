@@ -15,8 +15,8 @@ import yaml
 from launcher.errors import Problem, RecipeError
 from launcher.knowledge.diagnose.findings import Edit
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.written import flow
-from launcher.recipe.yaml_marks import parse_yaml
+from launcher.recipe.yaml_reader import parse_yaml
+from launcher.recipe.yaml_writer import flow
 from launcher.render.new_file import write_new
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 
 _CHUNK = 1 << 20
 _LONGEST = 1 << 14

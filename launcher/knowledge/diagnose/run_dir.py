@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.knowledge.diagnose.findings import Error
 from launcher.knowledge.diagnose.reading import clean
 from launcher.knowledge.diagnose.tracebacks import Errors

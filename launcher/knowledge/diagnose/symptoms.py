@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Line, clean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.facts.machine import Machine
+from launcher.facts.machine_facts import Machine
 from launcher.knowledge.doctor.build_checks import BUILD_CHECKS
 from launcher.knowledge.doctor.check import Check, Finding, Verdict
 from launcher.knowledge.doctor.gpu_checks import GPU_CHECKS

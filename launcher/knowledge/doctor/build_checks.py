@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from launcher.facts.machine import Machine
-from launcher.facts.machine_build import BuildFacts
-from launcher.facts.stack import Stack
+from launcher.facts.machine_facts import BuildFacts, Machine, Stack
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.knowledge.doctor.needs import built_ops, cuda_ops, on_gpu
 from launcher.plan.plan import Plan

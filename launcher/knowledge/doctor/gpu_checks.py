@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.facts.machine import Machine
-from launcher.facts.machine_gpu import Gpu
+from launcher.facts.machine_facts import Machine
+from launcher.facts.probe import Gpu
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import has_env, on_gpu
 from launcher.plan.plan import Plan

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from launcher.facts.machine import Machine
-from launcher.facts.machine_network import DEFAULT_PORT, HOSTFILE
+from launcher.facts.machine_facts import DEFAULT_PORT, HOSTFILE, Machine
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import on_gpu
 from launcher.plan.plan import Plan

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.facts.secrets import hide_unknown
+from launcher.facts.redaction import hide_unknown
 
 _SECRETS = (
     # A report for strangers hides what is only the beginning of a token, too.

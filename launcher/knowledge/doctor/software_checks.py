@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.facts.machine import Machine
-from launcher.facts.machine_software import RANGES, TESTED, outside_range
-from launcher.facts.software import install_hint
+from launcher.facts.machine_facts import Machine
+from launcher.facts.software import RANGES, TESTED, install_hint, outside_range
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, numbers, ok, skip, warn
 from launcher.knowledge.doctor.needs import needed_modules, reports_to
 from launcher.plan.plan import Plan

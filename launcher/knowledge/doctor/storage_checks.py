@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.facts.machine import Machine
-from launcher.facts.machine_disk import Folder
+from launcher.facts.machine_facts import Machine
+from launcher.facts.storage import Folder
 from launcher.knowledge.doctor.check import Check, Verdict, fail, needed, ok, size, skip, warn
 from launcher.knowledge.doctor.needs import (
     checkpoint_bytes,

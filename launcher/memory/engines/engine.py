@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from launcher.facts.attention import holds_mask
+from launcher.facts.capabilities import holds_mask
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob

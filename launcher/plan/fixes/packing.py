@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.facts.attention import holds_mask, is_varlen
+from launcher.facts.capabilities import holds_mask, is_varlen
 from launcher.plan.fixes.fix import Fix, Situation
 
 VERIFIED_FAMILIES = frozenset(

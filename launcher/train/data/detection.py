@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.recipe.suggestions import listed
-from launcher.recipe.vocabulary import TASK_FORMATS
 from launcher.tasks import FORMATS
 from launcher.tasks.rows import FieldKind
 from launcher.train.data.messages import is_conversation

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.recipe.suggestions import listed
 from launcher.train.data.masks import TRAIN, is_mask_key, merged_flag, train_flag
 from launcher.train.data.other_tasks import is_empty, is_media, plain_name

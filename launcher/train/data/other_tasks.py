@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks.dpo import DPO
 from launcher.tasks.reward import Reward
 from launcher.tasks.token_classification import TokenClassification

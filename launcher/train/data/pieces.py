@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.train.data.turns import Message, assistant_turns
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought")

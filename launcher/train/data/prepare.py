@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.atomic_writes import write_json
 from launcher.facts.probe import cache_root
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json, write_json
 from launcher.train.cached import cached, seal
 from launcher.train.data.counts import Counts
 from launcher.train.data.encode import encode_rows

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
-from launcher.facts.atomic_writes import write_json
 from launcher.facts.probe import cache_root
-from launcher.facts.user_files import read_json
+from launcher.facts.safe_files import read_json, write_json
 from launcher.train.data.counts import Counts
 from launcher.train.data.detection import PEEK
 from launcher.train.data.formats import Detected, canonical, detect

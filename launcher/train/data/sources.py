@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import resolve_path
-from launcher.facts.user_files import exists, expanded, is_dir, parse_json
+from launcher.facts.safe_files import exists, expanded, is_dir, parse_json
 from launcher.recipe.data_paths import is_loaded_hub_id
 from launcher.train.data.files import data_suffix, is_data_file, known_suffixes, read_file, without_none
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.train.cached import defect
 from launcher.train.job import Job
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 from launcher.train.data.sources import Row, bad_row, kind_of, parsed_json
 
 _CALL_HINT = 'a call is written {"name": "...", "arguments": {...}}'

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.user_files import parse_json
-from launcher.recipe.vocabulary import TASK_FORMATS
+from launcher.facts.safe_files import parse_json
+from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
 from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row

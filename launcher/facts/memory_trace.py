@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import MachineError, Problem
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 
 TIMEOUT_S = 600
 CHILD = "launcher.train.trace"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import Problem
-from launcher.facts.user_files import LARGEST_TEXT, is_file, read_text
+from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_text
 from launcher.recipe.suggestions import close_key, describe
-from launcher.recipe.yaml_marks import join, parse_yaml
+from launcher.recipe.yaml_reader import join, parse_yaml
 
 _TOKEN = re.compile(r"\.?([^.\[\]]+)|\[([0-9]{1,9})\]")
 _MOST_TOKENS = 32
@@ -20,7 +20,7 @@ _LONGEST_CHAIN = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """Where a value was written."""
 
     source: Literal["recipe", "parent", "override"]
@@ -40,11 +40,11 @@ class Layered:
     """The merged recipe. `places` holds every dotted path, containers too."""
 
     data: dict[str, Any]
-    places: dict[str, Place]
+    places: dict[str, Position]
     problems: list[Problem]
     text: str = ""
 
-    def place(self, path: str) -> Place | None:
+    def place(self, path: str) -> Position | None:
         """The place of `path`, or of the nearest thing around it."""
         while path:
             if path in self.places:
@@ -97,7 +97,7 @@ def _read(path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ..
         return Layered({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])
     document = parse_yaml(text, file)
     folder = path.resolve().parent
-    places = {p: Place(source, file, line, folder) for p, line in document.lines.items()}
+    places = {p: Position(source, file, line, folder) for p, line in document.lines.items()}
     layered = Layered({}, places, document.problems, text)
     if isinstance(document.data, dict):
         layered.data = document.data
@@ -159,8 +159,8 @@ def _merge(below: Layered, above: Layered) -> None:
     visit(below.data, above.data, "")
 
 
-def _nowhere() -> Place:
-    return Place("parent", "", None, Path())
+def _nowhere() -> Position:
+    return Position("parent", "", None, Path())
 
 
 def _forget(layered: Layered, path: str, value: Any) -> None:
@@ -200,7 +200,7 @@ def _apply(layered: Layered, override: str, option: str) -> None:
     document = parse_yaml(text, option, dotted)
     if document.problems:
         return refuse(document.problems[0].message)
-    place = Place("override", option, None, Path.cwd())
+    place = Position("override", option, None, Path.cwd())
     target: Any = layered.data
     path = ""
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):

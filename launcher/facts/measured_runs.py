@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_type_hints
 
 from launcher.facts.hardware import Hardware
-from launcher.facts.user_files import parse_json
+from launcher.facts.safe_files import parse_json
 
 SCHEMA_VERSION = 1
 KEPT = 64

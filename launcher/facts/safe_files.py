@@ -159,3 +159,20 @@ def is_after(row: dict[str, Any] | None, step: float) -> bool:
     """Whether a row of a record belongs to a later step; False where its step is no number."""
     found = None if row is None else row.get("step")
     return isinstance(found, int | float) and not isinstance(found, bool) and found > step
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside the target, then rename. Raises OSError, and leaves nothing then."""
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same for a JSON value. ValueError for numbers that JSON has not."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from launcher.recipe.yaml_marks import parse_yaml
+import yaml
+
+from launcher.facts.hardware import Hardware
+from launcher.recipe.loading import LoadedRecipe
+from launcher.recipe.yaml_reader import parse_yaml
 
 WIDTH = 110
 _COMMENTS_AT = 37
@@ -149,3 +153,36 @@ def _number(value: float) -> str:
         return text
     made = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
     return made if float(made) == value else text
+
+
+_HEAD = """\
+# {recipe}
+# as it was when its job was submitted, with its parents and overrides; later edits of it change nothing here.
+"""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Every text between quotes: what looks like a number or a date stays a text for every reader."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _quoted(dumper: _Dumper, text: str) -> Any:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+_Dumper.add_representer(str, _quoted)
+
+
+def snapshot(loaded: LoadedRecipe, hardware: Hardware) -> str:
+    """The recipe as YAML. hardware: what it is planned for, be it by --on."""
+    data: dict[str, Any] = loaded.recipe.model_dump(exclude_unset=True)
+    data["hardware"] = {
+        "num_nodes": hardware.num_nodes,
+        "devices_per_node": hardware.devices_per_node,
+        "device": hardware.device,
+    }
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000)
+    name = str(loaded.path.absolute())
+    return _HEAD.format(recipe=name if name.isprintable() else ascii(name)) + text

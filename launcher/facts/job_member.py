@@ -9,7 +9,7 @@ PORTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JobMember:
     """Where this process of effilaunch stands among those that run one job together."""
 
     job: str

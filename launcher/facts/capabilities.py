@@ -1,0 +1,72 @@
+"""Which attention kernels read documents of any length from one row. Pure."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+from launcher.facts.shipped import facts_file
+
+VARLEN = ("flash_attention_2", "varlen")
+"""They take the borders of documents (cu_seq_lens) instead of a mask over every pair of tokens."""
+MASKLESS = (*VARLEN, "flex_attention")
+"""They hold no mask over pairs of tokens: flex_attention one over pairs of blocks, which is small."""
+
+
+def is_varlen(name: str | None) -> bool:
+    """Whether the kernel of this name costs a flattened row what its documents cost one by one."""
+    return name in VARLEN
+
+
+def holds_mask(name: str | None) -> bool:
+    """Whether documents that share a row cost this kernel a mask over every pair of its tokens."""
+    return name not in MASKLESS
+
+
+CHUNK_BYTES = 256 * 2**20
+"""float32 logits of one chunk."""
+STEP = 256
+"""Fewer rows make the matrix products slow: at 8 rows, torch's own choice for a vocabulary of 49152 on a
+CPU, the head takes five times as long as in one piece."""
+LOGIT_BYTES = 4
+
+PLAIN_HEADS = frozenset(
+    {
+        "gemma",
+        "gemma3_text",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "llama",
+        "mistral",
+        "opt",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "starcoder2",
+    }
+)
+"""Model types whose logits are `lm_head(hidden)` and whose loss is that of these logits alone.
+
+As read in transformers 5.23. Gemma-2 caps its logits, and Gemma-3 where its configuration has a
+final_logit_softcapping (the plan asks); Mixtral and Qwen3-MoE may add the loss of their routers.
+"""
+
+
+def chunk_rows(vocab_size: int) -> int:
+    """Rows of logits in one chunk: as many as 256 MiB hold in float32, a multiple of 256, at least 256."""
+    fitting = CHUNK_BYTES // (LOGIT_BYTES * vocab_size)
+    return max(STEP, fitting // STEP * STEP)
+
+
+@functools.cache
+def tp_plans() -> dict[str, dict[str, str]]:
+    """Model type -> module pattern -> style, as in the tested transformers; {} for a family without one."""
+    text = facts_file("tp_plans.json").read_text(encoding="utf-8")
+    plans: dict[str, dict[str, str]] = json.loads(text)["plans"]
+    return plans
+
+
+def has_tp_plan(model_type: str) -> bool:
+    """Whether transformers can cut this family's layers by itself."""
+    return bool(tp_plans().get(model_type))

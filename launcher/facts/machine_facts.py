@@ -1,0 +1,474 @@
+"""Everything that a check of this machine may ask, gathered once. Without torch: its facts come from a child.
+
+Only counts, sizes, names of products and answers of yes or no are kept; a secret is never read out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from launcher.facts.hub_client import HUB_SECONDS, ask_config, hub_endpoint, hub_home, hub_token, is_offline
+from launcher.facts.probe import GpuFacts, host_memory_bytes, own_cores, read_gpus
+from launcher.facts.redaction import is_secret_name
+from launcher.facts.safe_files import is_file, parse_json
+from launcher.facts.software import SoftwareFacts, read_software
+from launcher.facts.storage import (
+    DiskFacts,
+    Folder,
+    extensions_root,
+    on_network,
+    read_disk,
+    read_folder,
+    stale_locks,
+)
+from launcher.facts.wandb_server import wandb_key, wandb_obstacle
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What of a plan decides where to look."""
+
+    python: str
+    """The interpreter that starts the workers."""
+    run_dir: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the launcher sets for the workers."""
+    hub_model: str | None = None
+    """The model's hub id; None where it lies in a folder, or nowhere."""
+    revision: str = "main"
+    cache_dir: str | None = None
+    """model.cache_dir"""
+    nvme_path: str | None = None
+    wandb: bool = False
+    """Whether it reports there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine, as a value: verdicts are functions of it."""
+
+    gpu: GpuFacts
+    build: BuildFacts
+    network: NetworkFacts
+    disk: DiskFacts
+    host: HostFacts
+    software: SoftwareFacts
+    stack: Stack
+    hub_model: ModelFacts | None = None
+    nvme: Folder | None = None
+    wandb_obstacle: str | None = None
+    """Why wandb's server would not take a run of it, in words; None where it would, or nobody asked."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def gather_machine(subject: Subject) -> Machine:
+    """Look at this machine; takes as long as the training stack takes to import."""
+    environ = {**os.environ, **subject.env}
+    network = read_network(environ)
+    disk = read_disk(subject.run_dir, subject.cache_dir, environ)
+    model = None
+    if subject.hub_model is not None:
+        cache = Path(disk.folders["hub"].path)
+        ask = network.hub == "reachable"
+        model = read_hub_model(subject.hub_model, subject.revision, cache, environ, ask=ask)
+    return Machine(
+        gpu=read_gpus(environ.get("CUDA_VISIBLE_DEVICES")),
+        build=read_build(environ),
+        network=network,
+        disk=disk,
+        host=read_host(os.environ),
+        software=read_software(environ),
+        stack=ask_stack(subject.python, environ),
+        hub_model=model,
+        nvme=read_folder(Path(subject.nvme_path)) if subject.nvme_path else None,
+        wandb_obstacle=wandb_obstacle(environ) if subject.wandb else None,
+    )
+
+
+_SECONDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFacts:
+    """Compilers, and where they build."""
+
+    compiler: str | None
+    """Version of the C++ compiler, e.g. `13.2.0`; None without one."""
+    compiler_command: str
+    """`$CXX`, else `c++`: what torch calls."""
+    cuda_home: str | None
+    """As torch finds it: $CUDA_HOME, $CUDA_PATH, the folder of nvcc on PATH, /usr/local/cuda."""
+    nvcc: str | None
+    """CUDA release of the nvcc under `cuda_home`, e.g. `12.8`; None without one."""
+    ninja: str | None
+    """Version of ninja on PATH or beside the interpreter, where a run looks too; None without one."""
+    python_headers: bool
+    """Python.h of this interpreter."""
+    libaio: bool
+    """The library and its header, which the async_io operator links."""
+    extensions: str
+    """Folder in which torch builds."""
+    extensions_on_network: bool
+    stale_locks: tuple[str, ...]
+
+
+def read_build(environ: Mapping[str, str]) -> BuildFacts:
+    """Ask the compilers on PATH and read the folders."""
+    compiler = environ.get("CXX") or "c++"
+    home = _cuda_home(environ)
+    root = extensions_root(environ)
+    include = Path(sysconfig.get_path("include"))
+    return BuildFacts(
+        compiler=_said([compiler, "-dumpfullversion", "-dumpversion"], r"[0-9]+(\.[0-9]+)*", environ),
+        compiler_command=compiler,
+        cuda_home=home,
+        nvcc=_said([f"{home}/bin/nvcc", "--version"], r"(?<=release )[0-9]+\.[0-9]+", environ)
+        if home
+        else None,
+        ninja=_ninja(environ),
+        python_headers=(include / "Python.h").is_file(),
+        libaio=_has_libaio(environ),
+        extensions=str(root),
+        extensions_on_network=on_network(root),
+        stale_locks=tuple(str(lock) for lock in stale_locks(environ)),
+    )
+
+
+def _said(command: list[str], pattern: str, environ: Mapping[str, str]) -> str | None:
+    """What of a program's answer matches; None where there is no such program, or no such answer."""
+    found = shutil.which(command[0], path=environ.get("PATH"))
+    if found is None:
+        return None
+    try:
+        done = subprocess.run(
+            [found, *command[1:]], capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(pattern, done.stdout)
+    return match[0] if match and done.returncode == 0 else None
+
+
+def _cuda_home(environ: Mapping[str, str]) -> str | None:
+    """In the order of torch.utils.cpp_extension._find_cuda_home, less the wheels of CUDA."""
+    named = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    if named:
+        return named
+    nvcc = shutil.which("nvcc", path=environ.get("PATH"))
+    if nvcc:
+        return str(Path(nvcc).parent.parent)
+    return "/usr/local/cuda" if Path("/usr/local/cuda").exists() else None
+
+
+def _ninja(environ: Mapping[str, str]) -> str | None:
+    beside = Path(sys.executable).parent / "ninja"
+    command = str(beside) if beside.is_file() else "ninja"
+    return _said([command, "--version"], r"[0-9]+(\.[0-9]+)+\S*", environ)
+
+
+def _has_libaio(environ: Mapping[str, str]) -> bool:
+    """The header in a folder that compilers search, and a library of that name."""
+    folders = [Path(p) for p in environ.get("CPATH", "").split(":") if p]
+    flags = re.findall(r"-I\s*(\S+)", environ.get("CFLAGS", ""))
+    places = [*folders, *(Path(flag) for flag in flags), Path("/usr/include"), Path("/usr/local/include")]
+    header = any((place / "libaio.h").is_file() for place in places)
+    return header and (ctypes.util.find_library("aio") is not None or bool(flags))
+
+
+WATCHED = (
+    "ACCELERATE_", "BITSANDBYTES_", "BNB_", "CUDA_", "DEEPSPEED_", "DS_", "FSDP_", "GLOO_", "HF_", "NCCL_",
+    "OMP_", "PYTORCH_", "TORCH_", "TOKENIZERS_", "TRANSFORMERS_", "TRITON_", "WANDB_",
+)  # fmt: skip
+"""Beginnings of variables that the training stack reads."""
+WATCHED_NAMES = (
+    "CC", "CXX", "CFLAGS", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "MAX_JOBS", "NVIDIA_TF32_OVERRIDE", "PYTHONPATH", "RANK", "TORCH_EXTENSIONS_DIR", "WORLD_SIZE",
+    "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY",
+)  # fmt: skip
+HIDDEN = "(set)"
+"""In place of a secret's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """Sizes in bytes; limits of this process, None where there is none."""
+
+    memory: int | None
+    """What this process may use: the machine's memory or its control group's limit."""
+    available: int | None
+    """What nobody uses now."""
+    cores: int
+    memlock: int | None
+    nofile: int | None
+    environment: Mapping[str, str]
+    """Variables that the training stack reads; a secret's value is `(set)`."""
+    hub_login: bool
+    wandb_login: bool
+    accelerate_config: str | None
+    """accelerate's default configuration file, where there is one."""
+
+
+def read_host(environ: Mapping[str, str]) -> HostFacts:
+    """Logins are looked for, never read out."""
+    return HostFacts(
+        memory=host_memory_bytes(),
+        available=available_memory(),
+        cores=own_cores(),
+        memlock=_limit(resource.RLIMIT_MEMLOCK),
+        nofile=_limit(resource.RLIMIT_NOFILE),
+        environment=watched_environment(environ),
+        hub_login=bool(hub_token(environ)),
+        wandb_login=wandb_key(environ) is not None,
+        accelerate_config=_accelerate_config(environ),
+    )
+
+
+def watched_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change runs, without secrets or credentials inside addresses."""
+    found = {}
+    for name in sorted(environ):
+        if name.startswith(WATCHED) or name in WATCHED_NAMES:
+            value = re.sub(r"(?<=//)[^/@\s]+@", "", environ[name])
+            proxy = name.lower().endswith("_proxy")
+            found[name] = HIDDEN if proxy or is_secret_name(name) else value
+    return found
+
+
+def _limit(kind: int) -> int | None:
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def available_memory() -> int | None:
+    """The least of what the kernel calls available and what the control group leaves."""
+    found = []
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    match = re.search(r"MemAvailable:\s*(\d+) kB", text)
+    if match:
+        found.append(int(match[1]) * 1024)
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        inactive = re.search(r"^inactive_file (\d+)", Path("/sys/fs/cgroup/memory.stat").read_text(), re.M)
+        found.append(max(0, limit - used + (int(inactive[1]) if inactive else 0)))
+    except (OSError, ValueError):  # no control group, or the word "max"
+        pass
+    return min(found, default=None)
+
+
+def _accelerate_config(environ: Mapping[str, str]) -> str | None:
+    folder = hub_home(environ) / "accelerate"
+    for name in ("default_config.yaml", "default_config.json"):
+        if is_file(folder / name):
+            return str(folder / name)
+    return None
+
+
+WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model that is named by its hub id."""
+
+    name: str
+    cached: bool
+    """Whether weights lie in the cache; whether all of them do only the download knows."""
+    access: str
+    """open | refused (gated or private, to this login) | absent | unknown (the hub was not asked)"""
+
+
+def read_hub_model(
+    name: str, revision: str, cache: Path, environ: Mapping[str, str], *, ask: bool
+) -> ModelFacts:
+    """Look into the cache, and ask the hub for the model's configuration when `ask`."""
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    cached = any(any(snapshots.glob(f"*/{pattern}")) for pattern in WEIGHTS)
+    return ModelFacts(name, cached, _access(name, revision, environ) if ask else "unknown")
+
+
+def _access(name: str, revision: str, environ: Mapping[str, str]) -> str:
+    answer = ask_config(name, revision, environ, method="HEAD")
+    by_status = {401: "refused", 403: "refused", 404: "absent"}
+    return "open" if answer.state == "found" else by_status.get(answer.status or 0, "unknown")
+
+
+DEFAULT_PORT = 29500
+"""MASTER_PORT of torchrun, accelerate and deepspeed."""
+HOSTFILE = Path("/job/hostfile")
+"""deepspeed's default --hostfile."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """What processes meet on, and what is fetched over."""
+
+    interfaces: tuple[str, ...]
+    """Names of those that are up, loopback left out."""
+    default_port_free: bool
+    host_resolves: bool
+    """Whether this machine's own name leads to an address, which process groups ask for."""
+    offline: bool
+    """HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is on."""
+    hub: str
+    """reachable | unreachable | offline"""
+    endpoint: str
+    """Host of the hub: $HF_ENDPOINT or huggingface.co."""
+    hostfile: tuple[str, ...] | None
+    """Lines of deepspeed's default hostfile; None without one."""
+
+
+def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> NetworkFacts:
+    """Look; no attempt takes longer than HUB_SECONDS, and none is made when offline is asked for."""
+    offline, url = is_offline(environ), hub_endpoint(environ)
+    answers = not offline and _succeeds(lambda: _connect(url, environ))
+    return NetworkFacts(
+        interfaces=_interfaces(),
+        default_port_free=_is_free(DEFAULT_PORT),
+        host_resolves=_resolves(),
+        offline=offline,
+        hub="offline" if offline else "reachable" if answers else "unreachable",
+        endpoint=_host(url),
+        hostfile=_lines(hostfile),
+    )
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or "huggingface.co"
+    except ValueError:  # e.g. a bracket that is not closed
+        return url
+
+
+def _connect(url: str, environ: Mapping[str, str]) -> None:
+    """A connection to the hub, or to the proxy that stands before it. OSError, or ValueError for no URL."""
+    hub = urlsplit(url)
+    host, port = hub.hostname or "huggingface.co", hub.port or (80 if hub.scheme == "http" else 443)
+    proxy = environ.get(f"{hub.scheme}_proxy") or environ.get(f"{hub.scheme.upper()}_PROXY")
+    if proxy:
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        host, port = parts.hostname or host, parts.port or 8080
+    socket.create_connection((host, port), HUB_SECONDS).close()
+
+
+def _succeeds(attempt: Callable[[], object]) -> bool:
+    """Whether it ends in time, and well; looking up a name has no time limit of its own."""
+    done: list[bool] = []
+
+    def run() -> None:
+        with contextlib.suppress(OSError, ValueError):  # the second: a name or a port that is none
+            attempt()
+            done.append(True)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS + 0.5)
+    return bool(done)
+
+
+def _interfaces() -> tuple[str, ...]:
+    names = []
+    for _, name in socket.if_nameindex():
+        state = "unknown"
+        with contextlib.suppress(OSError):
+            state = Path(f"/sys/class/net/{name}/operstate").read_text().strip()
+        if name != "lo" and state in ("up", "unknown"):
+            names.append(name)
+    return tuple(names)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _resolves() -> bool:
+    return _succeeds(lambda: socket.getaddrinfo(os.uname().nodename, None))
+
+
+def _lines(path: Path) -> tuple[str, ...] | None:
+    try:
+        return tuple(path.read_text("utf-8", errors="replace").splitlines())
+    except OSError:
+        return None
+
+
+CHILD = "launcher.train.machine"
+TIMEOUT_S = 120
+SECTIONS = ("torch", "bitsandbytes", "deepspeed")
+
+Stack = Mapping[str, Mapping[str, Any]]
+"""Section -> facts; a section that could not be asked has the key `error`, one sentence."""
+
+
+def ask_stack(python: str, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Stack:
+    """The child's sections. A missing library, a broken one and a child that hangs are facts, too.
+
+    python: the interpreter that has the training packages.
+    """
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            [python, "-m", CHILD],
+            capture_output=True,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        return read_sections(_text(late.stdout), f"no answer within {timeout_s:g} s")
+    except OSError as error:
+        return read_sections("", f"{python} cannot be started: {error.strerror}")
+    why = f"the process ended with code {done.returncode}: {_last_line(_text(done.stderr))}"
+    return read_sections(_text(done.stdout), why)
+
+
+def read_sections(text: str, why: str) -> Stack:
+    """The sections of the child's output; `why` is the error of each that is missing."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in text.splitlines():
+        try:
+            answer = parse_json(line)
+        except ValueError:  # the last line of a process that died in it
+            continue
+        if isinstance(answer, dict):
+            found |= {name: facts for name, facts in answer.items() if name in SECTIONS}
+    return {name: found.get(name, {"error": why}) for name in SECTIONS}
+
+
+def _text(output: bytes | str | None) -> str:
+    if isinstance(output, bytes):
+        return output.decode("utf-8", errors="replace")
+    return output or ""
+
+
+def _last_line(text: str) -> str:
+    lines: Sequence[str] = text.splitlines()
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
