@@ -216,7 +216,7 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
         group.members.check(hardware)
     if hardware.is_cpu:
         return ""
-    visible = probe.visible_devices()
+    visible = [gpu.index for gpu in probe.visible_gpus()]
     # With a group its check has counted those of this machine, too: one task a device may see its own alone.
     if group is None and len(visible) < hardware.devices_per_node:
         raise MachineError(

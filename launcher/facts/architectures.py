@@ -1,4 +1,4 @@
-"""Layouts of the decoder families: which linears a layer has, what else holds parameters.
+"""Layouts of the model families: the linear layers of a layer, and what else has parameters.
 
 One function per family, from a resolved configuration (`Sizes`) to a `Layout`. Names and shapes
 follow transformers 5.23; tests/contract/test_param_counts.py compares them with the real classes.
@@ -15,7 +15,7 @@ from launcher.tasks.task import Architecture
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A matrix product of the model; `count` copies, one per layer where `path` holds `{}`."""
+    """A linear layer; `count` copies, one per layer where `path` contains `{}`."""
 
     name: str
     """Last part of the module's name, e.g. `q_proj`."""
@@ -23,10 +23,10 @@ class Linear:
     out_features: int
     count: int
     path: str = ""
-    """Dotted module name, `{}` for the layer's index."""
+    """Dotted module name, `{}` for the layer index."""
     bias: bool = False
     reads: str = ""
-    """Which activation it multiplies; linears with equal `reads` share their input."""
+    """The activation that it multiplies; linears with equal `reads` share their input."""
 
     @property
     def weights(self) -> int:
@@ -41,7 +41,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes under one spelling, whatever the family calls them."""
+    """Sizes of a configuration under the same names for all families."""
 
     hidden: int
     inner: int
@@ -65,22 +65,22 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Everything of a family that decides parameter counts and saved activations."""
+    """What decides parameter counts and saved activations."""
 
     linears: tuple[Linear, ...]
     """Linears in execution order, without the output head."""
     layer_extra: int
     """Parameters of one layer outside its linears: norms, router, experts."""
     model_extra: int
-    """Parameters outside layers and embeddings of tokens and positions: the last norm."""
+    """Parameters outside the layers and the token and position embeddings: the final norm."""
     embed_width: int
     """Width of the token embedding, and of a language model's head; 0 without tokens."""
     positions: int = 0
-    """Learnt position embeddings (rows)."""
+    """Learned position embeddings (rows)."""
     gated: bool = True
     """The feed-forward block multiplies an activated gate with a second product."""
     rms_norm: bool = True
-    """RMSNorm written in Python (upcasts to float32), else the fused LayerNorm."""
+    """RMSNorm in Python (upcasts to float32), else the fused LayerNorm."""
     norms: int = 2
     """Norms of hidden width per layer."""
     qk_norm: bool = False
@@ -88,45 +88,45 @@ class Layout:
     dropout: float = 0.0
     """Residual dropout, after each attention and each feed-forward block."""
     attention_dropout: float = 0.0
-    """Of the attention weights; not read for families whose published configurations have none."""
+    """On the attention weights; 0 for families whose published configurations have none."""
     inner_dropout: float = 0.0
     """Inside the feed-forward block."""
     float_softmax: bool = True
-    """Eager attention asks for a softmax in float32, whatever the dtype of the scores."""
+    """Eager attention computes the softmax in float32."""
     activation: str = "silu"
     mask_buffer: int = 0
-    """Bytes of a causal-mask buffer kept on the device."""
+    """Bytes of a causal-mask buffer on the device."""
     experts: int = 0
-    """Weights of one layer's experts: parameters, not linears."""
+    """Parameters of one layer's experts, which are no linears."""
     num_experts: int = 0
     active_inner: int = 0
-    """Feed-forward width that one token passes through, all chosen experts together."""
+    """Feed-forward width per token, over all selected experts."""
     fused_qkv: bool = False
     embed_paths: tuple[str, ...] = field(default=("model.embed_tokens",))
     segments: int = 0
     """Segment embeddings (rows)."""
     position_bias: bool = False
-    """T5's attention: learnt biases of distances are added to the scores."""
+    """T5: learned relative-position biases are added to the attention scores."""
     crossed: bool = False
-    """A second attention in each layer reads the encoder's output."""
+    """Each layer has cross-attention to the encoder's output."""
     tokens_per_sample: int | None = None
-    """Sequence length where the configuration decides it, as an image's patches do."""
+    """Sequence length where the configuration decides it (image patches)."""
     post_norm: bool = False
-    """Each sum with the residual is normed, in place of each block's input."""
+    """The norm is applied after the residual sum, not to the input of each block."""
     parallel: bool = False
-    """Attention and feed-forward block both read the layer's input."""
+    """Attention and feed-forward block both read the layer's input (parallel residual)."""
     rotary_share: float = 1.0
-    """Part of each head that rotary positions turn."""
+    """Share of each head that rotary embeddings rotate."""
     score_cap: bool = False
-    """Eager attention squeezes its scores through tanh."""
+    """Eager attention soft-caps its scores with tanh."""
     logit_cap: bool = False
-    """The logits are squeezed through tanh."""
+    """The logits are soft-capped with tanh."""
     causal: bool = True
-    """A token attends to those before it; without that, single operations need no mask."""
-    picture: int = 0
-    """Numbers of one sample's picture."""
+    """Causal attention; otherwise a batch without padding needs no mask."""
+    image_values: int = 0
+    """Values (pixels x channels) of one image."""
     decoder: Layout | None = None
-    """Second stack of an encoder-decoder."""
+    """The decoder of an encoder-decoder model."""
 
     @property
     def layers(self) -> int:
@@ -180,7 +180,7 @@ def _gemma(s: Sizes, norms: int = 2, qk_norm: bool = False) -> Layout:
     bias = bool(s.config["attention_bias"])
     linears = _attention(s, qkv_bias=bias, out_bias=bias) + _gated_mlp(s)
     extra = norms * s.hidden + (2 * s.head_dim if qk_norm else 0)
-    # Gemma2Config caps both where a configuration is silent.
+    # Gemma2Config's defaults cap both.
     default = 1.0 if norms == 4 and not qk_norm else None
     return Layout(
         linears,
@@ -218,7 +218,7 @@ def _phi3(s: Sizes) -> Layout:
 
 
 def _plain(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
-    """Layer of two biased LayerNorms and a two-product feed-forward block."""
+    """Layers with two biased LayerNorms and a feed-forward block without gate."""
     activation = str(s.config.get("activation_function") or s.config.get("hidden_act"))
     facts: dict[str, Any] = {
         "layer_extra": 4 * s.hidden,
@@ -273,7 +273,7 @@ def _gpt_bigcode(s: Sizes) -> Layout:
         dropout=float(s.config["resid_pdrop"]),
         attention_dropout=float(s.config["attn_pdrop"]),
         fused_qkv=True,
-        # Kept as one bool per pair of positions, whatever the dtype of the weights.
+        # One bool per pair of positions.
         mask_buffer=s.positions**2,
         embed_paths=("transformer.wte", "transformer.wpe"),
     )
@@ -290,7 +290,7 @@ def _gpt_neox(s: Sizes) -> Layout:
     )
     dropout = float(s.config["hidden_dropout"])
     paths = ("gpt_neox.embed_in",)
-    # Both default to these in GPTNeoXConfig; a current configuration has the share among the rope_parameters.
+    # Defaults of GPTNeoXConfig; current configurations have the share in rope_parameters.
     rope = s.config.get("rope_parameters") or {}
     share = rope.get("partial_rotary_factor", s.config.get("rotary_pct", 0.25))
     return _plain(
@@ -335,7 +335,7 @@ def _opt(s: Sizes) -> Layout:
         layer_extra=4 * h * affine,
         model_extra=2 * h * affine if final_norm else 0,
         embed_width=width,
-        # The position table starts at an offset of two.
+        # Position ids have an offset of two.
         positions=s.positions + 2,
         dropout=float(c["dropout"]),
         post_norm=not c["do_layer_norm_before"],
@@ -404,7 +404,7 @@ def _bert(s: Sizes) -> Layout:
     return _encoder(
         s,
         linears,
-        # Segment embeddings, and the norm of the embeddings.
+        # Segment embeddings and the embeddings' norm.
         model_extra=types * h + 2 * h,
         embed_width=h,
         positions=s.positions,
@@ -429,7 +429,7 @@ def _vit(s: Sizes) -> Layout:
     )
     (height, width), (down, across) = _pair(c["image_size"]), _pair(c["patch_size"])
     tokens = (height // down) * (width // across) + 1
-    # The class token, the convolution that makes patches, and the last norm.
+    # The class token, the patch convolution and the final norm.
     extra = h + (int(c["num_channels"]) * down * across + 1) * h + 2 * h
     return _encoder(
         s,
@@ -439,26 +439,21 @@ def _vit(s: Sizes) -> Layout:
         positions=tokens,
         embed_paths=(),
         tokens_per_sample=tokens,
-        picture=int(c["num_channels"]) * height * width,
+        image_values=int(c["num_channels"]) * height * width,
     )
 
 
 def _pair(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width, which a configuration may give as one number."""
+    """Height and width, also from one number."""
     if isinstance(size, Sequence):
         return int(size[0]), int(size[1])
     return int(size), int(size)
 
 
 def _encoder(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
-    """Two biased LayerNorms and a two-product feed-forward block in each layer."""
-    return Layout(
+    return _plain(
+        s,
         linears,
-        layer_extra=4 * s.hidden,
-        gated=False,
-        rms_norm=False,
-        activation=str(s.config["hidden_act"]),
-        active_inner=s.inner,
         dropout=float(s.config["hidden_dropout_prob"]),
         attention_dropout=float(s.config["attention_probs_dropout_prob"]),
         causal=False,
@@ -467,7 +462,7 @@ def _encoder(s: Sizes, linears: tuple[Linear, ...], **more: Any) -> Layout:
 
 
 def _t5(s: Sizes) -> Layout:
-    """The encoder; its `decoder` reads the same token embedding."""
+    """The encoder, with its `decoder`; both share the token embedding."""
     layers = int(s.config.get("num_decoder_layers") or s.layers)
     return _t5_stack(s, "encoder", s.layers, decoder=_t5_stack(s, "decoder", layers))
 
@@ -495,7 +490,7 @@ def _t5_stack(s: Sizes, stack: str, n: int, decoder: Layout | None = None) -> La
     return Layout(
         linears,
         layer_extra=(3 if crossed else 2) * h,
-        # The last norm, and the biases of distances, which the first layer holds for all.
+        # The final norm, and the relative-position biases, which only the first layer has.
         model_extra=h + int(s.config["relative_attention_num_buckets"]) * s.heads,
         embed_width=h,
         gated=kind == "gated",
@@ -504,7 +499,7 @@ def _t5_stack(s: Sizes, stack: str, n: int, decoder: Layout | None = None) -> La
         attention_dropout=dropout,
         inner_dropout=dropout,
         float_softmax=False,
-        # T5's own spelling of gated-gelu: the gate goes through gelu_new.
+        # T5's gated-gelu means gelu_new.
         activation="gelu_new" if (kind, activation) == ("gated", "gelu") else activation,
         active_inner=inner,
         position_bias=True,

@@ -1,4 +1,4 @@
-"""Which attention kernels read documents of any length from one row. Pure."""
+"""What attention kernels and model families support: packed rows, chunked loss, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import json
 from launcher.facts.shipped import facts_file
 
 VARLEN = ("flash_attention_2", "varlen")
-"""They take the borders of documents (cu_seq_lens) instead of a mask over every pair of tokens."""
+"""Kernels that take document boundaries (cu_seq_lens) instead of a mask."""
 MASKLESS = (*VARLEN, "flex_attention")
-"""They hold no mask over pairs of tokens: flex_attention one over pairs of blocks, which is small."""
+"""Kernels without a mask over pairs of tokens; flex_attention has one over pairs of blocks."""
 
 
 def is_varlen(name: str | None) -> bool:
-    """Whether the kernel of this name costs a flattened row what its documents cost one by one."""
+    """Whether the kernel computes a packed row at the cost of its documents one by one."""
     return name in VARLEN
 
 
 def holds_mask(name: str | None) -> bool:
-    """Whether documents that share a row cost this kernel a mask over every pair of its tokens."""
+    """Whether a packed row needs a mask over every pair of its tokens."""
     return name not in MASKLESS
 
 
 CHUNK_BYTES = 256 * 2**20
 """float32 logits of one chunk."""
 STEP = 256
-"""Fewer rows make the matrix products slow: at 8 rows, torch's own choice for a vocabulary of 49152 on a
-CPU, the head takes five times as long as in one piece."""
+"""Rows of the smallest chunk. With 8 rows (torch's choice for a vocabulary of 49152 on a CPU) the head takes
+five times as long as in one piece."""
 LOGIT_BYTES = 4
 
 PLAIN_HEADS = frozenset(
@@ -46,7 +46,7 @@ PLAIN_HEADS = frozenset(
         "starcoder2",
     }
 )
-"""Model types whose logits are `lm_head(hidden)` and whose loss is that of these logits alone.
+"""Model types whose logits are `lm_head(hidden)` and whose loss depends on these logits alone.
 
 As read in transformers 5.23. Gemma-2 caps its logits, and Gemma-3 where its configuration has a
 final_logit_softcapping (the plan asks); Mixtral and Qwen3-MoE may add the loss of their routers.
@@ -54,7 +54,7 @@ final_logit_softcapping (the plan asks); Mixtral and Qwen3-MoE may add the loss 
 
 
 def chunk_rows(vocab_size: int) -> int:
-    """Rows of logits in one chunk: as many as 256 MiB hold in float32, a multiple of 256, at least 256."""
+    """Rows of logits in one chunk: those that fit 256 MiB in float32, a multiple of 256, at least 256."""
     fitting = CHUNK_BYTES // (LOGIT_BYTES * vocab_size)
     return max(STEP, fitting // STEP * STEP)
 
@@ -68,5 +68,5 @@ def tp_plans() -> dict[str, dict[str, str]]:
 
 
 def has_tp_plan(model_type: str) -> bool:
-    """Whether transformers can cut this family's layers by itself."""
+    """Whether transformers has a tensor-parallel plan (`base_model_tp_plan`) for this family."""
     return bool(tp_plans().get(model_type))

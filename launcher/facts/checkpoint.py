@@ -1,7 +1,8 @@
-"""What a checkpoint holds and whether it is whole, by the manifest that was written behind everything else.
+"""Read a checkpoint's manifest, and check that the checkpoint is complete.
 
-A checkpoint is written in RUN_DIR/checkpoints/.saving/ and renamed to RUN_DIR/checkpoints/checkpoint-N when
-its manifest is on the disk: a folder without one was never finished. `launcher.train.saving` writes both.
+A checkpoint is written in RUN_DIR/checkpoints/.saving/, the manifest last, and then renamed to
+RUN_DIR/checkpoints/checkpoint-N: a folder without a manifest is incomplete. `launcher.train.saving` writes
+both.
 """
 
 from __future__ import annotations
@@ -23,23 +24,24 @@ from launcher.facts.safe_files import parse_json
 
 MANIFEST = "manifest.json"
 SAVING = ".saving"
-"""Below checkpoints/: where a checkpoint lies while it is written."""
+"""Folder in checkpoints/ of a checkpoint that is being written."""
 UNREADABLE = ".unreadable"
-"""Suffix of random states that were put aside (launcher/train/resuming.py); the checkpoint stays whole."""
+"""Suffix of RNG states that were set aside (launcher/train/resuming.py); the checkpoint stays complete."""
 SCHEMA_VERSION = 1
 SUPERSEDED = "superseded-"
-"""How names of checkpoints begin that were put aside when a run went back (execute/run_dir.py)."""
+"""Prefix of checkpoints that were set aside when a run resumed from an earlier step
+(execute/run_dir.py)."""
 ORIGIN = "origin.json"
-"""In RUN_DIR, of a run that goes on from another run's checkpoint: where that lies."""
+"""File in RUN_DIR: the checkpoint of another run that this run resumed from."""
 FINISHED_BEFORE = "COMPLETED.earlier"
-"""In RUN_DIR, of a finished run that is made longer: its marker, until a newer result takes the place."""
+"""File in RUN_DIR: the completion marker of a finished run that is extended, until it completes again."""
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _READERS = 4
+"""Files hashed at the same time; more do not make a disk faster."""
 _PIECE = 1 << 20
-"""Bytes that are read of a file at once."""
-"""Files that are hashed at one time; more do not make a disk faster."""
+"""Bytes per read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint held when it was finished."""
+    """The content of a checkpoint when it was completed."""
 
     step: int
     world_size: int
@@ -61,19 +63,19 @@ class Manifest:
     files: Mapping[str, FileFacts]
     """Path below the checkpoint, with slashes -> the file; everything but the manifest itself."""
     bytes: int
-    """Of all files."""
+    """Total of all files."""
     seconds: float
-    """From the beginning of the save to its manifest."""
+    """Duration of the save."""
     data: str | None
     """`key` of the prepared data (RUN_DIR/data.json); None for data that is streamed."""
     versions: Mapping[str, str]
     """Package -> version that wrote it."""
     elapsed: float | None = None
-    """Seconds that the run took up to here, over all its starts; None where an older version wrote it."""
+    """Training time so far, in seconds over all starts; None from older versions."""
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None where there is none, or none that can be understood."""
+    """The manifest of a checkpoint; None where it is missing or invalid."""
     try:
         found = parse_json((folder / MANIFEST).read_text("utf-8"))
         return _manifest(found)
@@ -118,7 +120,7 @@ def _inside(name: str) -> str:
     """A relative path that stays below the checkpoint."""
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts:
-        raise ValueError(f"{name} leads out of the checkpoint")
+        raise ValueError(f"{name} is outside the checkpoint")
     return name
 
 
@@ -136,16 +138,15 @@ def _count(value: Any) -> int:
 
 
 def defect(folder: Path, *, hashes: bool) -> str | None:
-    """What keeps a checkpoint from being whole, in one sentence; None where nothing does.
+    """Why a checkpoint is incomplete or damaged, one sentence; None if it is neither.
 
-    hashes: read every byte and compare, too. Files that the manifest does not name are no defect: converters
-    write beside those that they read.
+    hashes: also compare every byte. Files that are not in the manifest are ignored: converters add some.
     """
     manifest = read_manifest(folder)
     if manifest is None:
         if _is_there(folder / MANIFEST):
             return f"its {MANIFEST} cannot be read"
-        return f"it has no {MANIFEST}: the save was not finished"
+        return f"it has no {MANIFEST}: the save was interrupted"
     number = _NAME.fullmatch(folder.name)
     if number is not None and int(number[1]) != manifest.step:
         return f"its {MANIFEST} is of step {manifest.step}"
@@ -159,9 +160,9 @@ def damage(
     hashes: bool = False,
     count: Callable[[int], None] = lambda size: None,
 ) -> str | None:
-    """The first file below a folder that is not what was written, in a sentence; hashes as `defect`.
+    """The first file that differs from what was written, one sentence; hashes: as in `defect`.
 
-    count: is told the bytes that are read, by any thread.
+    count: called with the bytes of each read, from any thread.
     """
     for name, expected in files.items():
         size = _size(folder / _now(folder, name))
@@ -173,7 +174,7 @@ def damage(
 
 
 def _changed(folder: Path, files: Mapping[str, FileFacts], count: Callable[[int], None]) -> str | None:
-    """The first file whose content is not what was written."""
+    """The first file whose content differs from what was written."""
     lies = {name: _now(folder, name) for name in files}
     found = sha256_of(folder, lies.values(), count)
     for name, expected in files.items():
@@ -181,12 +182,12 @@ def _changed(folder: Path, files: Mapping[str, FileFacts], count: Callable[[int]
         if isinstance(sha256, OSError):
             return f"{name} cannot be read: {sha256}"
         if sha256 != expected.sha256:
-            return f"{name} is not what was written: its SHA-256 differs"
+            return f"{name} was changed: its SHA-256 differs"
     return None
 
 
 def _now(folder: Path, name: str) -> str:
-    """What a file is called by now: a worker renames random states that its torch will not read."""
+    """The current name of a file: a worker renames RNG states that its torch cannot read."""
     if not name.startswith("rng_state") or _size(folder / name) is not None:
         return name
     return str(PurePosixPath(name).with_suffix(UNREADABLE))
@@ -197,24 +198,22 @@ def sha256_of(
 ) -> dict[str, str | OSError]:
     """Name -> SHA-256 of the files below `folder`, or why it could not be read; several files at a time.
 
-    count: is told the bytes of each piece, by any thread.
+    count: called with the bytes of each read, from any thread.
     """
-    wanted = sorted(set(names), key=lambda name: -(_size(folder / name) or 0))  # the longest begins first
+    wanted = sorted(set(names), key=lambda name: -(_size(folder / name) or 0))  # the longest first
     workers = max(1, min(_READERS, os.cpu_count() or 1, len(wanted)))
     given_up = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
         found = pool.map(lambda name: _sha256(folder / name, given_up, count), wanted)
         try:
             return dict(zip(wanted, found, strict=True))
-        except (
-            BaseException
-        ):  # such as a signal: the pool waits for its threads, however long their files are
+        except BaseException:  # such as a signal: the pool would wait for its threads
             given_up.set()
             raise
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a file; None where there is none that could be read."""
+    """Bytes of a regular file; None where there is none."""
     try:
         found = path.stat()
     except (OSError, ValueError):  # ValueError: a name that no file can have
@@ -223,7 +222,7 @@ def _size(path: Path) -> int | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file, be it one that this user may not look at."""
+    """Whether the file exists, even without permission to read it."""
     try:
         path.lstat()
     except OSError as error:
@@ -232,7 +231,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _sha256(path: Path, given_up: threading.Event, count: Callable[[int], None]) -> str | OSError:
-    """given_up: set when nobody waits for the answer any more."""
+    """given_up: set when the result is no longer needed."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     try:
         with path.open("rb", buffering=0) as stream:
@@ -245,24 +244,24 @@ def _sha256(path: Path, given_up: threading.Event, count: Callable[[int], None])
 
 
 def complete_checkpoints(folder: Path) -> dict[int, Path]:
-    """Step -> checkpoint below `folder` (RUN_DIR/checkpoints), in order, those alone that are whole.
+    """Step -> complete checkpoint in `folder` (RUN_DIR/checkpoints), in order.
 
-    Sizes are compared, hashes are not.
+    Compares sizes, not hashes.
     """
     found = {step: path for step, path in _numbered(folder) if defect(path, hashes=False) is None}
     return dict(sorted(found.items()))
 
 
 def incomplete_checkpoints(folder: Path) -> dict[Path, str]:
-    """Checkpoint below `folder` -> what keeps it from being whole; also what a save left half-written."""
+    """Checkpoint in `folder` -> why it is incomplete; also interrupted saves."""
     found = {path: defect(path, hashes=False) for _, path in sorted(_numbered(folder))}
-    cut_off = f"it was not yet moved out of {SAVING}: the save was not finished"
+    cut_off = f"it is still in {SAVING}: the save was interrupted"
     unfinished = {path: cut_off for _, path in sorted(_numbered(folder / SAVING))}
     return {path: text for path, text in {**found, **unfinished}.items() if text is not None}
 
 
 def read_origin(run_dir: Path) -> Path | None:
-    """The checkpoint of another run that this one began with; None where it began at the first step."""
+    """The checkpoint of another run that this one resumed from, else None."""
     try:
         return Path(parse_json((run_dir / ORIGIN).read_text("utf-8"))["checkpoint"])
     except (OSError, ValueError, KeyError, TypeError):

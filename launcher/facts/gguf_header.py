@@ -1,7 +1,6 @@
-"""Reads the header of a GGUF file: metadata and tensor shapes, never the tensors.
+"""Read the header of a GGUF file: metadata and tensor shapes, never the tensors.
 
-Some milliseconds even for large vocabularies: the tokenizer's string arrays are stepped over, not
-built. The result is a configuration in transformers' spelling.
+Takes milliseconds even for large vocabularies: the tokenizer's string arrays are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _SCALARS = {
     12: "d",
 }
 _LONGEST_LIST = 16
-"""Longer arrays are a tokenizer's: only their length is kept."""
+"""Only the length of longer arrays (a tokenizer's) is kept."""
 
 _COMMON = {
     "context_length": "max_position_embeddings",
@@ -43,7 +42,7 @@ _COMMON = {
     "attention.key_length": "head_dim",
     "vocab_size": "vocab_size",
 }
-# GGUF architecture -> (model_type, class). `attention.key_length` is absent where it is derived.
+# GGUF architecture -> (model_type, class).
 _ARCHITECTURES = {
     "llama": ("llama", "LlamaForCausalLM"),
     "mistral": ("mistral", "MistralForCausalLM"),
@@ -119,7 +118,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != b"GGUF":
-                raise _unreadable(path, "it does not start with the GGUF mark")
+                raise _unreadable(path, "it does not start with the magic number GGUF")
             cursor = _Cursor(data)
             version = cursor.scalar("I")
             if version not in (2, 3):
@@ -141,7 +140,7 @@ def _unreadable(path: Path, why: str) -> RecipeError:
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
-    """The configuration in transformers' spelling; RecipeError for an unknown architecture."""
+    """The configuration with transformers' keys; RecipeError for an unknown architecture."""
     metadata = header.metadata
     name = str(metadata.get("general.architecture"))
     if name not in _ARCHITECTURES:
@@ -161,7 +160,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             config[ours] = value
     if "vocab_size" not in config and "token_embd.weight" in header.tensors:
         config["vocab_size"] = header.tensors["token_embd.weight"][-1]
-    # A tied head is not stored a second time.
+    # A tied head is not stored.
     config["tie_word_embeddings"] = "output.weight" not in header.tensors
     if model_type == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors

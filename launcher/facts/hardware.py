@@ -1,4 +1,4 @@
-"""Devices: a catalogue of published figures, and the `8xA100-80GB` notation. Pure."""
+"""Devices and processors: memory, peak rates, and the `8xA100-80GB` notation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a job runs on: `num_nodes` equal machines with `devices_per_node` devices each."""
+    """What a job runs on: `num_nodes` equal nodes with `devices_per_node` devices each."""
 
     num_nodes: int
     devices_per_node: int
@@ -21,7 +21,7 @@ class Hardware:
     device: str
     """Catalogue name, `cpu`, or `NNGB` for an unnamed device."""
     device_bytes: int | None
-    """Bytes that one device holds; None where it is not known (a CPU elsewhere)."""
+    """Memory of one device; None where unknown (a CPU elsewhere)."""
     compute_capability: tuple[int, int] | None
     """CUDA compute capability; None for a CPU and for an unnamed device."""
 
@@ -44,32 +44,87 @@ class Hardware:
         return f"{count}{self.device}"
 
 
-# name: (MiB as `nvidia-smi --query-gpu=memory.total` reports them, compute capability as in
-# NVIDIA's table of CUDA GPUs). A100-80GB and the V100s report the round figure or slightly less.
-DEVICES: dict[str, tuple[int, tuple[int, int]]] = {
-    "P100-16GB": (16276, (6, 0)),
-    "V100-16GB": (16160, (7, 0)),
-    "V100-32GB": (32510, (7, 0)),
-    "T4-16GB": (15360, (7, 5)),
-    "RTX2080Ti-11GB": (11264, (7, 5)),
-    "A100-40GB": (40960, (8, 0)),
-    "A100-80GB": (81920, (8, 0)),
-    "A30-24GB": (24576, (8, 0)),
-    "A10-24GB": (23028, (8, 6)),
-    "A10G-24GB": (23028, (8, 6)),
-    "A40-48GB": (46068, (8, 6)),
-    "A6000-48GB": (49140, (8, 6)),
-    "RTX3090-24GB": (24576, (8, 6)),
-    "RTX4090-24GB": (24564, (8, 9)),
-    "L4-24GB": (23034, (8, 9)),
-    "L40S-48GB": (46068, (8, 9)),
-    "H100-80GB": (81559, (9, 0)),
-    "H200-141GB": (143771, (9, 0)),
-    "B200-180GB": (183359, (10, 0)),
-    "RTX5090-32GB": (32607, (12, 0)),
-}
+T, G = 1e12, 1e9
 
-# Six digits: more than anybody has, and no figure that is computed from them overflows.
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Peaks of one device."""
+
+    half: float
+    """Multiply-adds of bf16 or fp16 matrices with fp32 sums, operations/s."""
+    tf32: float
+    """The same in TF32; of fp32 on devices without TF32."""
+    single: float
+    """fp32 without tensor cores, operations/s."""
+    memory: float
+    """Device memory bandwidth, bytes/s."""
+    link: float
+    """Bytes/s and direction to another device of the node: NVLink, else PCIe."""
+    host: float
+    """Bytes/s and direction to host memory, over PCIe."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One entry of the catalogue."""
+
+    bytes: int
+    """As `nvidia-smi --query-gpu=memory.total` reports it."""
+    capability: tuple[int, int]
+    """From NVIDIA's table of CUDA GPUs."""
+    figures: Figures
+
+
+def _device(
+    mib: int, capability: tuple[int, int],
+    half: float, tf32: float, single: float, memory: float, link: float, host: float, source: str,
+) -> Device:  # fmt: skip
+    """half, tf32 and single in TFLOP/s; memory, link and host in GB/s."""
+    figures = Figures(half * T, tf32 * T, single * T, memory * G, link * G, host * G, source)
+    return Device(mib * MIB, capability, figures)
+
+
+_PCIE3, _PCIE4, _PCIE5 = 16, 32, 64
+"""GB/s in one direction of 16 lanes: half of the figure in the data sheets."""
+_P100 = "NVIDIA Tesla P100 PCIe data sheet"
+_V100 = "NVIDIA V100 data sheet (SXM2)"
+_TURING = "NVIDIA Turing GPU architecture white paper (RTX 2080 Ti, reference clocks)"
+_A100 = "NVIDIA A100 data sheet (SXM4)"
+_A6000 = "NVIDIA RTX A6000 data sheet"
+_GA102 = "NVIDIA Ampere GA102 GPU architecture white paper"
+_ADA = "NVIDIA Ada GPU architecture white paper"
+_H100 = "NVIDIA H100 data sheet (SXM5)"
+_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
+
+DEVICES: dict[str, Device] = {
+    "P100-16GB": _device(16276, (6, 0), 18.7, 9.3, 9.3, 732, _PCIE3, _PCIE3, _P100),
+    "V100-16GB": _device(16160, (7, 0), 125, 15.7, 15.7, 900, 150, _PCIE3, _V100),
+    "V100-32GB": _device(32510, (7, 0), 125, 15.7, 15.7, 900, 150, _PCIE3, _V100),
+    "T4-16GB": _device(15360, (7, 5), 65, 8.1, 8.1, 300, _PCIE3, _PCIE3, "NVIDIA T4 data sheet"),
+    "RTX2080Ti-11GB": _device(11264, (7, 5), 53.8, 13.4, 13.4, 616, _PCIE3, _PCIE3, _TURING),
+    "A100-40GB": _device(40960, (8, 0), 312, 156, 19.5, 1555, 300, _PCIE4, _A100),
+    "A100-80GB": _device(81920, (8, 0), 312, 156, 19.5, 2039, 300, _PCIE4, _A100),
+    "A30-24GB": _device(24576, (8, 0), 165, 82, 10.3, 933, _PCIE4, _PCIE4, "NVIDIA A30 data sheet"),
+    "A10-24GB": _device(23028, (8, 6), 125, 62.5, 31.2, 600, _PCIE4, _PCIE4, "NVIDIA A10 data sheet"),
+    "A10G-24GB": _device(23028, (8, 6), 70, 35, 31.5, 600, _PCIE4, _PCIE4, "NVIDIA A10G data sheet"),
+    "A40-48GB": _device(46068, (8, 6), 149.7, 74.8, 37.4, 696, _PCIE4, _PCIE4, "NVIDIA A40 data sheet"),
+    "A6000-48GB": _device(49140, (8, 6), 154.8, 77.4, 38.7, 768, _PCIE4, _PCIE4, _A6000),
+    "RTX3090-24GB": _device(24576, (8, 6), 71, 35.6, 35.6, 936, _PCIE4, _PCIE4, _GA102),
+    "RTX4090-24GB": _device(24564, (8, 9), 165.2, 82.6, 82.6, 1008, _PCIE4, _PCIE4, _ADA),
+    "L4-24GB": _device(23034, (8, 9), 121, 60, 30.3, 300, _PCIE4, _PCIE4, "NVIDIA L4 data sheet"),
+    "L40S-48GB": _device(46068, (8, 9), 362, 183, 91.6, 864, _PCIE4, _PCIE4, "NVIDIA L40S data sheet"),
+    "H100-80GB": _device(81559, (9, 0), 989, 494.7, 67, 3350, 450, _PCIE5, _H100),
+    "H200-141GB": _device(143771, (9, 0), 989, 494.7, 67, 4800, 450, _PCIE5, "NVIDIA H200 data sheet"),
+    "B200-180GB": _device(183359, (10, 0), 2250, 1125, 75, 7700, 900, _PCIE5, "NVIDIA HGX B200 data sheet"),
+    "RTX5090-32GB": _device(32607, (12, 0), 209.5, 104.8, 104.8, 1792, _PCIE5, _PCIE5, _BLACKWELL),
+}
+"""Published figures, none measured by this project. Peaks are dense: of figures with structured sparsity,
+half. Where a name has several boards, the fastest. Cards that a bridge can join in pairs (A30, A40, A6000,
+RTX 3090) are counted without it."""
+
+# Six digits, so that nothing computed from them overflows.
 _NOTATION = r"(?:(?P<a>[0-9]{1,6})x)?(?:(?P<b>[0-9]{1,6})x)?(?P<device>[A-Za-z0-9-]{1,40})"
 _UNNAMED = r"0*([1-9][0-9]{0,5})GB"
 
@@ -93,8 +148,7 @@ def device_facts(name: str) -> tuple[str, int | None, tuple[int, int] | None]:
         near = same_family or difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(DEVICES)}"
         raise RecipeError(Problem("unknown-device", f"no device {name!r} in the catalogue", hint=hint))
-    mib, capability = DEVICES[known]
-    return known, mib * MIB, capability
+    return known, DEVICES[known].bytes, DEVICES[known].capability
 
 
 def parse_hardware(text: str) -> Hardware:
@@ -125,89 +179,27 @@ def with_host_memory(hardware: Hardware, host_bytes: int | None) -> Hardware:
     return replace(hardware, device_bytes=host_bytes // hardware.devices_per_node)
 
 
-T, G = 1e12, 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Published peaks of one device."""
-
-    half: float
-    """Multiply-adds of bf16 or fp16 matrices with fp32 sums, in operations a second."""
-    tf32: float
-    """The same of TF32; without such units those of fp32."""
-    single: float
-    """fp32 without tensor cores."""
-    memory: float
-    """Bytes a second from and to the device's own memory."""
-    link: float
-    """Bytes a second and direction to another device of the machine: NVLink, else PCIe."""
-    host: float
-    """Bytes a second and direction to the host's memory, over PCIe."""
-    source: str
-
-
-PCIE3, PCIE4, PCIE5 = 16 * G, 32 * G, 64 * G
-"""One direction of 16 lanes: half of the sums that the data sheets print."""
-
-_P100 = "NVIDIA Tesla P100 PCIe data sheet"
-_V100 = "NVIDIA V100 data sheet (SXM2)"
-_TURING = "NVIDIA Turing GPU architecture white paper (RTX 2080 Ti, reference clocks)"
-_A100 = "NVIDIA A100 data sheet (SXM4)"
-_A6000 = "NVIDIA RTX A6000 data sheet"
-_GA102 = "NVIDIA Ampere GA102 GPU architecture white paper"
-_ADA = "NVIDIA Ada GPU architecture white paper"
-_H100 = "NVIDIA H100 data sheet (SXM5)"
-_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
-
-FIGURES: dict[str, Figures] = {
-    "P100-16GB": Figures(18.7 * T, 9.3 * T, 9.3 * T, 732 * G, PCIE3, PCIE3, _P100),
-    "V100-16GB": Figures(125 * T, 15.7 * T, 15.7 * T, 900 * G, 150 * G, PCIE3, _V100),
-    "V100-32GB": Figures(125 * T, 15.7 * T, 15.7 * T, 900 * G, 150 * G, PCIE3, _V100),
-    "T4-16GB": Figures(65 * T, 8.1 * T, 8.1 * T, 300 * G, PCIE3, PCIE3, "NVIDIA T4 data sheet"),
-    "RTX2080Ti-11GB": Figures(53.8 * T, 13.4 * T, 13.4 * T, 616 * G, PCIE3, PCIE3, _TURING),
-    "A100-40GB": Figures(312 * T, 156 * T, 19.5 * T, 1555 * G, 300 * G, PCIE4, _A100),
-    "A100-80GB": Figures(312 * T, 156 * T, 19.5 * T, 2039 * G, 300 * G, PCIE4, _A100),
-    "A30-24GB": Figures(165 * T, 82 * T, 10.3 * T, 933 * G, PCIE4, PCIE4, "NVIDIA A30 data sheet"),
-    "A10-24GB": Figures(125 * T, 62.5 * T, 31.2 * T, 600 * G, PCIE4, PCIE4, "NVIDIA A10 data sheet"),
-    "A10G-24GB": Figures(70 * T, 35 * T, 31.5 * T, 600 * G, PCIE4, PCIE4, "NVIDIA A10G data sheet"),
-    "A40-48GB": Figures(149.7 * T, 74.8 * T, 37.4 * T, 696 * G, PCIE4, PCIE4, "NVIDIA A40 data sheet"),
-    "A6000-48GB": Figures(
-        154.8 * T, 77.4 * T, 38.7 * T, 768 * G, PCIE4, PCIE4, "NVIDIA RTX A6000 data sheet"
-    ),
-    "RTX3090-24GB": Figures(71 * T, 35.6 * T, 35.6 * T, 936 * G, PCIE4, PCIE4, _GA102),
-    "RTX4090-24GB": Figures(165.2 * T, 82.6 * T, 82.6 * T, 1008 * G, PCIE4, PCIE4, _ADA),
-    "L4-24GB": Figures(121 * T, 60 * T, 30.3 * T, 300 * G, PCIE4, PCIE4, "NVIDIA L4 data sheet"),
-    "L40S-48GB": Figures(362 * T, 183 * T, 91.6 * T, 864 * G, PCIE4, PCIE4, "NVIDIA L40S data sheet"),
-    "H100-80GB": Figures(989 * T, 494.7 * T, 67 * T, 3350 * G, 450 * G, PCIE5, _H100),
-    "H200-141GB": Figures(989 * T, 494.7 * T, 67 * T, 4800 * G, 450 * G, PCIE5, "NVIDIA H200 data sheet"),
-    "B200-180GB": Figures(2250 * T, 1125 * T, 75 * T, 7700 * G, 900 * G, PCIE5, "NVIDIA HGX B200 data sheet"),
-    "RTX5090-32GB": Figures(209.5 * T, 104.8 * T, 104.8 * T, 1792 * G, PCIE5, PCIE5, _BLACKWELL),
-}
-"""Catalogue name -> figures. Where a name has boards of several forms, those of the fastest. Cards that
-a bridge could join in pairs (A30, A40, A6000, RTX 3090) are counted without it."""
-
-UNNAMED = Figures(100 * T, 50 * T, 25 * T, 600 * G, PCIE4, PCIE4, "a stand-in: nobody's figures")
-"""In place of a device that the catalogue does not have: plans are ranked by it, never timed."""
-A_CPU = Figures(1 * T, 1 * T, 1 * T, 200 * G, 10 * G, 10 * G, "a stand-in: nobody's figures")
-"""In place of a processor, likewise."""
+UNNAMED = Figures(100 * T, 50 * T, 25 * T, 600 * G, 32 * G, 32 * G, "placeholder, not published")
+"""For a device that is not in the catalogue: plans are ranked with it, never timed."""
+A_CPU = Figures(1 * T, 1 * T, 1 * T, 200 * G, 10 * G, 10 * G, "placeholder, not published")
+"""The same for a processor."""
 CORE_MEMORY = 12 * G
-"""Assumption: bytes a second from memory that one core can use at most."""
+"""Assumption: memory bandwidth that one core can use, bytes/s."""
 SOCKET_MEMORY = 200 * G
-"""Assumption: the same of all cores together."""
+"""Assumption: the same for all cores together."""
 
 
 def figures_of(
     hardware: Hardware, processor: Processor | None = None, cores: int = 1
 ) -> tuple[Figures, bool]:
-    """The device's figures, and whether they are its own rather than a stand-in's.
+    """The device's figures, and whether they are its own (False: a placeholder's).
 
-    `processor`: this machine's, where the plan is for it, and `cores` that the processes share.
+    `processor`: this machine's, where the plan is for it; `cores`: shared by its processes.
     """
     if hardware.is_cpu:
         return (A_CPU, False) if processor is None else (_share(processor, hardware, cores), True)
-    found = FIGURES.get(hardware.device)
-    return (UNNAMED, False) if found is None else (found, True)
+    found = DEVICES.get(hardware.device)
+    return (UNNAMED, False) if found is None else (found.figures, True)
 
 
 def _share(processor: Processor, hardware: Hardware, cores: int) -> Figures:
@@ -223,18 +215,18 @@ HIGHEST_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
 CPUINFO = Path("/proc/cpuinfo")
 
 _SINGLE = (("avx512f", 64), ("avx2", 32), ("avx", 16))
-"""Flag -> fp32 operations a core finishes in a cycle: two units of so many lanes, a multiply-add is two."""
+"""Flag -> fp32 operations per core and cycle: two units of so many lanes, a multiply-add is two."""
 _PLAIN = 8
-"""Of four lanes, in two units, of which one adds and one multiplies."""
+"""SSE: four lanes in two units, one adds and one multiplies."""
 _HALF = (("amx_bf16", 1024), ("avx512_bf16", 128))
 """The same of bf16 products with fp32 sums; AMX: 16 x 16 x 32 multiply-adds in 16 cycles."""
 _EMULATED = 1 / 4
-"""Share of the fp32 rate where bf16 has no unit of its own: operands are widened before each product."""
+"""Share of the fp32 rate without bf16 units: operands are widened before each product."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """One core's peaks, in operations a second."""
+    """One core's peaks in operations/s: counted (units times clock), not measured."""
 
     single: float
     """fp32 products."""
@@ -243,14 +235,9 @@ class Processor:
     name: str
     """The vector or matrix units that were counted, e.g. `avx512f, amx_bf16 at 2.7 GHz`."""
 
-    @property
-    def has_half(self) -> bool:
-        """Whether bf16 has units of its own."""
-        return self.half > self.single
-
 
 def probe_processor() -> Processor | None:
-    """This machine's processor; None where Linux says too little of it."""
+    """This machine's processor; None where /proc/cpuinfo lacks its clock or flags."""
     try:
         text = CPUINFO.read_text("utf-8", errors="replace")
     except OSError:
@@ -264,7 +251,7 @@ def probe_processor() -> Processor | None:
 def read_processor(text: str, hertz: float | None = None) -> Processor | None:
     """The processor of /proc/cpuinfo's text, of its first core; None without clock or flags.
 
-    hertz: its highest clock, where that is known: an idle core's text has the clock of the moment.
+    hertz: its highest clock where known; /proc/cpuinfo has the current clock, low on an idle core.
     """
     fields: dict[str, str] = {}
     for line in text.splitlines():

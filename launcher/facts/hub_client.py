@@ -1,6 +1,6 @@
-"""The Hugging Face hub as planning and `doctor` ask it: home, login, cache, a model's configuration.
+"""Ask the Hugging Face hub for a model's configuration; find its home, cache and token.
 
-Without huggingface_hub, which planning does not have; its rules for variables, tokens and errors.
+Without huggingface_hub, which planning does not need, but with its rules for variables, tokens and errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from urllib.request import OpenerDirector, Request
 
 HUB_SECONDS = 2.0
-"""How long an answer of the hub is waited for."""
+"""Timeout of a request."""
 _ON = ("1", "ON", "YES", "TRUE")
 
 State = Literal["found", "gated", "token-refused", "absent", "no-revision", "no-file", "unreachable", "error"]
@@ -27,13 +27,13 @@ State = Literal["found", "gated", "token-refused", "absent", "no-revision", "no-
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """What the hub says when it is asked for a model's config.json."""
+    """The hub's answer to a request for config.json."""
 
     state: State
     status: int | None = None
-    """HTTP status; None where no answer came."""
+    """HTTP status; None without an answer."""
     detail: str = ""
-    """The reason why none came, or what is wrong with it."""
+    """The error."""
     config: dict[str, Any] | None = None
 
 
@@ -44,13 +44,13 @@ def hub_home(environ: Mapping[str, str]) -> Path:
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
-    """The folder of downloaded models, as huggingface_hub finds it."""
+    """The hub cache, as huggingface_hub finds it."""
     named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     return expanded(os.path.expandvars(named)) if named else hub_home(environ) / "hub"
 
 
 def hub_token(environ: Mapping[str, str]) -> str:
-    """The hub's token as huggingface_hub finds it, empty without a login. For the hub alone: never kept."""
+    """The hub token as huggingface_hub finds it, "" without a login. Never store it."""
     if named := environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN"):
         return re.sub(r"\s", "", named)
     path = os.path.expandvars(environ.get("HF_TOKEN_PATH") or str(hub_home(environ) / "token"))
@@ -61,7 +61,7 @@ def hub_token(environ: Mapping[str, str]) -> str:
 
 
 def is_offline(environ: Mapping[str, str]) -> bool:
-    """Whether the user forbids asking the hub."""
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set."""
     return any(environ.get(name, "").upper() in _ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
@@ -71,7 +71,7 @@ def hub_endpoint(environ: Mapping[str, str]) -> str:
 
 
 def ask_config(name: str, revision: str, environ: Mapping[str, str], method: str = "GET") -> HubAnswer:
-    """Ask for config.json with the user's login; `HEAD` asks whether the hub would hand it out."""
+    """Request config.json with the user's token; `HEAD`: only check access."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.parse import quote
@@ -82,7 +82,7 @@ def ask_config(name: str, revision: str, environ: Mapping[str, str], method: str
         refused.close()
         return _refused(refused.code, refused.headers)
     except ValueError:  # its message may quote the token
-        return HubAnswer("unreachable", detail="HF_ENDPOINT is no address, or the token cannot be sent")
+        return HubAnswer("unreachable", detail="HF_ENDPOINT is not a valid URL, or the token is malformed")
     except (OSError, HTTPException) as silent:  # URLError is an OSError
         return HubAnswer("unreachable", detail=str(getattr(silent, "reason", "") or silent or "no answer"))
     if method == "HEAD":
@@ -90,16 +90,16 @@ def ask_config(name: str, revision: str, environ: Mapping[str, str], method: str
     try:
         config = parse_json(text)
     except ValueError as wrong:
-        return HubAnswer("error", 200, f"its config.json is no JSON ({wrong})")
+        return HubAnswer("error", 200, f"its config.json is not JSON ({wrong})")
     if not isinstance(config, dict):
-        return HubAnswer("error", 200, "its config.json holds no mapping")
+        return HubAnswer("error", 200, "its config.json is not a JSON object")
     return HubAnswer("found", 200, config=config)
 
 
 def _refused(status: int, headers: Message) -> HubAnswer:
-    """As huggingface_hub reads it (utils/_http.py hf_raise_for_status).
+    """The state of an HTTP error, as in huggingface_hub (utils/_http.py hf_raise_for_status).
 
-    To who has no login, a repository that is not there is 401, too.
+    Without a login, a repository that does not exist is 401, too.
     """
     code, message = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
     by_code: dict[str, State] = {
@@ -116,7 +116,7 @@ def _refused(status: int, headers: Message) -> HubAnswer:
 
 
 def ask_model_type(name: str, environ: Mapping[str, str]) -> str | None:
-    """A model's `model_type`, which the hub shows for gated models, too; None where it does not."""
+    """A model's `model_type`, which the hub shows for gated models, too; None where unknown."""
     from http.client import HTTPException
     from urllib.parse import quote
 
@@ -128,8 +128,8 @@ def ask_model_type(name: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _read(path: str, environ: Mapping[str, str], method: str = "GET") -> bytes:
-    """The body of an answer. OSError, HTTPException; ValueError for what cannot be sent."""
-    from urllib.request import Request  # 20 ms that only a look at the hub is worth
+    """The body of the response. OSError, HTTPException; ValueError for an invalid request."""
+    from urllib.request import Request  # takes 20 ms
 
     request = Request(f"{hub_endpoint(environ)}/{path}", method=method)
     token = "" if environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _ON else hub_token(environ)
@@ -141,7 +141,7 @@ def _read(path: str, environ: Mapping[str, str], method: str = "GET") -> bytes:
 
 
 def _opener() -> OpenerDirector:
-    """One that follows redirects, and shows the login to no other host: urllib itself would."""
+    """Follows redirects without sending the token to other hosts, which urllib would do."""
     from urllib.parse import urlsplit
     from urllib.request import HTTPRedirectHandler, build_opener
 

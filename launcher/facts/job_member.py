@@ -1,32 +1,32 @@
-"""Where a process of effilaunch stands among those that run one job together. Pure."""
+"""A process of effilaunch among those that run one job on several nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PORTS = 16
-"""So many ports, from `Place.port` on, are tried for the head's control channel."""
+"""Number of ports from `JobMember.port` on that are tried for the control channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMember:
-    """Where this process of effilaunch stands among those that run one job together."""
+    """The position of this process among those that run one job."""
 
     job: str
-    """The same for all members of a job and for no other, e.g. "slurm-1234.0"."""
+    """Id of the job, e.g. "slurm-1234.0"."""
     member: int
-    """0 is the head, which plans and decides; the others take its orders."""
+    """0 plans and coordinates; the others follow."""
     members: int
     num_nodes: int
     node_rank: int
     tasks_per_node: int
-    """1: one member a machine, whose launcher starts the ranks; else each member is one rank."""
+    """1: one member per node, whose launcher starts the ranks; else each member is one rank."""
     local_task: int
     """0 .. tasks_per_node-1"""
     head: str
-    """Host name or address under which the head is reached."""
+    """Host name or address of member 0."""
     port: int
-    """First candidate for the head's control port; the next 15 are tried too."""
+    """First candidate for the control port of member 0; the next 15 are tried, too."""
 
     @property
     def is_head(self) -> bool:
@@ -34,7 +34,7 @@ class JobMember:
 
     @property
     def is_one_rank(self) -> bool:
-        """Whether this member starts one worker itself, and no launcher."""
+        """Whether this member starts one worker itself, without a launcher."""
         return self.tasks_per_node > 1
 
     def ranks(self, devices_per_node: int) -> range:

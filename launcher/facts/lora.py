@@ -1,8 +1,8 @@
-"""Which modules a LoRA adapter changes, and how many parameters it trains: peft's rules in closed form. Pure.
+"""Count what a LoRA adapter trains: peft's rules in closed form.
 
 As read in peft 0.21 (tuners/tuners_utils.py: `check_target_module_exists`, `inject_adapter`;
 tuners/lora/config.py; utils/other.py). Where this cannot count, the real peft is asked
-(train/trace_spec.py), and its answer is among the spec's `adapters`.
+(train/trace_spec.py), and its answer is in the spec's `adapters`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFAULT_TARGETS: dict[str, list[str]] = {
         )
     },
 }
-"""Modules that peft adapts when no target is named; other families need a name."""
+"""peft's default target modules; other families have none."""
 
 _COUNTED = (
     "r", "target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern",
@@ -57,27 +57,27 @@ _ADAPTABLE = ("Linear", "Conv1D", "Embedding", "Conv2d")
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What an adapter does to a model."""
+    """What an adapter trains."""
 
     params: int
-    """Parameters that are trained: adapters, modules that are trained whole, a classifier."""
+    """Trained parameters: adapters, modules trained in full, a classifier."""
     paths: tuple[str, ...] | None
     """Paths of the adapted modules, `{}` for the layer's index; None: `all-linear`."""
     rank: int
     """Mean rank over the modules of `paths`, at least 1."""
     uneven: bool = False
-    """Layers differ: some have no adapter, or one of another rank."""
+    """Layers differ in whether they have an adapter, or in its rank."""
     whole: tuple[str, ...] = ()
-    """Paths of modules that are trained whole beside it (modules_to_save)."""
+    """Paths of modules that are trained in full (modules_to_save)."""
 
 
 def is_all_linear(targets: Any) -> bool:
-    """Whether `target_modules` names all linear layers; peft reads it in any case of letters."""
+    """Whether `target_modules` is `all-linear`, which peft compares case-insensitively."""
     return isinstance(targets, str) and targets.lower() == "all-linear"
 
 
 def adapter_fields(adapter: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of LoraConfig that decide what is trained, as the plan completes them."""
+    """The LoraConfig fields that decide what is trained, with the plan's defaults."""
     given = {"r": 16, "target_modules": "all-linear"} | dict(adapter)
     return {
         key: value
@@ -87,10 +87,10 @@ def adapter_fields(adapter: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_absent(field: str, value: Any) -> bool:
-    """Whether peft treats the field as not set; layer 0 is set, and so is an empty list of layers."""
+    """Whether peft treats the field as unset; layer 0 and an empty list of layers are set."""
     if field in ("layers_to_transform", "layers_pattern"):
         return value is None
-    if field == "init_lora_weights":  # how an adapter begins; MiCA alone also freezes half of it
+    if field == "init_lora_weights":  # only MiCA also freezes half of the adapter
         return str(value).lower() != "mica"
     return value in (None, [], {}, "none") or value is False
 
@@ -103,20 +103,22 @@ def adapter_key(adapter: Mapping[str, Any]) -> str:
 def adapted_by(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted:
     """What the LoraConfig fields `adapter` do to the model.
 
-    RecipeError where peft refuses, or where a name matches nothing; `not-in-closed-form` where only peft
-    can tell and was not asked.
+    RecipeError where peft refuses or a name matches nothing; `not-in-closed-form` where only peft can tell
+    and was not asked.
     """
     asked = dict(spec.adapters).get(adapter_key(adapter))
     found = asked or count_adapter(spec, adapter)
     if found is not None:
         return found
-    message = f"what this adapter trains of model_type {spec.model_type} is not known in closed form"
-    hint = "`plan RECIPE` asks peft, where the training packages are installed"
+    message = (
+        f"the trained parameters of this adapter on model_type {spec.model_type} can only be counted by peft"
+    )
+    hint = "run `plan RECIPE` where the training packages are installed"
     raise RecipeError(Problem("not-in-closed-form", message, path="adapter", hint=hint))
 
 
 def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None:
-    """`adapted_by` in closed form; None where it has none."""
+    """`adapted_by` in closed form; None where there is none."""
     fields = adapter_fields(adapter)
     targets: str | Sequence[str] | None = fields.get("target_modules")
     if targets is None:
@@ -125,7 +127,7 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
     beside = set(fields) - {"r", "target_modules"}
     if every and not beside:
         return _all_linear(spec, fields["r"])
-    # peft rewrites patterns, and names of experts, into names of fused parameters.
+    # peft rewrites patterns and names of experts to fused parameters.
     experts = spec.layout.num_experts and (isinstance(targets, str) or beside or not fields["target_modules"])
     if spec.foreign or beside - set(_COUNTED) or experts:
         return None
@@ -140,7 +142,7 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A module of every copy: `kind` is peft's way to treat it, or the name of its class."""
+    """All copies of a module; `kind`: how peft treats it, or its class name."""
 
     path: str
     count: int
@@ -150,7 +152,7 @@ class _Module:
     params: int = 0
     """Of one copy."""
     shared: bool = False
-    """Its matrix is another module's, too."""
+    """Tied to another module."""
 
     def names(self) -> Iterator[str]:
         if "{}" not in self.path:
@@ -165,18 +167,18 @@ def _all_linear(spec: ModelSpec, r: int) -> Adapted:
 
 
 def _classifier(spec: ModelSpec) -> int:
-    """A classification's head is trained whole beside every adapter."""
+    """A classification head is trained in full along with every adapter."""
     return spec.head.own_params if spec.head.saved else 0
 
 
 def _with_head(spec: ModelSpec, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields with a classification's head among the modules to save, as the worker does."""
+    """The fields with a classification head among modules_to_save, as in the worker."""
     head = [spec.head.name] if spec.head.saved else []
     return {**fields, "modules_to_save": [*fields.get("modules_to_save", ()), *head]}
 
 
 def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
-    """Parameters of adapters of rank 1 on the modules of these paths; None: all linears."""
+    """Parameters of rank-1 adapters on the modules of these paths; None: all linears."""
     if paths is None:
         experts = sum(width * count for width, count in _experts(spec))
         return experts + sum((x.in_features + x.out_features) * x.count for x in spec.linears)
@@ -184,7 +186,7 @@ def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
 
 
 def _experts(spec: ModelSpec) -> Iterator[tuple[int, int]]:
-    """What `all-linear` adapts of a mixture of experts, as peft 0.21 does for fused experts.
+    """(rank-1 parameters, count) of a mixture of experts under `all-linear`, as in peft 0.21.
 
     The router, and each expert's two fused weights; gate_up_proj holds two matrices and gets rank 2r.
     """
@@ -219,7 +221,7 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
 
 @functools.cache
 def module_names() -> dict[str, dict[str, str]]:
-    """Family -> path of every module that holds no matrix, and of convolutions -> its class."""
+    """Family -> path -> class, of convolutions and of modules without a matrix."""
     names: dict[str, dict[str, str]] = json.loads(facts_file("module_names.json").read_text("utf-8"))["names"]
     return names
 
@@ -227,7 +229,7 @@ def module_names() -> dict[str, dict[str, str]]:
 def _problems(
     spec: ModelSpec, modules: Sequence[_Module], fields: Mapping[str, Any], targets: str | Sequence[str]
 ) -> list[Problem | None]:
-    """What of the fields names nothing, or what peft cannot adapt; None: only peft can tell."""
+    """Fields that match nothing or that peft refuses; None: only peft can tell."""
     found: list[Problem | None] = []
     names = [name for module in modules for name in module.names()]
     if spec.layout.num_experts and not isinstance(targets, str):
@@ -248,16 +250,16 @@ def _problems(
     found += [idle_choice(field, value) for field, value in idle_choices(names, fields)]
     chosen = [field for field in ("layers_to_transform", "layers_pattern") if field in fields]
     if isinstance(targets, str) and chosen:
-        message = "excludes a pattern in `target_modules`: peft chooses layers of listed names alone"
+        message = "excludes a pattern in `target_modules`: peft selects layers only for a list of names"
         found.append(Problem("bad-adapter", message, path=f"adapter.{chosen[0]}"))
     elif fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
-        message = "does nothing without `layers_to_transform`, and peft refuses it"
+        message = "needs `layers_to_transform`, else peft refuses it"
         found.append(Problem("bad-adapter", message, path="adapter.layers_pattern"))
     return found
 
 
 def _check_patterns(fields: Mapping[str, Any], targets: str | Sequence[str]) -> None:
-    """RecipeError for a regular expression that is none."""
+    """RecipeError for an invalid regular expression."""
     single = {"target_modules": targets, "exclude_modules": fields.get("exclude_modules")}
     patterns = [(key, value) for key, value in single.items() if isinstance(value, str)]
     layers = fields.get("layers_pattern") or ()
@@ -268,8 +270,8 @@ def _check_patterns(fields: Mapping[str, Any], targets: str | Sequence[str]) -> 
         try:
             re.compile(pattern)
         except re.error as error:
-            message = f"{pattern!r} is no regular expression: {error}"
-            hint = "a single text is a pattern for whole module names, as '.*q_proj'; names go in a list"
+            message = f"{pattern!r} is not a valid regular expression: {error}"
+            hint = "a string is a pattern for whole module names, e.g. '.*q_proj'; write names as a list"
             raise RecipeError(Problem("bad-adapter", message, path=f"adapter.{key}", hint=hint)) from None
 
 
@@ -279,7 +281,8 @@ def _absent(spec: ModelSpec, field: str, wanted: str, *, alone: bool) -> Problem
         "no-target-modules" if field == "target_modules" and alone else "target-modules-missing",
         f"{field} {wanted!r} matches no module of {spec.model_type}",
         path=f"adapter.{field}",
-        hint=f"its linear layers are {names}" + ("; all-linear takes them all" if field[0] == "t" else ""),
+        hint=f"its linear layers are {names}"
+        + ("; all-linear matches all of them" if field[0] == "t" else ""),
     )
 
 
@@ -312,7 +315,9 @@ def _count(
             width += module.inputs + module.outputs
             params += rank * (module.inputs + module.outputs) + dora
     if not ranks:
-        message = "no module is left: excluded, saved whole, or in layers that are not chosen"
+        message = (
+            "matches only modules that are excluded, in modules_to_save, or in layers that are not selected"
+        )
         raise RecipeError(Problem("no-target-modules", message, path="adapter.target_modules"))
     if idle := [(f, key) for f, ever in used.items() for key in fields.get(f, ()) if key not in ever]:
         raise RecipeError([idle_pattern(field, key) for field, key in idle])
@@ -346,7 +351,7 @@ def _pattern_of(name: str, fields: Mapping[str, Any]) -> str | None:
 def _whole(
     modules: Sequence[_Module], fields: Mapping[str, Any], adapted: Mapping[str, Any]
 ) -> list[str] | None:
-    """Paths of the modules to save; None where they hold others, are adapted too, or share their matrix."""
+    """Paths of modules_to_save; None where they contain modules, are also adapted, or are tied."""
     saved = []
     for module in modules:
         named = [name for name in module.names() if name.endswith(tuple(fields.get("modules_to_save", ())))]
@@ -359,8 +364,8 @@ def _whole(
 
 
 def _unsupported(name: str, kind: str) -> Problem:
-    message = f"matches {name}, a {kind}, which peft cannot adapt"
-    hint = "match linear layers and embeddings alone; modules_to_save trains other modules whole"
+    message = f"matches {name} ({kind}), which peft cannot adapt"
+    hint = "match only linear layers and embeddings; use modules_to_save to train other modules in full"
     return Problem("bad-adapter", message, path="adapter.target_modules", hint=hint)
 
 
@@ -370,7 +375,7 @@ def matching(target: str | Sequence[str], names: Sequence[str]) -> bool:
 
 
 def matches(target: str | Sequence[str], path: str) -> bool:
-    """Whether a pattern matches the whole path, or one of the listed names is the path or its end."""
+    """Whether a pattern matches the whole path, or the path ends with one of the listed names."""
     if isinstance(target, str):
         return re.fullmatch(target, path) is not None
     return any(path == name or path.endswith("." + name) for name in target)
@@ -382,7 +387,7 @@ def named_by(key: str, name: str) -> bool:
 
 
 def layer_of(name: str, patterns: Sequence[str]) -> int | None:
-    """The index of the layer that a module lies in, by the first of the patterns that has one."""
+    """The layer index of a module, from the first pattern that matches."""
     prefix = r"(?:^|.*?\.)" if patterns else r".*?\."
     for pattern in patterns or (r"[^.]*",):
         if match := re.match(rf"{prefix}{pattern}\.(?P<index>\d+)\.", name):
@@ -391,7 +396,7 @@ def layer_of(name: str, patterns: Sequence[str]) -> int | None:
 
 
 def in_layers(name: str, fields: Mapping[str, Any]) -> bool:
-    """Whether a module lies in the layers that are chosen; all are, where none are named."""
+    """Whether a module is in the selected layers; by default, all layers are."""
     layers, patterns = fields.get("layers_to_transform"), fields.get("layers_pattern") or ()
     if layers in (None, []):
         return True
@@ -400,13 +405,13 @@ def in_layers(name: str, fields: Mapping[str, Any]) -> bool:
 
 
 def idle_pattern(field: str, key: str) -> Problem:
-    """A key of rank_pattern or alpha_pattern that no adapted module has."""
-    message = f"{key!r} matches no module that is adapted, and peft would ignore it"
+    """A key of rank_pattern or alpha_pattern that matches no adapted module."""
+    message = f"{key!r} matches no adapted module: peft would ignore it"
     return Problem("target-modules-missing", message, path=f"adapter.{field}")
 
 
 def idle_choices(names: Sequence[str], fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """(field, value) of each exclusion, layer and pattern of layers that no module of these names has."""
+    """(field, value) of each exclusion, layer and layer pattern that matches none of these names."""
     excluded, layers, given = (
         fields.get(field) for field in ("exclude_modules", "layers_to_transform", "layers_pattern")
     )
@@ -427,7 +432,7 @@ def idle_choices(names: Sequence[str], fields: Mapping[str, Any]) -> list[tuple[
 
 
 def idle_choice(field: str, value: Any) -> Problem:
-    """An exclusion, a layer or a pattern of layers that the model does not have."""
+    """The problem of an exclusion, layer or layer pattern that matches nothing."""
     what = {"exclude_modules": "no module", "layers_to_transform": "no layer", "layers_pattern": "no layers"}
-    message = f"{value!r} matches {what[field]} of the model, and peft would ignore it"
+    message = f"{value!r} matches {what[field]} of the model: peft would ignore it"
     return Problem("target-modules-missing", message, path=f"adapter.{field}")

@@ -1,6 +1,7 @@
-"""Everything that a check of this machine may ask, gathered once. Without torch: its facts come from a child.
+"""Gather what `doctor` checks: the facts of this machine, without torch, whose facts come from a child
+process.
 
-Only counts, sizes, names of products and answers of yes or no are kept; a secret is never read out.
+Contains counts, sizes, product names and booleans, but no secrets.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from launcher.facts.wandb_server import wandb_key, wandb_obstacle
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What of a plan decides where to look."""
+    """The part of a plan that decides what is gathered."""
 
     python: str
     """The interpreter that starts the workers."""
     run_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    """What the launcher sets for the workers."""
+    """Environment variables that the launcher sets for the workers."""
     hub_model: str | None = None
-    """The model's hub id; None where it lies in a folder, or nowhere."""
+    """The model's hub id; None for a folder or no model."""
     revision: str = "main"
     cache_dir: str | None = None
     """model.cache_dir"""
     nvme_path: str | None = None
     wandb: bool = False
-    """Whether it reports there."""
+    """Whether the run reports to wandb."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine, as a value: verdicts are functions of it."""
+    """The facts of one machine; checks are functions of it."""
 
     gpu: GpuFacts
     build: BuildFacts
@@ -72,14 +73,14 @@ class Machine:
     hub_model: ModelFacts | None = None
     nvme: Folder | None = None
     wandb_obstacle: str | None = None
-    """Why wandb's server would not take a run of it, in words; None where it would, or nobody asked."""
+    """Why wandb's server would refuse a run; None where it would not, or was not asked."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def gather_machine(subject: Subject) -> Machine:
-    """Look at this machine; takes as long as the training stack takes to import."""
+    """Gather the facts; takes as long as importing the training stack."""
     environ = {**os.environ, **subject.env}
     network = read_network(environ)
     disk = read_disk(subject.run_dir, subject.cache_dir, environ)
@@ -107,22 +108,22 @@ _SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class BuildFacts:
-    """Compilers, and where they build."""
+    """Compilers for the operators that DeepSpeed builds at the start of a run, and the build folder."""
 
     compiler: str | None
     """Version of the C++ compiler, e.g. `13.2.0`; None without one."""
     compiler_command: str
-    """`$CXX`, else `c++`: what torch calls."""
+    """`$CXX`, else `c++`: the command that torch uses."""
     cuda_home: str | None
     """As torch finds it: $CUDA_HOME, $CUDA_PATH, the folder of nvcc on PATH, /usr/local/cuda."""
     nvcc: str | None
     """CUDA release of the nvcc under `cuda_home`, e.g. `12.8`; None without one."""
     ninja: str | None
-    """Version of ninja on PATH or beside the interpreter, where a run looks too; None without one."""
+    """Version of ninja next to the interpreter or on PATH; None without one."""
     python_headers: bool
     """Python.h of this interpreter."""
     libaio: bool
-    """The library and its header, which the async_io operator links."""
+    """Library and header of libaio, for the async_io operator."""
     extensions: str
     """Folder in which torch builds."""
     extensions_on_network: bool
@@ -130,7 +131,7 @@ class BuildFacts:
 
 
 def read_build(environ: Mapping[str, str]) -> BuildFacts:
-    """Ask the compilers on PATH and read the folders."""
+    """Gather compilers and build folders."""
     compiler = environ.get("CXX") or "c++"
     home = _cuda_home(environ)
     root = extensions_root(environ)
@@ -152,7 +153,7 @@ def read_build(environ: Mapping[str, str]) -> BuildFacts:
 
 
 def _said(command: list[str], pattern: str, environ: Mapping[str, str]) -> str | None:
-    """What of a program's answer matches; None where there is no such program, or no such answer."""
+    """The match of `pattern` in a program's output; None where it fails or is missing."""
     found = shutil.which(command[0], path=environ.get("PATH"))
     if found is None:
         return None
@@ -167,7 +168,7 @@ def _said(command: list[str], pattern: str, environ: Mapping[str, str]) -> str |
 
 
 def _cuda_home(environ: Mapping[str, str]) -> str | None:
-    """In the order of torch.utils.cpp_extension._find_cuda_home, less the wheels of CUDA."""
+    """As torch.utils.cpp_extension._find_cuda_home, without CUDA wheels."""
     named = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
     if named:
         return named
@@ -184,7 +185,7 @@ def _ninja(environ: Mapping[str, str]) -> str | None:
 
 
 def _has_libaio(environ: Mapping[str, str]) -> bool:
-    """The header in a folder that compilers search, and a library of that name."""
+    """Whether the header is in a folder that compilers search, and the library exists."""
     folders = [Path(p) for p in environ.get("CPATH", "").split(":") if p]
     flags = re.findall(r"-I\s*(\S+)", environ.get("CFLAGS", ""))
     places = [*folders, *(Path(flag) for flag in flags), Path("/usr/include"), Path("/usr/local/include")]
@@ -196,24 +197,24 @@ WATCHED = (
     "ACCELERATE_", "BITSANDBYTES_", "BNB_", "CUDA_", "DEEPSPEED_", "DS_", "FSDP_", "GLOO_", "HF_", "NCCL_",
     "OMP_", "PYTORCH_", "TORCH_", "TOKENIZERS_", "TRANSFORMERS_", "TRITON_", "WANDB_",
 )  # fmt: skip
-"""Beginnings of variables that the training stack reads."""
+"""Prefixes of variables that the training stack reads."""
 WATCHED_NAMES = (
     "CC", "CXX", "CFLAGS", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
     "MAX_JOBS", "NVIDIA_TF32_OVERRIDE", "PYTHONPATH", "RANK", "TORCH_EXTENSIONS_DIR", "WORLD_SIZE",
     "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 )  # fmt: skip
 HIDDEN = "(set)"
-"""In place of a secret's value."""
+"""Replaces a secret's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """Sizes in bytes; limits of this process, None where there is none."""
+    """Memory, limits, logins and environment; bytes; None: no limit."""
 
     memory: int | None
-    """What this process may use: the machine's memory or its control group's limit."""
+    """Memory that this process may use: total, or the cgroup's limit."""
     available: int | None
-    """What nobody uses now."""
+    """Available memory."""
     cores: int
     memlock: int | None
     nofile: int | None
@@ -226,7 +227,7 @@ class HostFacts:
 
 
 def read_host(environ: Mapping[str, str]) -> HostFacts:
-    """Logins are looked for, never read out."""
+    """Gather facts of the host; of logins only whether they exist."""
     return HostFacts(
         memory=host_memory_bytes(),
         available=available_memory(),
@@ -241,7 +242,7 @@ def read_host(environ: Mapping[str, str]) -> HostFacts:
 
 
 def watched_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change runs, without secrets or credentials inside addresses."""
+    """The variables that affect runs, without secrets and credentials in URLs."""
     found = {}
     for name in sorted(environ):
         if name.startswith(WATCHED) or name in WATCHED_NAMES:
@@ -257,7 +258,7 @@ def _limit(kind: int) -> int | None:
 
 
 def available_memory() -> int | None:
-    """The least of what the kernel calls available and what the control group leaves."""
+    """Available memory: the kernel's figure, or what the cgroup's limit leaves, if less."""
     found = []
     try:
         text = Path("/proc/meminfo").read_text()
@@ -271,7 +272,7 @@ def available_memory() -> int | None:
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())
         inactive = re.search(r"^inactive_file (\d+)", Path("/sys/fs/cgroup/memory.stat").read_text(), re.M)
         found.append(max(0, limit - used + (int(inactive[1]) if inactive else 0)))
-    except (OSError, ValueError):  # no control group, or the word "max"
+    except (OSError, ValueError):  # no cgroup, or "max"
         pass
     return min(found, default=None)
 
@@ -293,15 +294,15 @@ class ModelFacts:
 
     name: str
     cached: bool
-    """Whether weights lie in the cache; whether all of them do only the download knows."""
+    """Whether the cache has weights, possibly incomplete."""
     access: str
-    """open | refused (gated or private, to this login) | absent | unknown (the hub was not asked)"""
+    """open | refused (gated or private for this login) | absent | unknown (hub not asked)"""
 
 
 def read_hub_model(
     name: str, revision: str, cache: Path, environ: Mapping[str, str], *, ask: bool
 ) -> ModelFacts:
-    """Look into the cache, and ask the hub for the model's configuration when `ask`."""
+    """Look into the cache; if `ask`, ask the hub for access."""
     snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
     cached = any(any(snapshots.glob(f"*/{pattern}")) for pattern in WEIGHTS)
     return ModelFacts(name, cached, _access(name, revision, environ) if ask else "unknown")
@@ -321,13 +322,13 @@ HOSTFILE = Path("/job/hostfile")
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """What processes meet on, and what is fetched over."""
+    """Interfaces, ports, the hub, and deepspeed's default hostfile."""
 
     interfaces: tuple[str, ...]
-    """Names of those that are up, loopback left out."""
+    """Interfaces that are up, without loopback."""
     default_port_free: bool
     host_resolves: bool
-    """Whether this machine's own name leads to an address, which process groups ask for."""
+    """Whether this machine's host name resolves, which process groups need."""
     offline: bool
     """HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is on."""
     hub: str
@@ -339,7 +340,7 @@ class NetworkFacts:
 
 
 def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> NetworkFacts:
-    """Look; no attempt takes longer than HUB_SECONDS, and none is made when offline is asked for."""
+    """Gather facts of the network; connects to the hub (timeout HUB_SECONDS) unless offline mode is set."""
     offline, url = is_offline(environ), hub_endpoint(environ)
     answers = not offline and _succeeds(lambda: _connect(url, environ))
     return NetworkFacts(
@@ -356,12 +357,12 @@ def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> Netwo
 def _host(url: str) -> str:
     try:
         return urlsplit(url).hostname or "huggingface.co"
-    except ValueError:  # e.g. a bracket that is not closed
+    except ValueError:  # e.g. an unclosed bracket
         return url
 
 
 def _connect(url: str, environ: Mapping[str, str]) -> None:
-    """A connection to the hub, or to the proxy that stands before it. OSError, or ValueError for no URL."""
+    """Connect to the hub or its proxy. OSError, or ValueError for an invalid URL."""
     hub = urlsplit(url)
     host, port = hub.hostname or "huggingface.co", hub.port or (80 if hub.scheme == "http" else 443)
     proxy = environ.get(f"{hub.scheme}_proxy") or environ.get(f"{hub.scheme.upper()}_PROXY")
@@ -372,11 +373,11 @@ def _connect(url: str, environ: Mapping[str, str]) -> None:
 
 
 def _succeeds(attempt: Callable[[], object]) -> bool:
-    """Whether it ends in time, and well; looking up a name has no time limit of its own."""
+    """Whether `attempt` succeeds in time; in a thread, since name resolution has no timeout."""
     done: list[bool] = []
 
     def run() -> None:
-        with contextlib.suppress(OSError, ValueError):  # the second: a name or a port that is none
+        with contextlib.suppress(OSError, ValueError):  # ValueError: invalid name or port
             attempt()
             done.append(True)
 
@@ -423,13 +424,14 @@ TIMEOUT_S = 120
 SECTIONS = ("torch", "bitsandbytes", "deepspeed")
 
 Stack = Mapping[str, Mapping[str, Any]]
-"""Section -> facts; a section that could not be asked has the key `error`, one sentence."""
+"""Section -> facts; `error`, one sentence, where the section failed."""
 
 
 def ask_stack(python: str, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> Stack:
-    """The child's sections. A missing library, a broken one and a child that hangs are facts, too.
+    """What the training stack reports, from a child process (launcher/train/machine.py).
 
-    python: the interpreter that has the training packages.
+    The child prints one JSON object per section, so that a crashing library loses only its own. Missing or
+    broken libraries and a hanging child are facts, too. python: an interpreter with the training packages.
     """
     import subprocess
 
@@ -446,17 +448,17 @@ def ask_stack(python: str, environ: Mapping[str, str], timeout_s: float = TIMEOU
         return read_sections(_text(late.stdout), f"no answer within {timeout_s:g} s")
     except OSError as error:
         return read_sections("", f"{python} cannot be started: {error.strerror}")
-    why = f"the process ended with code {done.returncode}: {_last_line(_text(done.stderr))}"
+    why = f"the process exited with status {done.returncode}: {_last_line(_text(done.stderr))}"
     return read_sections(_text(done.stdout), why)
 
 
 def read_sections(text: str, why: str) -> Stack:
-    """The sections of the child's output; `why` is the error of each that is missing."""
+    """The sections in the child's output; `why`: the error of missing ones."""
     found: dict[str, dict[str, Any]] = {}
     for line in text.splitlines():
         try:
             answer = parse_json(line)
-        except ValueError:  # the last line of a process that died in it
+        except ValueError:  # incomplete last line of a crashed process
             continue
         if isinstance(answer, dict):
             found |= {name: facts for name, facts in answer.items() if name in SECTIONS}
@@ -471,4 +473,4 @@ def _text(output: bytes | str | None) -> str:
 
 def _last_line(text: str) -> str:
     lines: Sequence[str] = text.splitlines()
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no output")

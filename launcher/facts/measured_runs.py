@@ -1,7 +1,7 @@
-"""What earlier runs measured beside what was predicted: a fact, gathered before planning. Pure.
+"""Measured and predicted memory of finished runs, which calibrate later estimates.
 
-The calibration file holds one JSON object a line, one line a finished run. It tells sizes, versions and the
-kind of a job; no name of a model, a file, a data set or a machine.
+The calibration file has one JSON object per line and run: sizes, versions and kind of job, but no names of
+models, files, datasets or hosts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from launcher.facts.safe_files import parse_json
 
 SCHEMA_VERSION = 1
 KEPT = 64
-"""Newest runs of a device that a plan looks at."""
+"""Newest runs of a device that a plan uses."""
 _MOST_BYTES = 2**60
-"""More than any device holds: sizes beyond it are no measurement."""
+"""Upper limit of plausible sizes."""
 
 
 class Kind(NamedTuple):
-    """What of a job and its model decides by how much an estimate errs."""
+    """The properties of a job and its model that the error of an estimate depends on."""
 
     model_type: str
     task: str
@@ -35,16 +35,16 @@ class Kind(NamedTuple):
     attention: str
     optim: str
     offload: str
-    """none, or what is offloaded: optimizer, param, or both joined by +."""
+    """none | optimizer | param | optimizer+param"""
 
     def differences(self, other: Kind) -> int:
-        """In how many respects two jobs differ."""
+        """The number of properties that differ."""
         return sum(mine != theirs for mine, theirs in zip(self, other, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One finished run. Bytes of the device that held most."""
+    """One finished run; bytes of the device with the highest peak."""
 
     device: str
     method: str
@@ -55,29 +55,29 @@ class Run:
     processes: int
     params: int
     steps: int
-    """Steps while it was measured: 0 where a checkpoint was at its end already."""
+    """Steps that were measured; 0 where a run resumed at its end."""
     predicted_by: str
     """closed-form | trace"""
     predicted: int
-    """Peak of training as computed for the longest batch that came, without any calibration."""
+    """Predicted peak for the longest batch that occurred, uncalibrated."""
     components: Mapping[str, int]
     """The parts of `predicted`."""
     measured: int
     allocated: int | None
     """CUDA: what tensors held at the peak."""
     context: int
-    """What the device had lost beside the allocator's bytes; 0 on CPU."""
+    """Bytes outside the allocator (CUDA context); 0 on CPU."""
     device_bytes: int | None
-    """What CUDA shows of the device."""
+    """Total memory as CUDA reports it."""
 
     @property
     def predicted_tensors(self) -> int:
-        """The prediction without the context, which is not a matter of proportion."""
+        """The prediction without the context, which does not scale."""
         return self.predicted - self.components.get("context", 0)
 
     @property
     def ratio(self) -> float:
-        """Measured by predicted, both without the context."""
+        """Measured / predicted, both without the context."""
         return (self.measured - self.context) / self.predicted_tensors
 
     def to_line(self) -> str:
@@ -88,13 +88,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Earlier runs on one device, measured in one way, the oldest first."""
+    """Earlier runs on one device with one measuring method, the oldest first."""
 
     runs: tuple[Run, ...]
     source: str
     """The file that they were read from."""
     skipped: int = 0
-    """Lines that are no runs."""
+    """Invalid lines."""
 
 
 def measuring_method(hardware: Hardware) -> str:
@@ -103,7 +103,7 @@ def measuring_method(hardware: Hardware) -> str:
 
 
 def read_calibration(text: str, hardware: Hardware, source: str) -> Calibration:
-    """The newest runs on such a device in a calibration file's text; other lines are counted."""
+    """The newest runs on such a device in the text of a calibration file; counts invalid lines."""
     method = measuring_method(hardware)
     found: list[Run] = []
     skipped = 0
@@ -119,8 +119,8 @@ def read_calibration(text: str, hardware: Hardware, source: str) -> Calibration:
 
 
 def read_run(line: str) -> Run | None:
-    """The run of one line; None for a broken line, and for one of another version."""
-    if not line.startswith("{"):  # a foreign file of many lines costs no time
+    """The run of one line; None for an invalid line or another version."""
+    if not line.startswith("{"):  # fast on long files of another kind
         return None
     try:
         fields = parse_json(line)
@@ -138,7 +138,7 @@ _HINTS: dict[type, dict[str, Any]] = {cls: get_type_hints(cls) for cls in (Kind,
 
 
 def _possible(run: Run) -> bool:
-    """Whether a device can have measured this: no size is negative or beyond what it shows."""
+    """Whether all sizes are plausible: not negative, not beyond the device's memory."""
     held = _MOST_BYTES if run.device_bytes is None else run.device_bytes
     sizes = (run.params, run.steps, run.predicted, run.context, run.allocated or 0, *run.components.values())
     return (
@@ -150,7 +150,7 @@ def _possible(run: Run) -> bool:
 
 
 def _typed(value: Kind | Run) -> bool:
-    """Whether every plain field has the type that it is declared with (True is no number here)."""
+    """Whether every field has its declared type (a bool is no int)."""
     for name, hint in _HINTS[type(value)].items():
         found = getattr(value, name)
         if name == "components":

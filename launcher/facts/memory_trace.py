@@ -1,7 +1,6 @@
-"""What a trace of the real model says about its memory: a fact, gathered before planning.
+"""Memory of the real model, traced with fake tensors in a child process.
 
-A process of its own builds the model with fake tensors (launcher/train/trace.py), so that planning itself
-needs no torch. Here are the answer's types, and the only way to that process.
+The child (launcher/train/trace.py) imports torch, so that planning does not.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ CHILD = "launcher.train.trace"
 
 
 class Untraceable(Exception):
-    """The model was found and could not be traced; the message says why."""
+    """The model was found but could not be traced; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the whole model holds beside weights and optimizer states at one moment of a step."""
+    """Memory of the whole model at one moment of a step, without weights and optimizer states."""
 
     phase: str
     """step | forward | backward | clip"""
@@ -50,9 +49,9 @@ class TracedStep:
     """One training step under one set of choices, unsharded."""
 
     covers: Mapping[str, Any]
-    """The choices: what memory.traced.choices_of says of a job."""
+    """The choices (memory.traced.choices_of)."""
     moments: tuple[Moment, ...]
-    """Those that may hold the peak for some micro-batch."""
+    """Those that may be the peak for some micro-batch."""
     gradients: int
     """Bytes of all gradients."""
     fragmentation: Line
@@ -61,7 +60,7 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Every step that was traced of one model on one kind of device."""
+    """All traced steps of one model on one kind of device."""
 
     steps: tuple[TracedStep, ...] = ()
     versions: Mapping[str, str] | None = None
@@ -85,11 +84,11 @@ def read_step(answer: Mapping[str, Any], covers: Mapping[str, Any], fragmentatio
 
 
 def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
-    """The child's answer. Untraceable when it has none; MachineError when it does not end well.
+    """The child's answer. Untraceable where tracing fails; MachineError where the child fails.
 
-    python: the interpreter that has the training packages.
+    python: an interpreter with the training packages.
     """
-    import subprocess  # planning itself starts no process, and starts sooner without it
+    import subprocess  # not needed for plans without a trace
 
     try:
         done = subprocess.run(
@@ -101,23 +100,23 @@ def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Untraceable(f"it took more than {TIMEOUT_S} s") from None
+        raise Untraceable(f"it took longer than {TIMEOUT_S} s") from None
     if done.returncode != 0:
         last = _last_line(done.stderr.splitlines())
         raise MachineError(
             Problem(
                 "trace-failed",
-                f"the tracing process ended with code {done.returncode}: {last}",
-                hint="a broken installation of torch or transformers? pip install 'effilaunch[train]'",
+                f"the tracing process exited with status {done.returncode}: {last}",
+                hint="check torch and transformers, or reinstall: pip install 'effilaunch[train]'",
             )
         )
     try:
-        # A library may have printed lines of its own before the answer, which is the last one.
+        # The answer is the last line: libraries may have printed others before it.
         answer: dict[str, Any] = parse_json(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         said = _last_line(done.stdout.splitlines())
         raise MachineError(
-            Problem("trace-failed", f"the tracing process gave no answer that can be read: {said[:200]}")
+            Problem("trace-failed", f"the tracing process printed no valid answer: {said[:200]}")
         ) from None
     if "error" in answer:
         raise Untraceable(answer["error"])
@@ -125,4 +124,4 @@ def ask_child(request: Mapping[str, Any], python: str) -> dict[str, Any]:
 
 
 def _last_line(lines: Sequence[str]) -> str:
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")

@@ -1,7 +1,7 @@
-"""A model's sizes from its configuration alone: parameters, linears, LoRA parameters. Pure.
+"""Read a model's sizes, parameters and head from its configuration.
 
-Configurations of older checkpoints leave out what equals the class defaults, so those come from
-facts/data/config_defaults.json.
+Older configurations omit values that equal the defaults of their class: those are in
+facts/data/config_defaults.json. Heads are those of transformers 5.23's AutoModelFor... classes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,15 @@ from launcher.facts.shipped import facts_file
 from launcher.tasks import DEFAULT_TASK, task_named, tasks_of
 from launcher.tasks.task import Architecture
 
-__all__ = ["Linear", "ModelSpec", "read_model_spec"]
-
-# Other spellings of a size, first found wins.
+_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(FAMILIES, "decoder"), **ENCODER_KINDS}
+FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
+    family: tuple(task for task in tasks_of(kind) if family not in task_named(task).without_class)
+    for family, kind in _KINDS.items()
+}
+"""Model type -> supported tasks, the most common first."""
+_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox"})
+"""Families with a token classification class of their own, not transformers' generic one."""
+# Size -> its names in configurations, the first one found wins.
 _SPELLINGS: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
@@ -30,15 +36,72 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_attention_heads": ("num_attention_heads", "n_head", "num_heads"),
     "head_dim": ("head_dim", "d_kv"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions"),
-    # transformers writes a Qwen3-MoE's under the second name, the published file has the first.
+    # Published Qwen3-MoE configurations use the first name, transformers writes the second.
     "num_experts": ("num_experts", "num_local_experts"),
     "num_local_experts": ("num_local_experts", "num_experts"),
 }
+_LARGEST = {
+    "hidden_size": 10**6,
+    "intermediate_size": 10**7,
+    "num_hidden_layers": 10**4,
+    "num_decoder_layers": 10**4,
+    "num_attention_heads": 10**5,
+    "num_key_value_heads": 10**5,
+    "head_dim": 10**5,
+    "vocab_size": 10**8,
+    "max_position_embeddings": 10**9,
+    "num_local_experts": 10**5,
+    "num_experts": 10**5,
+    "num_experts_per_tok": 10**5,
+    "moe_intermediate_size": 10**7,
+    "word_embed_proj_dim": 10**6,
+    "relative_attention_num_buckets": 10**6,
+    "type_vocab_size": 10**6,
+    "num_channels": 10**4,
+    "num_labels": 10**8,
+}
+"""Upper limits of integers from 1 on, some hundred times above any published model."""
+_SHARES = (
+    "attn_pdrop", "attention_probs_dropout_prob", "dropout", "dropout_rate", "hidden_dropout",
+    "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
+)  # fmt: skip
+_IMAGE_SIZES = ("image_size", "patch_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output layer."""
+
+    name: str
+    """lm_head | score | classifier"""
+    in_features: int
+    out_features: int
+    """Logits: the vocabulary, or the labels."""
+    bias: bool = False
+    per_token: bool = True
+    """Logits for each token, else for each sample."""
+    tied: bool = False
+    """Its matrix is that of the token embedding."""
+    dropout: float = 0.0
+    """On its input, for a head per token."""
+    saved: bool = False
+    """Trained in full along with an adapter, as peft does for classification heads."""
+    gathered: int = 0
+    """Logits that each tensor-parallel rank gathers from all ranks; 0: none, it has `out_features`."""
+    apart: bool = False
+    """Each tensor-parallel rank computes its part of the loss from its own logits."""
+
+    @property
+    def own_params(self) -> int:
+        """Parameters that no other module holds."""
+        if self.tied:
+            return 0
+        return self.out_features * (self.in_features + (1 if self.bias else 0))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What memory and adapters depend on; sizes are element counts."""
+    """What memory and adapters depend on; sizes in elements."""
 
     name: str
     origin: str
@@ -55,7 +118,7 @@ class ModelSpec:
     vocab_size: int
     """0 for images."""
     max_position_embeddings: int
-    """0 where positions have no end, or are not tokens."""
+    """0 where positions are unbounded, or are not tokens."""
     params: int
     """Unique parameters: a tied head is counted once."""
     pretrained_dtype: str | None
@@ -65,30 +128,30 @@ class ModelSpec:
     layout: Layout
     head: Head
     foreign: bool = False
-    """Of a family that is not known here: read from its class, `layout` is a sketch (facts/model.py)."""
+    """Unknown family, read from its class: `layout` is approximate (`foreign_spec`)."""
     has_sdpa: bool = True
-    """Whether transformers' class takes `attn_implementation: sdpa`; asked of families not known here."""
+    """Whether transformers' class supports `attn_implementation: sdpa`."""
     adapters: tuple[tuple[str, Adapted], ...] = ()
-    """What the real peft answered about adapters that have no closed form, by `adapter_key`."""
+    """Results of the real peft for adapters without a closed form, by `adapter_key`."""
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Sequence length that the configuration decides (images), None for text."""
+        """Sequence length of images; None for text."""
         return self.layout.tokens_per_sample
 
     @property
     def loaded_params(self) -> int:
         """Unique parameters once the published checkpoint is loaded.
 
-        A T5 whose configuration says `tie_word_embeddings: false` brings a head of its own, which
-        transformers does not tie when it loads the two; without a checkpoint it builds them tied.
+        A T5 checkpoint with `tie_word_embeddings: false` has a separate head, which transformers keeps when
+        loading; without a checkpoint it builds the head tied.
         """
         own_head = self.layout.decoder is not None and self.config.get("tie_word_embeddings") is False
         return self.params + (self.head.in_features * self.head.out_features if own_head else 0)
 
     @property
     def linear_weights(self) -> int:
-        """Entries of the linears' matrices: what quantisation makes smaller."""
+        """Elements of the linears' matrices: what is quantised."""
         return sum(linear.weights * linear.count for linear in self.linears)
 
     @property
@@ -98,29 +161,16 @@ class ModelSpec:
         return rows + self.layout.positions * self.hidden_size
 
     def lora_params(self, r: int, target_modules: str | Sequence[str] | None) -> int:
-        """Parameters that training with LoRA of rank `r` on these targets updates, a classifier included."""
+        """Parameters that LoRA of rank `r` on these targets trains, including a classifier."""
         return adapted_by(self, {"r": r, "target_modules": target_modules}).params
 
     def adapted_paths(self, target_modules: str | Sequence[str] | None) -> tuple[str, ...] | None:
-        """Paths of the modules that LoRA adapts, `{}` for the layer's index; None: `all-linear`."""
+        """Paths of the modules that LoRA adapts, `{}` for the layer index; None: `all-linear`."""
         return adapted_by(self, {"target_modules": target_modules}).paths
 
     def lora_width(self, paths: Sequence[str] | None) -> int:
-        """Parameters of adapters of rank 1 on the modules of these paths, as of `adapted_paths`."""
+        """Parameters of rank-1 adapters on the modules of these paths (`adapted_paths`)."""
         return lora_width(self, paths)
-
-
-@functools.cache
-def _defaults() -> dict[str, dict[str, Any]]:
-    text = facts_file("config_defaults.json").read_text(encoding="utf-8")
-    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
-    return defaults
-
-
-def architectures_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The class names that a published configuration gives; none where the field is no list of them."""
-    named = config.get("architectures")
-    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
 
 
 def read_model_spec(
@@ -132,7 +182,7 @@ def read_model_spec(
 ) -> ModelSpec:
     """The spec of a model with the head of `task`.
 
-    `num_labels` of a classification; None: as many as the configuration names.
+    `num_labels`: of a classifier; None: from the configuration.
     RecipeError `unknown-architecture` (family unknown, or not for this task), `multimodal-model` or
     `bad-model-config`.
     """
@@ -172,282 +222,14 @@ def read_model_spec(
     )
 
 
-def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` over the class defaults, under the first spelling of each size."""
-    filled = dict(_defaults()[model_type])
-    for name, spellings in _SPELLINGS.items():
-        given = [config[s] for s in spellings if config.get(s) is not None]
-        own = [filled[s] for s in spellings if filled.get(s) is not None]
-        filled[name] = (given or own or [None])[0]
-    known = {spelling for spellings in _SPELLINGS.values() for spelling in spellings}
-    filled.update({key: value for key, value in config.items() if key not in known})
-    return filled
-
-
-def _sizes(c: Mapping[str, Any]) -> Sizes:
-    hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
-    if c.get("model_type") == "gpt_bigcode":
-        kv_heads = 1 if c["multi_query"] else heads
-    else:
-        kv_heads = int(c.get("num_key_value_heads") or heads)
-    return Sizes(
-        hidden=hidden,
-        inner=int(c["intermediate_size"] or 4 * hidden),
-        layers=int(c["num_hidden_layers"]),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=int(c.get("head_dim") or hidden // heads),
-        vocab=int(c.get("vocab_size") or 0),
-        # T5's n_positions bounds nothing: its positions are distances.
-        positions=0 if "relative_attention_num_buckets" in c else int(c["max_position_embeddings"] or 0),
-        config=c,
-    )
-
-
-def _count(s: Sizes, layout: Layout, head: Head) -> int:
-    embeddings = s.vocab * layout.embed_width + layout.positions * s.hidden
-    stacks = sum(
-        sum(linear.params for linear in stack.linears) + stack.layers * stack.layer_extra + stack.model_extra
-        for stack in layout.stacks
-    )
-    return embeddings + stacks + head.own_params
-
-
-_LARGEST = {
-    "hidden_size": 10**6,
-    "intermediate_size": 10**7,
-    "num_hidden_layers": 10**4,
-    "num_decoder_layers": 10**4,
-    "num_attention_heads": 10**5,
-    "num_key_value_heads": 10**5,
-    "head_dim": 10**5,
-    "vocab_size": 10**8,
-    "max_position_embeddings": 10**9,
-    "num_local_experts": 10**5,
-    "num_experts": 10**5,
-    "num_experts_per_tok": 10**5,
-    "moe_intermediate_size": 10**7,
-    "word_embed_proj_dim": 10**6,
-    "relative_attention_num_buckets": 10**6,
-    "type_vocab_size": 10**6,
-    "num_channels": 10**4,
-    "num_labels": 10**8,
-}
-"""Whole numbers of at least 1, up to some hundred times of what any published model has."""
-_SHARES = (
-    "attn_pdrop", "attention_probs_dropout_prob", "dropout", "dropout_rate", "hidden_dropout",
-    "hidden_dropout_prob", "resid_pdrop", "residual_dropout",
-)  # fmt: skip
-_PICTURE_SIZES = ("image_size", "patch_size")
-
-
-def check_config(name: str, config: Mapping[str, Any]) -> None:
-    """RecipeError `bad-model-config` with all that is wrong with the sizes of model `name`."""
-    wrong = [*_wrong_values(config)]
-    wrong = wrong or [*_wrong_relations(config)]
-    if wrong:
-        raise RecipeError([config_problem(name, message) for message in wrong])
-
-
-def config_problem(name: str, message: str) -> Problem:
-    return Problem(
-        "bad-model-config",
-        f"the configuration of {name!r} is incomplete or wrong: {message}",
-        path="model.config",
-        hint="compare its config.json with the published one",
-    )
-
-
-def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
-    if isinstance(config.get("text_config"), Mapping):
-        yield (
-            f"its sizes stand in text_config, which a model of type {config.get('model_type')} does not read"
-        )
-    for key, largest in _LARGEST.items():
-        value = config.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            yield f"{key} is {value!r}, expected a whole number"
-        elif not 1 <= value <= largest:
-            yield f"{key} is {value}, expected 1 to {largest}"
-    yield from _wrong_shares(config)
-    for key in _PICTURE_SIZES:
-        value = config.get(key)
-        parts = value if isinstance(value, list | tuple) else [value]
-        if value is not None and (
-            len(parts) not in (1, 2) or any(type(part) is not int or not 1 <= part <= 10**5 for part in parts)
-        ):
-            yield f"{key} is {value!r}, expected one or two whole numbers of pixels"
-    for key, value in config.items():
-        if isinstance(value, float) and not math.isfinite(value) and key not in _SHARES:
-            yield f"{key} is {value}, expected a finite number"
-
-
-def _wrong_shares(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in _SHARES:
-        value = config.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"{key} is {value!r}, expected a number"
-        elif not 0 <= value <= 1:  # also for NaN
-            yield f"{key} is {value}, expected 0 to 1"
-
-
-def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
-        if config.get(key) is None:
-            yield f"{key} is missing"
-            return
-    if config.get("vocab_size") is None and "image_size" not in config:
-        yield "vocab_size is missing"
-    assert isinstance(hidden, int), "checked above"
-    assert isinstance(heads, int), "checked above"
-    if config.get("head_dim") is None and hidden % heads:
-        yield f"hidden_size {hidden} does not divide among {heads} attention heads"
-    groups = config.get("num_key_value_heads") or heads
-    if groups > heads:
-        yield f"num_key_value_heads {groups} is more than num_attention_heads {heads}"
-    elif heads % groups:
-        yield f"num_attention_heads {heads} does not divide among {groups} key-value heads"
-    count = config.get("num_experts") or config.get("num_local_experts")
-    chosen = config.get("num_experts_per_tok")
-    if count and chosen and chosen > count:
-        yield f"num_experts_per_tok {chosen} is more than the {count} experts"
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        yield "layers with and without experts take turns, which is not counted yet"
-    picture, patch = (_smallest(config.get(key)) for key in _PICTURE_SIZES)
-    if picture and patch and patch > picture:
-        yield f"patch_size {patch} is larger than image_size {picture}"
-
-
-def _smallest(value: Any) -> int:
-    """Of a side, or of both; 0 where there is none."""
-    return int(min(value)) if isinstance(value, list | tuple) else int(value or 0)
-
-
-_KINDS: Mapping[str, Architecture] = {**dict.fromkeys(FAMILIES, "decoder"), **ENCODER_KINDS}
-FAMILY_TASKS: Mapping[str, tuple[str, ...]] = {
-    family: tuple(task for task in tasks_of(kind) if family not in task_named(task).without_class)
-    for family, kind in _KINDS.items()
-}
-"""Model type -> its tasks, the most usual one first."""
-
-
-_OWN_TOKEN_HEADS = frozenset({"bert", "gpt2", "gpt_bigcode", "gpt_neox"})
-"""Families whose class for token classification is not transformers' generic one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The output layer."""
-
-    name: str
-    """lm_head | score | classifier"""
-    in_features: int
-    out_features: int
-    """Logits: the vocabulary, or the labels."""
-    bias: bool = False
-    per_token: bool = True
-    """Logits for each token, else for each sample."""
-    tied: bool = False
-    """Its matrix is that of the token embedding."""
-    dropout: float = 0.0
-    """Of what it reads, where it reads each token."""
-    saved: bool = False
-    """Trained in full beside an adapter: peft does it for the heads of classification."""
-    gathered: int = 0
-    """Logits of all tensor-parallel ranks, which each of them gathers; 0: a rank has its `out_features`."""
-    apart: bool = False
-    """Each tensor-parallel rank keeps its own logits, and takes its part of the loss from them."""
-
-    @property
-    def own_params(self) -> int:
-        """Parameters that no other module holds."""
-        if self.tied:
-            return 0
-        return self.out_features * (self.in_features + (1 if self.bias else 0))
-
-
-def check_task(name: str, model_type: Any, task: str) -> None:
-    """RecipeError `unknown-architecture` for a family that is not known, or not for this task."""
-    tasks = FAMILY_TASKS.get(str(model_type), ())
-    if task in tasks:
-        return
-    if tasks:
-        message = f"model {name!r} cannot learn {task}: the family {model_type} is for {' and '.join(tasks)}"
-    else:
-        message = f"model {name!r} has model_type {model_type!r}, which is not supported"
-    hint = f"supported for {task}: {', '.join(f for f, known in FAMILY_TASKS.items() if task in known)}"
-    raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
-
-
-@functools.cache
-def _image_text_types() -> frozenset[str]:
-    """Model types of transformers 5.23 that read images and text."""
-    table = json.loads(facts_file("module_names.json").read_text("utf-8"))
-    return frozenset(table["image_text_to_text"])
-
-
-def check_text_only(name: str, config: Mapping[str, Any]) -> None:
-    """RecipeError `multimodal-model` for a language model inside a model of images or sound."""
-    kind, inner = str(config.get("model_type")), config.get("text_config")
-    if kind in FAMILY_TASKS or not (isinstance(inner, Mapping) or kind in _image_text_types()):
-        return
-    part = inner.get("model_type") if isinstance(inner, Mapping) else None
-    holds = f", which holds a language model of type {part}" if part and part != kind else ""
-    why = "models that read more than text are not supported yet"
-    message = f"model {name!r} has model_type {kind!r}{holds}: {why}"
-    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if DEFAULT_TASK in tasks)
-    hint = f"name a checkpoint of a text model, such as one of type {causal}"
-    raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
-
-
-def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
-    """The layout of a family that `check_task` let pass."""
-    family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
-    layout = family(sizes)
-    if task_named(task).head == "token-classifier":
-        # transformers leaves out what reads the first token alone (add_pooling_layer=False).
-        linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
-        layout = replace(layout, linears=linears)
-    return layout
-
-
-def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
-    """The head that `task` puts on a model of this family."""
-    if task_named(task).head == "language-model":
-        # transformers 5.23 ties every T5, whatever the configuration says.
-        tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
-        return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
-    if task_named(task).head == "token-classifier":
-        name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
-        keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
-        given = [sizes.config[key] for key in keys if sizes.config.get(key) is not None]
-        dropout = float([*given, 0.1][0])
-        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout)
-    if model_type in ENCODER_FAMILIES:
-        return Head("classifier", sizes.hidden, num_labels, bias=True, per_token=False, saved=True)
-    # Every token is scored, and the last one's score is taken.
-    return Head("score", layout.embed_width, num_labels, saved=True)
-
-
-def labels_of(config: Mapping[str, Any], task: str) -> int:
-    """Labels that the task or a configuration names, 2 where none does, as transformers takes it."""
-    fixed = task_named(task).num_labels
-    if fixed is not None:
-        return fixed
-    if config.get("num_labels") is not None:
-        return int(config["num_labels"])
-    return len(config.get("id2label") or ()) or 2
-
-
 def foreign_spec(
     name: str, config: Mapping[str, Any], origin: str, task: str, answer: Mapping[str, Any]
 ) -> ModelSpec:
-    """`answer`: of the tracing process to {"ask": "model"}."""
+    """The spec of a model of an unknown family, from what transformers' own class reports.
+
+    Counts are exact; what a layer saves for the backward pass is only approximate: the plan traces it.
+    `answer`: of the tracing process to {"ask": "model"}.
+    """
     sizes, embedding, head = answer["sizes"], answer["embedding"], answer["head"]
     linears = tuple(
         Linear(x["path"].rpartition(".")[2], x["in"], x["out"], x["count"], x["path"], x["bias"])
@@ -488,7 +270,7 @@ def foreign_spec(
 
 
 def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -> Layout:
-    """A layer of the usual kind with the model's widths: for the search, and until the trace is there."""
+    """A decoder layer with the model's widths, for the search and until the trace is available."""
     sizes = answer["sizes"]
     hidden, inner, layers = sizes["hidden"], sizes["inner"], sizes["layers"]
     query, keys = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
@@ -514,3 +296,217 @@ def _sketch(answer: Mapping[str, Any], linears: tuple[Linear, ...], task: str) -
         embed_paths=(answer["embedding"]["path"],),
         causal=not task_named(task).adds_head,
     )
+
+
+def architectures_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The class names of a configuration; none where the field is not a list of strings."""
+    named = config.get("architectures")
+    return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+
+
+def labels_of(config: Mapping[str, Any], task: str) -> int:
+    """Number of labels of the task or configuration; 2 by default, as in transformers."""
+    fixed = task_named(task).num_labels
+    if fixed is not None:
+        return fixed
+    if config.get("num_labels") is not None:
+        return int(config["num_labels"])
+    return len(config.get("id2label") or ()) or 2
+
+
+@functools.cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    text = facts_file("config_defaults.json").read_text(encoding="utf-8")
+    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
+    return defaults
+
+
+def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` over the class defaults, with the first name of each size."""
+    filled = dict(_defaults()[model_type])
+    for name, spellings in _SPELLINGS.items():
+        given = [config[s] for s in spellings if config.get(s) is not None]
+        own = [filled[s] for s in spellings if filled.get(s) is not None]
+        filled[name] = (given or own or [None])[0]
+    known = {spelling for spellings in _SPELLINGS.values() for spelling in spellings}
+    filled.update({key: value for key, value in config.items() if key not in known})
+    return filled
+
+
+def _sizes(c: Mapping[str, Any]) -> Sizes:
+    hidden, heads = int(c["hidden_size"]), int(c["num_attention_heads"])
+    if c.get("model_type") == "gpt_bigcode":
+        kv_heads = 1 if c["multi_query"] else heads
+    else:
+        kv_heads = int(c.get("num_key_value_heads") or heads)
+    return Sizes(
+        hidden=hidden,
+        inner=int(c["intermediate_size"] or 4 * hidden),
+        layers=int(c["num_hidden_layers"]),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=int(c.get("head_dim") or hidden // heads),
+        vocab=int(c.get("vocab_size") or 0),
+        # T5's positions are relative: n_positions is no limit.
+        positions=0 if "relative_attention_num_buckets" in c else int(c["max_position_embeddings"] or 0),
+        config=c,
+    )
+
+
+def _count(s: Sizes, layout: Layout, head: Head) -> int:
+    embeddings = s.vocab * layout.embed_width + layout.positions * s.hidden
+    stacks = sum(
+        sum(linear.params for linear in stack.linears) + stack.layers * stack.layer_extra + stack.model_extra
+        for stack in layout.stacks
+    )
+    return embeddings + stacks + head.own_params
+
+
+def check_task(name: str, model_type: Any, task: str) -> None:
+    """RecipeError `unknown-architecture` for a family that is unknown or does not support the task."""
+    tasks = FAMILY_TASKS.get(str(model_type), ())
+    if task in tasks:
+        return
+    if tasks:
+        message = f"model {name!r} does not support {task}: {model_type} supports {', '.join(tasks)}"
+    else:
+        message = f"model {name!r} has the unsupported model_type {model_type!r}"
+    hint = f"supported for {task}: {', '.join(f for f, known in FAMILY_TASKS.items() if task in known)}"
+    raise RecipeError(Problem("unknown-architecture", message, path="model.name_or_path", hint=hint))
+
+
+@functools.cache
+def _image_text_types() -> frozenset[str]:
+    """Model types of transformers 5.23 that read images and text."""
+    table = json.loads(facts_file("module_names.json").read_text("utf-8"))
+    return frozenset(table["image_text_to_text"])
+
+
+def check_text_only(name: str, config: Mapping[str, Any]) -> None:
+    """RecipeError `multimodal-model` for a model that also reads images or audio."""
+    kind, inner = str(config.get("model_type")), config.get("text_config")
+    if kind in FAMILY_TASKS or not (isinstance(inner, Mapping) or kind in _image_text_types()):
+        return
+    part = inner.get("model_type") if isinstance(inner, Mapping) else None
+    holds = f" (its language model: {part})" if part and part != kind else ""
+    message = f"model {name!r} has model_type {kind!r}{holds}: multimodal models are not supported"
+    causal = ", ".join(family for family, tasks in FAMILY_TASKS.items() if DEFAULT_TASK in tasks)
+    hint = f"use a checkpoint of a text model, of type {causal}"
+    raise RecipeError(Problem("multimodal-model", message, path="model.name_or_path", hint=hint))
+
+
+def family_layout(model_type: str, sizes: Sizes, task: str) -> Layout:
+    """The layout of a family that `check_task` accepted."""
+    family = FAMILIES.get(model_type) or ENCODER_FAMILIES[model_type]
+    layout = family(sizes)
+    if task_named(task).head == "token-classifier":
+        # Without the pooler (add_pooling_layer=False).
+        linears = tuple(one for one in layout.linears if not one.path.endswith(".pooler.dense"))
+        layout = replace(layout, linears=linears)
+    return layout
+
+
+def task_head(task: str, model_type: str, sizes: Sizes, layout: Layout, num_labels: int) -> Head:
+    """The head that `task` puts on a model of this family."""
+    if task_named(task).head == "language-model":
+        # transformers 5.23 ties every T5, regardless of the configuration.
+        tied = layout.decoder is not None or bool(sizes.config["tie_word_embeddings"])
+        return Head("lm_head", layout.embed_width, sizes.vocab, tied=tied)
+    if task_named(task).head == "token-classifier":
+        name = "classifier" if model_type in _OWN_TOKEN_HEADS else "score"
+        keys = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob")
+        given = [sizes.config[key] for key in keys if sizes.config.get(key) is not None]
+        dropout = float([*given, 0.1][0])
+        return Head(name, sizes.hidden, num_labels, bias=True, saved=True, dropout=dropout)
+    if model_type in ENCODER_FAMILIES:
+        return Head("classifier", sizes.hidden, num_labels, bias=True, per_token=False, saved=True)
+    # Logits of every token, of which the last token's are used.
+    return Head("score", layout.embed_width, num_labels, saved=True)
+
+
+def check_config(name: str, config: Mapping[str, Any]) -> None:
+    """RecipeError `bad-model-config` with every impossible size of model `name`.
+
+    config: with the class defaults filled in, under the first name of each size.
+    """
+    wrong = [*_wrong_values(config)]
+    wrong = wrong or [*_wrong_relations(config)]
+    if wrong:
+        raise RecipeError([config_problem(name, message) for message in wrong])
+
+
+def config_problem(name: str, message: str) -> Problem:
+    return Problem(
+        "bad-model-config",
+        f"the configuration of {name!r} is incomplete or wrong: {message}",
+        path="model.config",
+        hint="compare it with the published config.json",
+    )
+
+
+def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
+    if isinstance(config.get("text_config"), Mapping):
+        yield (f"its sizes are in text_config, which model_type {config.get('model_type')} does not read")
+    for key, largest in _LARGEST.items():
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            yield f"{key} is {value!r}, expected an integer"
+        elif not 1 <= value <= largest:
+            yield f"{key} is {value}, expected 1 to {largest}"
+    yield from _wrong_shares(config)
+    for key in _IMAGE_SIZES:
+        value = config.get(key)
+        parts = value if isinstance(value, list | tuple) else [value]
+        if value is not None and (
+            len(parts) not in (1, 2) or any(type(part) is not int or not 1 <= part <= 10**5 for part in parts)
+        ):
+            yield f"{key} is {value!r}, expected one or two integers (pixels)"
+    for key, value in config.items():
+        if isinstance(value, float) and not math.isfinite(value) and key not in _SHARES:
+            yield f"{key} is {value}, expected a finite number"
+
+
+def _wrong_shares(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in _SHARES:
+        value = config.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            yield f"{key} is {value!r}, expected a number"
+        elif not 0 <= value <= 1:  # also for NaN
+            yield f"{key} is {value}, expected 0 to 1"
+
+
+def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"):
+        if config.get(key) is None:
+            yield f"{key} is missing"
+            return
+    if config.get("vocab_size") is None and "image_size" not in config:
+        yield "vocab_size is missing"
+    assert isinstance(hidden, int), "checked above"
+    assert isinstance(heads, int), "checked above"
+    if config.get("head_dim") is None and hidden % heads:
+        yield f"hidden_size {hidden} is not divisible by {heads} attention heads"
+    groups = config.get("num_key_value_heads") or heads
+    if groups > heads:
+        yield f"num_key_value_heads {groups} is more than num_attention_heads {heads}"
+    elif heads % groups:
+        yield f"num_attention_heads {heads} is not divisible by {groups} key-value heads"
+    count = config.get("num_experts") or config.get("num_local_experts")
+    chosen = config.get("num_experts_per_tok")
+    if count and chosen and chosen > count:
+        yield f"num_experts_per_tok {chosen} is more than the {count} experts"
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        yield "a mix of layers with and without experts is not supported"
+    picture, patch = (_smallest(config.get(key)) for key in _IMAGE_SIZES)
+    if picture and patch and patch > picture:
+        yield f"patch_size {patch} is larger than image_size {picture}"
+
+
+def _smallest(value: Any) -> int:
+    """The smaller side; 0 for None."""
+    return int(min(value)) if isinstance(value, list | tuple) else int(value or 0)

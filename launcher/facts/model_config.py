@@ -1,4 +1,4 @@
-"""A model's configuration: from a folder, a GGUF file, the hub's cache, the hub or the shipped facts."""
+"""Find a model's configuration: in a folder, a GGUF file, the hub cache, the hub or the shipped facts."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def find_model_config(
     try:
         folder = resolve_path(name_or_path)
         is_folder = folder.is_dir()
-    except (OSError, ValueError, RuntimeError):  # e.g. a name that no file system would take
-        raise _missing(name_or_path, "no folder has such a name") from None
+    except (OSError, ValueError, RuntimeError):  # e.g. an invalid file name
+        raise _missing(name_or_path, "it is not a valid name") from None
     if is_folder:
         return _of_folder(name_or_path, folder, gguf_file)
     if _HUB_ID.fullmatch(name_or_path) is None:
-        raise _missing(name_or_path, "there is no such folder, and it is no name of a repository")
+        raise _missing(name_or_path, "it is neither a folder nor a valid repository name")
     asks = allow_network and gguf_file is None
     answer = None
     if gguf_file is None:
@@ -72,7 +72,7 @@ def find_model_config(
         raise RecipeError(_refused(name_or_path, revision or "main", answer))
     if asks:
         raise RecipeError(_offline(name_or_path))
-    raise _missing(name_or_path, "neither a folder, nor in the hub cache, nor in the shipped facts")
+    raise _missing(name_or_path, "it is not a folder, and not in the hub cache or the shipped facts")
 
 
 def _of_folder(name: str, folder: Path, gguf_file: str | None) -> tuple[dict[str, Any], str]:
@@ -105,14 +105,12 @@ def _missing(name: str, why: str, hint: str = CONFIG_HINT) -> RecipeError:
 
 
 def _offline(name: str) -> Problem:
-    why = (
-        f"neither a folder, nor in {hub_cache(os.environ)}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
-    )
+    why = f"not a folder, not in {hub_cache(os.environ)}, and HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
     return Problem(
         "hub-offline",
         f"no configuration found for model {name!r}: {why}",
         path="model.name_or_path",
-        hint="unset it once to download the model, or name a folder with config.json" + _alike(name),
+        hint="unset it to download the model once, or name a folder with config.json" + _alike(name),
     )
 
 
@@ -126,19 +124,19 @@ REFUSALS = {
     ),
     "token-refused": Problem(
         "hub-token-refused",
-        "the token of this login is not valid there",
+        "the hub rejects the token",
         path=_NAME,
         hint="log in again with `hf auth login`, or correct HF_TOKEN",
     ),
     "absent": Problem(
         "hub-model-absent",
-        "there is no such repository that this login may see",
+        "the repository does not exist, or this login has no access",
         path=_NAME,
         hint="check the name; a private repository needs `hf auth login` or HF_TOKEN",
     ),
     "no-revision": Problem(
         "hub-revision-absent",
-        "the repository has no such revision",
+        "the revision does not exist",
         path="model.revision",
         hint="correct model.revision",
     ),
@@ -146,30 +144,30 @@ REFUSALS = {
         "hub-config-absent",
         "the repository has no config.json",
         path=_NAME,
-        hint="name a repository that transformers can load; a GGUF file is read from a folder",
+        hint="name a repository that transformers can load; GGUF files are read from a folder",
     ),
     "unreachable": Problem(
         "hub-unreachable",
-        "the hub cannot be reached",
+        "the hub is not reachable",
         path=_NAME,
         hint="try again, download the model where there is a network, or name a folder with config.json",
     ),
     "error": Problem(
         "hub-error",
-        "the hub's answer is no configuration",
+        "the hub did not return a valid configuration",
         path=_NAME,
         hint="try again later, or name a folder with config.json",
     ),
 }
-"""State of the hub's answer -> why it gives no configuration, and what to do."""
+"""State of the hub's answer -> problem."""
 NOT_HERE = frozenset(
     {"model-config-missing", "hub-offline", *(problem.code for problem in REFUSALS.values())}
 )
-"""Codes of a configuration that cannot be had on this machine, which says nothing about the recipe."""
+"""Codes of a configuration that is not available on this machine; the recipe may be right."""
 
 
 def _refused(name: str, revision: str, answer: HubAnswer) -> Problem:
-    """Why the hub did not give a model's configuration, and what to do."""
+    """The problem of a model whose configuration the hub did not return."""
     place = re.sub(r"(?<=//)[^/@\s]*@", "", hub_endpoint(os.environ))
     refusal = REFUSALS[answer.state]
     hint = str(refusal.hint).format(page=f"{place}/{name}")
@@ -177,7 +175,7 @@ def _refused(name: str, revision: str, answer: HubAnswer) -> Problem:
     if answer.state == "gated":
         model_type = ask_model_type(name, os.environ)
         if hub_token(os.environ):
-            hint = f"ask for access on {place}/{name}; the account of the token that is used here has none"
+            hint = f"request access on {place}/{name}: the account of the token has none"
     status = f"HTTP {answer.status}" if answer.status not in (None, 200) else ""
     asked = f"revision {revision!r}" if answer.state == "no-revision" else ""
     details = ", ".join(filter(None, (asked, status, answer.detail)))
@@ -190,16 +188,16 @@ def _refused(name: str, revision: str, answer: HubAnswer) -> Problem:
 
 
 def _alike(name: str, model_type: str | None = None) -> str:
-    """Models that plan without the hub: of the same architecture, else of a similar name."""
+    """Hint: shipped models of the same architecture, else with a similar name."""
     from difflib import get_close_matches
 
     configs = {known: shipped_model_config(known) or {} for known in shipped_model_names()}
     same = [known for known, config in configs.items() if config.get("model_type") == model_type]
     if same:
-        return f"; models of the same architecture ({model_type}) that plan without it: {', '.join(same)}"
+        return f"; shipped models of the same architecture ({model_type}): {', '.join(same)}"
     last = {known.rpartition("/")[2].lower(): known for known in configs}
     near = [last[word] for word in get_close_matches(name.rpartition("/")[2].lower(), last)]
-    return f"; models with a similar name that plan without it: {', '.join(near)}" if near else ""
+    return f"; shipped models with a similar name: {', '.join(near)}" if near else ""
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -209,7 +207,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         reason = getattr(problem, "strerror", None) or problem
         raise _missing(str(path.parent), f"config.json cannot be read ({reason})") from problem
     if not isinstance(value, dict):
-        raise _missing(str(path.parent), "config.json holds no mapping")
+        raise _missing(str(path.parent), "config.json is not a JSON object")
     return value
 
 
@@ -219,7 +217,7 @@ def _cached_config(name: str, revision: str, cache_dir: str | None) -> dict[str,
 
 
 def _snapshot(name: str, revision: str, cache_dir: str | None) -> Path:
-    """Where a model lies in the hub's cache layout: models--ORG--NAME/{refs,snapshots}."""
+    """Folder of a model in the hub cache: models--ORG--NAME/{refs,snapshots}."""
     root = expanded(cache_dir) if cache_dir else hub_cache(os.environ)
     repo = root / f"models--{name.replace('/', '--')}"
     try:
@@ -230,7 +228,7 @@ def _snapshot(name: str, revision: str, cache_dir: str | None) -> Path:
 
 
 def has_chat_template(name_or_path: str) -> bool | None:
-    """Whether the tokenizer's files here have a chat template; None where there are none."""
+    """Whether the local tokenizer files have a chat template; None without such files."""
     places = [resolve_path(name_or_path), _snapshot(name_or_path, "main", None)]
     for folder in places:
         if any(exists(folder / name) for name in ("chat_template.jinja", "chat_template.json")):

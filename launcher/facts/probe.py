@@ -1,6 +1,6 @@
-"""Every read from outside the recipe: devices, host memory, model configurations, free ports.
+"""Read GPUs, memory, ports and package paths of the machine at hand.
 
-No import of torch or transformers, so that planning stays quick on a login node.
+Without torch or transformers, so that planning stays fast on a login node.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     import socket
 
 _PACKAGE_REF = "package:"
-_SMI_SECONDS = 10
 _CALIBRATION_BYTES = 1 << 20
 """About a thousand runs."""
 
@@ -55,13 +53,13 @@ def resolve_path(ref: str) -> Path:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on just now, at no address of this machine."""
+    """A TCP port that is currently free on all addresses."""
     with _bound_everywhere(0) as sock:
         return int(sock.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
-    """Whether nothing listens on a TCP port just now, at any address of this machine."""
+    """Whether a TCP port is currently free on all addresses."""
     try:
         _bound_everywhere(port).close()
     except OSError:
@@ -70,7 +68,7 @@ def is_free(port: int) -> bool:
 
 
 def _bound_everywhere(port: int) -> socket.socket:
-    """A socket that has the port at all addresses, as torch's store will; OSError where it is taken."""
+    """A socket bound to the port on all addresses, like torch's store; OSError where it is in use."""
     import socket
 
     both = socket.has_dualstack_ipv6()
@@ -86,7 +84,7 @@ def _bound_everywhere(port: int) -> socket.socket:
 
 
 def cache_root() -> Path:
-    """Where prepared data, converted models and the calibration file are kept.
+    """Folder of prepared data, converted models and the calibration file.
 
     $EFFILAUNCH_CACHE, else ~/.cache/effilaunch.
     """
@@ -95,7 +93,7 @@ def cache_root() -> Path:
 
 
 def calibration_file() -> Path:
-    """What finished runs measured beside what was predicted, one JSON object a line."""
+    """Path of the calibration file (`measured_runs`)."""
     return cache_root() / "calibration.jsonl"
 
 
@@ -116,12 +114,12 @@ def calibration_text() -> str:
 
 def own_cores() -> int:
     """Processor cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it, macOS and WebAssembly do not
+    affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def host_memory_bytes() -> int | None:
-    """Memory this process may use: the machine's, or the control group's limit where lower."""
+    """Memory that this process may use: total, or the cgroup's limit if lower."""
     limits = []
     with contextlib.suppress(ValueError, OSError):
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -131,169 +129,64 @@ def host_memory_bytes() -> int | None:
     ):
         try:
             limits.append(int(limit_file.read_text()))
-        except (OSError, ValueError):  # absent, or the word "max"
+        except (OSError, ValueError):  # absent, or "max"
             continue
     return min(limits, default=None)
 
 
-def probe_hardware() -> Hardware:
-    """This machine's devices: GPUs that `CUDA_VISIBLE_DEVICES` leaves, else one CPU process."""
-    return probe_hardware_with_notes()[0]
-
-
-def probe_hardware_with_notes() -> tuple[Hardware, tuple[str, ...]]:
-    """As `probe_hardware`, and remarks on what it had to decide (unlike devices)."""
-    devices = _visible(_query_gpus(), os.environ)
-    if not devices:
-        cpu = Hardware(1, 1, "cpu", None, None)
-        return with_host_memory(cpu, host_memory_bytes()), ()
-    weakest = min(devices, key=lambda d: (d.size, d.capability or (0, 0)))
-    notes: tuple[str, ...] = ()
-    if len({(d.name, d.size) for d in devices}) > 1:
-        names = ", ".join(sorted({d.name for d in devices}))
-        notes = (f"devices differ ({names}); all are planned as the smallest, {weakest.name}",)
-    return weakest.as_hardware(len(devices)), notes
-
-
-def visible_devices() -> list[str]:
-    """Indices of the GPUs that this process may use, as nvidia-smi numbers them."""
-    return [gpu.index for gpu in visible_gpus()]
-
-
-def visible_gpus() -> list[ProbedGpu]:
-    """The GPUs that this process may use."""
-    return _visible(_query_gpus(), os.environ)
-
-
 def boot_id() -> str:
-    """The same for all processes of a machine, until it is started again; empty where nobody tells."""
+    """Random id of this boot of the machine; "" where unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         return ""
 
 
+SMI_SECONDS = 10
+_SMI_COLUMNS = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
 _NO_GPU = ("", "-1", "NoDevFiles")
 """First entries of CUDA_VISIBLE_DEVICES that mean none; the last one is Slurm's."""
 
 
-class ProbedGpu:
-    """One line of nvidia-smi's answer."""
-
-    __slots__ = ("capability", "index", "name", "size", "uuid")
-
-    def __init__(self, fields: list[str]) -> None:
-        index, uuid, name, mib, capability = (field.strip() for field in fields)
-        self.index, self.uuid = index, uuid
-        self.size = int(mib) * MIB
-        match = re.fullmatch(r"(\d+)\.(\d+)", capability)
-        self.capability = (int(match[1]), int(match[2])) if match else None
-        self.name = _catalogue_name(name, int(mib)) or name
-
-    def as_hardware(self, count: int) -> Hardware:
-        return Hardware(1, count, self.name, self.size, self.capability)
-
-
-def _catalogue_name(marketing: str, mib: int) -> str | None:
-    """`NVIDIA A100-SXM4-80GB` -> `A100-80GB` when the memory agrees within 3 %."""
-    words = re.split(r"[^a-z0-9]+", marketing.lower())
-    joined = "".join(words)
-    for name, (known_mib, _) in DEVICES.items():
-        family = name.rpartition("-")[0].lower()
-        # Whole words, so that an L4 is not taken for an L40S; RTX cards join two words.
-        named = family in words or (family.startswith("rtx") and joined.endswith(family[3:]))
-        if named and abs(mib - known_mib) <= 0.03 * known_mib:
-            return name
-    return None
-
-
-def _query_gpus() -> list[ProbedGpu]:
-    import subprocess
-
-    query = "index,uuid,name,memory.total,compute_cap"
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True)
-        return [ProbedGpu(row) for row in csv.reader(answer.stdout.splitlines()) if row]
-    except (OSError, subprocess.SubprocessError, ValueError):
-        # No driver, a driver that does not answer, or another form of answer: no GPU to plan for.
-        return []
-
-
-def _visible(devices: list[ProbedGpu], environ: Mapping[str, str]) -> list[ProbedGpu]:
-    """The devices that `CUDA_VISIBLE_DEVICES` names; as in CUDA, an unknown entry ends the list.
-
-    MachineError where it asks for devices and none of these is meant: a run would train on the CPU.
-    """
-    wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return devices
-    chosen: list[ProbedGpu] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        match = [d for d in devices if entry and (d.index == entry or d.uuid.startswith(entry))]
-        if not match or match[0] in chosen:
-            break
-        chosen.append(match[0])
-    if devices and not chosen and wanted.split(",")[0].strip() not in _NO_GPU:
-        raise MachineError(_names_none(wanted))
-    return chosen
-
-
-def _names_none(wanted: str) -> Problem:
-    message = f"CUDA_VISIBLE_DEVICES={wanted} names no GPU that nvidia-smi shows"
-    if "MIG-" in wanted:
-        message += ": a slice of a GPU (MIG) is not planned for"
-    hint = "name whole GPUs by number or UUID (nvidia-smi -L); an empty value means a run on the CPU"
-    return Problem("device-missing", message, hint=hint)
-
-
-@functools.cache
-def _shipped_models() -> dict[str, dict[str, Any]]:
-    models: dict[str, dict[str, Any]] = json.loads(facts_file("models.json").read_text())["models"]
-    return models
-
-
-def shipped_model_names() -> tuple[str, ...]:
-    """Names of the models whose published configurations come with the package."""
-    return tuple(_shipped_models())
-
-
-def shipped_model_config(name: str) -> dict[str, Any] | None:
-    """Published configuration values that come with the package, or None for another model."""
-    entry = _shipped_models().get(name)
-    return dict(entry["config"]) if entry else None
-
-
-SMI = "nvidia-smi"
-SMI_SECONDS = 10
-_QUERY = "index,uuid,name,memory.total,memory.used,compute_cap,driver_version"
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; sizes in bytes."""
+    """One GPU as nvidia-smi shows it; sizes in bytes."""
 
     index: str
     uuid: str
     name: str
+    """NVIDIA's product name."""
     total: int
     used: int
-    """By every process of the machine."""
+    """By all processes."""
     capability: tuple[int, int] | None
+
+    @property
+    def device(self) -> str:
+        """Catalogue name (`A100-80GB`) where the memory agrees within 3 %; else the product name."""
+        words = re.split(r"[^a-z0-9]+", self.name.lower())
+        joined = "".join(words)
+        for name, device in DEVICES.items():
+            family = name.rpartition("-")[0].lower()
+            # Whole words, so that an L4 is not taken for an L40S; RTX cards join two words.
+            named = family in words or (family.startswith("rtx") and joined.endswith(family[3:]))
+            if named and abs(self.total - device.bytes) <= 0.03 * device.bytes:
+                return name
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """Devices and driver."""
+    """GPUs and driver."""
 
     smi: str
-    """ok | absent (no nvidia-smi on PATH) | failed (it is there and does not answer)"""
+    """ok | absent (no nvidia-smi on PATH) | failed (nvidia-smi exits with an error or does not answer)"""
     said: str
     """What a failing nvidia-smi printed, one line."""
     driver: str | None
-    """Version of the driver, e.g. `550.54.15`."""
+    """Driver version, e.g. `550.54.15`."""
     cuda: str | None
-    """The newest CUDA that the driver runs, e.g. `12.4`."""
+    """The newest CUDA version that the driver supports, e.g. `12.4`."""
     gpus: tuple[Gpu, ...]
     visible: str | None
     """CUDA_VISIBLE_DEVICES as set; None where it is not."""
@@ -302,85 +195,125 @@ class GpuFacts:
 
     @property
     def usable(self) -> tuple[Gpu, ...]:
-        """The GPUs that CUDA_VISIBLE_DEVICES leaves; as in CUDA, an unknown entry ends the list."""
-        if self.visible is None:
-            return self.gpus
-        chosen: list[Gpu] = []
-        for entry in (part.strip() for part in self.visible.split(",")):
-            match = [g for g in self.gpus if entry and (g.index == entry or g.uuid.startswith(entry))]
-            if not match or match[0] in chosen:
-                break
-            chosen.append(match[0])
-        return tuple(chosen)
+        """The GPUs that CUDA_VISIBLE_DEVICES selects."""
+        return self.gpus if self.visible is None else tuple(_selected(self.gpus, self.visible))
+
+
+def _selected(gpus: Sequence[Gpu], visible: str) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES lists; as in CUDA, an unknown entry ends the list."""
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        match = [gpu for gpu in gpus if entry and (gpu.index == entry or gpu.uuid.startswith(entry))]
+        if not match or match[0] in chosen:
+            break
+        chosen.append(match[0])
+    return chosen
 
 
 def read_gpus(visible: str | None) -> GpuFacts:
-    """Ask nvidia-smi; a driver that does not answer is a fact too."""
-    status, text = _ask(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
-    rows = list(csv.reader(text.splitlines())) if status == "ok" else []
-    try:
-        gpus = tuple(_gpu(row) for row in rows if row)
-    except ValueError:  # e.g. "No devices were found", which leaves with 0
-        status, gpus = "failed", ()
+    """Ask nvidia-smi for GPUs, driver and topology. visible: CUDA_VISIBLE_DEVICES."""
+    status, text, rows = _query_gpus()
     if status != "ok":
-        return GpuFacts(status, _one_line(text), None, None, (), visible, "")
-    driver = rows[0][-1].strip() if gpus else None
-    _, overview = _ask()
+        return GpuFacts(status, " ".join(text.split())[:300], None, None, (), visible, "")
+    _, overview = _ask_smi()
     cuda = re.search(r"CUDA Version:\s*([0-9]+\.[0-9]+)", overview)
-    topology = _ask("topo", "-m") if len(gpus) > 1 else ("ok", "")
+    topology = _ask_smi("topo", "-m") if len(rows) > 1 else ("ok", "")
     return GpuFacts(
-        "ok", "", driver, cuda[1] if cuda else None, gpus, visible, topology[1] if topology[0] == "ok" else ""
+        smi="ok",
+        said="",
+        driver=rows[0][1] if rows else None,
+        cuda=cuda[1] if cuda else None,
+        gpus=tuple(gpu for gpu, _ in rows),
+        visible=visible,
+        topology=topology[1] if topology[0] == "ok" else "",
     )
 
 
-def _gpu(row: list[str]) -> Gpu:
-    if len(row) != len(_QUERY.split(",")):
-        raise ValueError(row)
-    index, uuid, name, total, used, capability, _ = (field.strip() for field in row)
+def _query_gpus() -> tuple[str, str, list[tuple[Gpu, str]]]:
+    """Status and output of nvidia-smi's query, and each GPU with its driver version."""
+    status, text = _ask_smi(f"--query-gpu={_SMI_COLUMNS}", "--format=csv,noheader,nounits")
+    try:
+        return status, text, [_gpu(row) for row in csv.reader(text.splitlines()) if row and status == "ok"]
+    except ValueError:  # e.g. "No devices were found", with exit status 0
+        return "failed", text, []
+
+
+def _gpu(row: list[str]) -> tuple[Gpu, str]:
+    """ValueError for a row of another form."""
+    index, uuid, name, total, used, capability, driver = (field.strip() for field in row)
     match = re.fullmatch(r"(\d+)\.(\d+)", capability)
     held = int(used) * MIB if used.isdigit() else 0
-    return Gpu(index, uuid, name, int(total) * MIB, held, (int(match[1]), int(match[2])) if match else None)
+    computes = (int(match[1]), int(match[2])) if match else None
+    return Gpu(index, uuid, name, int(total) * MIB, held, computes), driver
 
 
-def _ask(*arguments: str) -> tuple[str, str]:
+def _ask_smi(*arguments: str) -> tuple[str, str]:
     """`ok`, `absent` or `failed`, and what nvidia-smi printed."""
+    import subprocess
+
+    command = ["nvidia-smi", *arguments]
     try:
-        done = subprocess.run(
-            [SMI, *arguments], capture_output=True, text=True, timeout=SMI_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
     except FileNotFoundError:
         return "absent", ""
     except subprocess.TimeoutExpired:
-        return "failed", f"it did not answer within {SMI_SECONDS} s"
-    except OSError as error:
+        return "failed", f"no answer within {SMI_SECONDS} s"
+    except (OSError, ValueError) as error:
         return "failed", str(error)
-    said = done.stdout if done.returncode == 0 else done.stdout + done.stderr
-    return ("ok" if done.returncode == 0 else "failed"), said
+    failed = done.returncode != 0
+    return ("failed" if failed else "ok"), done.stdout + (done.stderr if failed else "")
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:300]
+def visible_gpus() -> list[Gpu]:
+    """The GPUs that this process may use.
+
+    MachineError where CUDA_VISIBLE_DEVICES selects only GPUs that do not exist: a run would train on the CPU.
+    """
+    gpus = [gpu for gpu, _ in _query_gpus()[2]]
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return gpus
+    chosen = _selected(gpus, wanted)
+    if gpus and not chosen and wanted.split(",")[0].strip() not in _NO_GPU:
+        message = f"CUDA_VISIBLE_DEVICES={wanted} names no GPU that nvidia-smi shows"
+        if "MIG-" in wanted:
+            message += ": a slice of a GPU (MIG) is not supported"
+        hint = "name whole GPUs by number or UUID (nvidia-smi -L), or set an empty value to train on the CPU"
+        raise MachineError(Problem("device-missing", message, hint=hint))
+    return chosen
+
+
+def probe_hardware() -> Hardware:
+    """This machine's devices: GPUs that `CUDA_VISIBLE_DEVICES` selects, else one CPU process.
+
+    Of unlike GPUs, all are planned as the smallest.
+    """
+    gpus = visible_gpus()
+    if not gpus:
+        return with_host_memory(Hardware(1, 1, "cpu", None, None), host_memory_bytes())
+    weakest = min(gpus, key=lambda gpu: (gpu.total, gpu.capability or (0, 0)))
+    return Hardware(1, len(gpus), weakest.device, weakest.total, weakest.capability)
 
 
 @dataclass(frozen=True, slots=True)
 class OomKills:
-    """Counters that only rise; None where the kernel does not tell."""
+    """How often the kernel's OOM killer has killed a process; None where unknown."""
 
     group: int | None
-    """Processes of this control group, whichever limit they met."""
+    """In this cgroup."""
     machine: int | None
-    """Processes of the machine, other containers' included."""
+    """On the machine, including other containers."""
 
 
 def read_oom_kills(root: Path = Path("/")) -> OomKills:
-    """The counters as they stand. root: where /proc and /sys lie."""
+    """The current counters. root: of /proc and /sys."""
     return OomKills(_group(root), _counter(root / "proc" / "vmstat"))
 
 
 def has_killed(before: OomKills, after: OomKills) -> bool | None:
-    """Whether a process was killed between two readings; None where neither counter can tell.
+    """Whether a process was killed between two readings; None where unknown.
 
-    The group's counter decides where it can be read: the machine's counts what others ran, too.
+    The cgroup's counter takes precedence: the machine's also counts other containers.
     """
     for old, new in ((before.group, after.group), (before.machine, after.machine)):
         if old is not None and new is not None:
@@ -389,7 +322,7 @@ def has_killed(before: OomKills, after: OomKills) -> bool | None:
 
 
 def _group(root: Path) -> int | None:
-    """The counter of this process's own memory group, version 2 or 1."""
+    """The counter of this process's memory cgroup (v2 or v1)."""
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text("utf-8").splitlines()
     except OSError:
@@ -404,7 +337,7 @@ def _group(root: Path) -> int | None:
             folders, name = (mounted / inner, mounted), "memory.events"
         else:
             continue
-        # A container may see its own group at the mount, under the path that the host knows.
+        # In a container, the mount may already be its own cgroup.
         for folder in folders:
             if (found := _counter(folder / name)) is not None:
                 return found
@@ -412,7 +345,7 @@ def _group(root: Path) -> int | None:
 
 
 def _counter(path: Path) -> int | None:
-    """The value beside `oom_kill`."""
+    """The value of `oom_kill`."""
     try:
         text = path.read_text("utf-8")
     except OSError:
@@ -422,3 +355,20 @@ def _counter(path: Path) -> int | None:
         if name == "oom_kill" and value.strip().isdigit():
             return int(value)
     return None
+
+
+@functools.cache
+def _shipped_models() -> dict[str, dict[str, Any]]:
+    models: dict[str, dict[str, Any]] = json.loads(facts_file("models.json").read_text())["models"]
+    return models
+
+
+def shipped_model_names() -> tuple[str, ...]:
+    """Names of the models with a shipped configuration."""
+    return tuple(_shipped_models())
+
+
+def shipped_model_config(name: str) -> dict[str, Any] | None:
+    """The shipped configuration of a model, None without one."""
+    entry = _shipped_models().get(name)
+    return dict(entry["config"]) if entry else None

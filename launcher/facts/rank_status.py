@@ -1,7 +1,7 @@
-"""Where each rank of a run is, as it last said: RUN_DIR/logs/status-rank-N.json, and whether it still lives.
+"""Status files of the ranks (RUN_DIR/logs/status-rank-N.json), liveness of processes, progress of long steps.
 
-`launcher/train/status.py` writes these files, the process that supervises the run reads them. A process that
-prepares data or converts a checkpoint before any rank starts writes RUN_DIR/logs/stage-NAME.json alike.
+`launcher/train/status.py` writes them, the supervisor reads them. A process that prepares data or converts a
+checkpoint before the ranks start writes RUN_DIR/logs/stage-NAME.json.
 """
 
 from __future__ import annotations
@@ -14,81 +14,81 @@ from typing import Any
 from launcher.facts.safe_files import parse_json
 
 PHASES = ("start", "prepare", "load", "skip", "train", "evaluate", "save", "finish", "ended")
-"""In the order of a run; prepare where the ranks do that themselves. Skip, evaluate and save lie inside
-train, evaluate and save inside finish again."""
+"""In the order of a run; `prepare` where the ranks do it themselves. skip, evaluate and save are within
+train; evaluate and save also within finish."""
 
 LEFT_EARLY = 143
-"""The exit code of a rank that a signal ended before its first step: what a shell says of SIGTERM."""
+"""Exit status of a rank that was terminated before its first step: 128 + SIGTERM."""
 
 PREPARES = "EFFILAUNCH_PREPARE"
-"""Tells the ranks of a machine that the first of them prepares the data, while the others wait."""
+"""Environment variable: the first rank of a node prepares the data while the others wait."""
 PREPARE_STAGE = "prepare"
-"""The name of a process that prepares the data before any rank starts."""
+"""Name of the process that prepares the data before the ranks start."""
 CONVERT_STAGE = "convert"
-"""The name of one that converts a checkpoint."""
+"""Name of the process that converts a checkpoint."""
 PREPARED = "prepared"
-"""In logs/: there as soon as the data of this try is prepared."""
+"""File in logs/: the data of this attempt is prepared."""
 
 REPORT = "effilaunch-report: "
-"""Begins a line of output in which a process says as JSON what it could not write as logs/error-*.json."""
+"""Prefix of an output line with the JSON that could not be written to logs/error-*.json."""
 
 _ENDED_STATES = ("Z", "X", "x")
-"""Of /proc/PID/stat: a process that has ended, and is only not waited for yet."""
+"""States in /proc/PID/stat of a process that has exited (zombie, dead)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What one rank last wrote."""
+    """The last status of a rank."""
 
     rank: int
     host: str
     pid: int
     started: int
-    """When the process began, in clock ticks since the machine's start: a used pid is not taken for it."""
+    """Start time of the process in clock ticks since boot, which detects a reused pid."""
     phase: str
     """One of PHASES."""
     step: int
-    """Optimizer steps that have ended, those of the run that was resumed included."""
+    """Completed optimizer steps, including those before a resume."""
     since: float
-    """When the phase or the step began, seconds since 1970; during an evaluation, when its batch began."""
+    """Start of the phase or step (of the batch, during an evaluation), seconds since 1970."""
     median: float | None
-    """Seconds, median of the last steps (50 at most); None before there are three."""
+    """Median duration of the last steps (at most 50) in seconds; None before there are three."""
     code: int | None
-    """The exit code, None until the rank knows it."""
+    """Exit status; None while the rank runs."""
     steps: int | None = None
-    """The step at which training ends; None before it begins."""
+    """Last step of training; None before it begins."""
     begun: int = 0
-    """Steps of the run that was resumed."""
+    """Steps before the resume."""
     memory: int | None = None
     """Peak bytes so far: reserved on a CUDA device, else resident; None before training begins."""
     title: str = ""
-    """Of a step that takes long, such as loading weights; empty where there is none."""
+    """Name of a long step, such as loading weights; empty where there is none."""
     done: float = 0
-    """How much of that is done, in `unit`."""
+    """Progress of the long step, in `unit`."""
     total: float | None = None
-    """How much there is of it; None where nobody knows."""
+    """Total of the long step; None where unknown."""
     unit: str = ""
-    """B for bytes; else a noun in the plural, or empty."""
+    """B for bytes, else a plural noun, or empty."""
 
 
 def status_file(run_dir: Path, rank: int) -> Path:
-    """Where a rank's status lies."""
+    """Path of a rank's status."""
     return run_dir / "logs" / f"status-rank-{rank}.json"
 
 
 def stage_file(run_dir: Path, stage: str) -> Path:
-    """Where the status of a process lies that is no rank; its name is none of a rank's."""
+    """Path of the status of a process that is no rank."""
     return run_dir / "logs" / f"stage-{stage}.json"
 
 
 def read_stage(run_dir: Path, stage: str) -> RankStatus | None:
-    """What that process last said; None where it says nothing, or said it before it ended."""
+    """The last status of that process; None where it has none, or has exited."""
     status = _read(stage_file(run_dir, stage))
     return status if status is not None and is_alive(status) else None
 
 
 def read_statuses(run_dir: Path) -> dict[int, RankStatus]:
-    """Rank -> its last status; a file that is no status is left out."""
+    """Rank -> its last status; invalid files are skipped."""
     found = (_read(path) for path in sorted((run_dir / "logs").glob("status-rank-*.json")))
     return {status.rank: status for status in found if status is not None}
 
@@ -99,7 +99,7 @@ def _read(path: Path) -> RankStatus | None:
         return RankStatus(
             **{
                 field.name: values[field.name]
-                if field.default is MISSING  # a status without it is none; others came later
+                if field.default is MISSING  # required; the others were added later
                 else values.get(field.name, field.default)
                 for field in fields(RankStatus)
             }
@@ -109,31 +109,28 @@ def _read(path: Path) -> RankStatus | None:
 
 
 def is_alive(status: RankStatus) -> bool:
-    """Whether the process that wrote this still runs, on this host."""
+    """Whether the process that wrote this is still running, on this host."""
     return status.host == socket.gethostname() and process_started(status.pid) == status.started
 
 
 def process_started(pid: int) -> int | None:
-    """When a process of this machine began, in clock ticks since its start; None when it is gone.
-
-    One that has ended and whose parent has not asked for its code yet is gone, too.
-    """
+    """Start time of a process in clock ticks since boot; None where it has exited, zombies included."""
     state, *rest = _stat(pid)
     return None if state in ("", *_ENDED_STATES) else int(rest[18])
 
 
 def process_state(pid: int) -> str:
-    """The state of a process of this machine, a letter of /proc/PID/stat; empty when it is gone."""
+    """The state of a process, a letter of /proc/PID/stat; empty where it does not exist."""
     return _stat(pid)[0]
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; one empty text for a process that is gone."""
+    """The fields of /proc/PID/stat from the state on; [""] where the process does not exist."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (OSError, ValueError):
         return [""]
-    # The name of the program stands in brackets, and may hold spaces and brackets of its own.
+    # The program name, in brackets, may itself contain spaces and brackets.
     return text.rpartition(")")[2].split() or [""]
 
 
@@ -141,7 +138,7 @@ _SO_FAR = "/s so far"
 
 
 def amount(value: float, unit: str) -> str:
-    """A number with its unit: bytes for B, else a noun in the plural, or nothing."""
+    """A number with its unit: B for bytes, else a plural noun, or empty."""
     if unit != "B":
         return f"{value:,.0f} {unit}".rstrip()
     for size, name, places in ((2**30, "GiB", 2), (2**20, "MiB", 0), (2**10, "KiB", 0)):
@@ -151,14 +148,14 @@ def amount(value: float, unit: str) -> str:
 
 
 def of_total(done: float, total: float | None, unit: str) -> str:
-    """How much is done, of how much: `1.20 GiB of 4.00 GiB`, `1,000 of 20,000 rows`, `12 rows`."""
+    """Progress: `1.20 GiB of 4.00 GiB`, `1,000 of 20,000 rows`, `12 rows`."""
     if not total or done >= total:
         return amount(done, unit)
     return f"{amount(done, unit if unit == 'B' else '')} of {amount(total, unit)}"
 
 
 def step_line(title: str, done: float, total: float | None, unit: str, seconds: float, *, ended: bool) -> str:
-    """A line of a log. seconds: since the step began."""
+    """A log line on a long step. seconds: since it began."""
     if not done:
         return f"{title}: {seconds:.0f} s"
     speed = amount(done / max(seconds, 1e-9), unit)
@@ -166,5 +163,5 @@ def step_line(title: str, done: float, total: float | None, unit: str, seconds: 
 
 
 def is_passing(line: str) -> bool:
-    """Whether a line says how far a step is that goes on: where a bar shows that, nobody needs the line."""
+    """Whether a log line reports a step in progress, which a progress bar makes redundant."""
     return line.endswith(_SO_FAR)

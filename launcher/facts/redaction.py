@@ -1,7 +1,7 @@
-"""What a secret looks like, by its name and by its value, and texts without secrets.
+"""Recognise secrets by name and by value, and redact them from texts.
 
-One list for recipes, imports, logs, errors and reports. `detect-secrets` is not used: it needs `requests`,
-reads files rather than lines, and its entropy rules take hashes for secrets.
+Used for recipes, imports, logs, errors and reports. `detect-secrets` is not used: it needs `requests`, reads
+files rather than lines, and its entropy rules flag hashes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 SECRET = "<secret>"
-"""Stands where a secret stood."""
+"""Replaces a secret."""
 GIVEN = "EFFILAUNCH_SECRETS"
-"""Variable with the names, not the values, of the variables that a recipe gives by reference."""
+"""Environment variable: names of the variables that a recipe refers to."""
 TOKENS = (
     r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}\b",
     r"\b(?:gh[opsur]|github_pat)_[A-Za-z0-9_]{20,}",
@@ -35,22 +35,22 @@ TOKENS = (
     r"""(?<=://)[^\s/:@"'<>]*:[^\s/"'<>]+(?=@)""",  # a password inside an address
     r"(?<=://)[A-Za-z0-9_-]{20,}(?=@)",
 )
-"""Patterns of values that give themselves away, whatever their name. None is compiled before it is asked for:
-each costs a command that starts as much as a module."""
+"""Patterns of values that are secrets under any name. Compiled on first use: compiling all of them is
+slow."""
 _SIEVE = (
     "hf_", "api_org_", "gh", "github_pat_", "gl", "xox", "sk-", "k_", "AKIA", "ASIA", "AIza", "npm_", "pypi-",
     "wandb_v1_", "eyJ", "-----BEGIN", "@",
 )  # fmt: skip
-"""One of these is in every text in which one of TOKENS is."""
+"""Every match of TOKENS contains one of these."""
 _WORDS = r"TOKEN|KEY|SECRET|PASSW(?:OR)?D|PASSPHRASE|CREDENTIALS?|COOKIE"
 _PARTS = r"AUTH|PASS|PWD|PW|PAT|CREDS?|JWT|DSN"
-"""Say it where they stand as a part of their own: `NCCL_NET_PASS`, not `COMPASS`."""
+"""Only as separate parts of a name: `NCCL_NET_PASS`, not `COMPASS`."""
 _NAME = rf"(?:{_WORDS}|(?:^|[_.-])(?:{_PARTS}))(?:_ID)?$"
 _NO_SECRET = r"^(?:OLD)?PWD$|(?:PAD|EOS|BOS|SEP|CLS|UNK|MASK)_TOKEN$|IMPLICIT_TOKEN$|TEMPLATE_THINKING_KEY$"
 _LIKELY = rf"{_WORDS}|PASSW|AUTH(?!OR)|(?:^|[_-])(?:{_PARTS})(?:[_-]|$)"
 _UNLIKELY = ("TOKENIZERS_", "HF_TOKEN_PATH", "PWD", "OLDPWD")
 _SHORTEST = 8
-"""Characters; what is shorter stands in logs for many other reasons."""
+"""Minimum characters of a secret; shorter strings occur in logs for other reasons."""
 _NAMED = (
     "token", "key", "secret", "pass", "auth", "credential", "creds", "cookie", "pwd", "pat", "pw", "jwt",
     "dsn",
@@ -64,14 +64,14 @@ _WRITTEN = re.compile(
            | (?(option) (?:\\*["'])?,?\s+ | (?!)) )
     (?: (?P<quote> \\*["']) | (?P<scheme> (?:bearer|basic|token)\s+ )? ) (?=\S)"""
 )
-"""A name and what stands before its value: in shell, Python, YAML, JSON, a repr, a command line, a header."""
+"""A name and the separator before its value: shell, Python, YAML, JSON, repr, command line, header."""
 _QUOTE = re.compile(r"""(?<!\\)(\\*)(["'\n])""")
 _BARE = re.compile(r"""[^\s"',;&)}\]]*""")
 _ENDS_PLAIN = re.compile(r"""["',;&)}\]]+(?:[\s"')}\]]|$|[\w.-]+\s?[=:])""")
-"""Behind a value without quotes: nothing more of it, or the next name."""
+"""After an unquoted value: its end, or the next name."""
 _CLOSING = "\"',;&)}]"
 _LONGEST = 4096
-"""Characters of a value that are looked at; of one that is hidden, all go."""
+"""Characters of a value that are inspected; a redacted value is removed completely."""
 _SPACE = re.compile(r"\s|$")
 _WANDB_KEY = re.compile("[0-9a-f]{40}")
 _SETS = re.compile(r"""(?:setdefault|putenv|setenv)\(\s?\\*["']$""")
@@ -80,24 +80,24 @@ _SURE = re.compile(
     r"client|personal|wandb|github|gitlab)[_-]?(?:key|token)|secret|passw(?:or)?d|passphrase|credentials?|cookie|"
     r"authorization|hub[_-]auth|(?:^|[_.-])(?:pass|pwd|pw))$"
 )
-"""Names in small letters whose value is a secret however it looks; of others it must look random."""
+"""Names whose value is always a secret; under other names it must also look random."""
 _OPAQUE = re.compile(r"[A-Za-z0-9_+=.~-]{20,}")
 _RUN = re.compile(r"[A-Za-z0-9]{12,}")
-"""A random text has such a part; the names of modules, files and models have separators."""
+"""Random strings have such a run; names of modules, files and models have separators."""
 _HASH = re.compile(r"(?:sha\d+[:-])?[0-9a-f]{7,128}")
 _PLAIN = re.compile(
     r"(?i)none|null|true|false|missing|required|invalid|expected|hidden|unset|not|object|string|<.*|\$.*|\(.*|\[.*|"
     r"\{.*|[*x.…]+|[/~.].*|[-+]?[\d.,_]+(?:e[-+]?\d+)?|file:.*|(?:optional|union|literal)\[.*|"
     r"(?:os|self|args|cfg|config|settings|secrets|userdata|getpass)\.\w[\w.]*(?:[\[(].*)?|get\w*\(.*"
 )
-"""Values that are no secret, whatever they are called: switches, references, numbers, paths, code."""
+"""Values that are never secrets: switches, references, numbers, paths, code."""
 _BEARER = re.compile(r"(?i)\b(bearer\s+)(?=[^\s]*[0-9])[A-Za-z0-9._~+/=-]{16,}")
 _KEY_BEGINS, _KEY_ENDS = (
     re.compile("-----BEGIN [A-Z ]*PRIVATE KEY-----"),
     re.compile("-----END [A-Z ]*KEY-----"),
 )
 _KEY_LONGEST = 1 << 14
-"""Characters after the beginning of a private key among which its lines are looked for."""
+"""Characters after the BEGIN line of a private key in which its lines are expected."""
 _KEY_RUN = re.compile(r"[A-Za-z0-9+/]{40,}")
 _KEY_WORD = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _KEY_HEADER = re.compile(r"\b(?:Proc-Type|DEK-Info|Comment|Version): ")
@@ -105,43 +105,42 @@ _SIGNED = re.compile(
     r"(?i)((?:[?&;]|%3f|%26|\\u0026)"
     r"(?:x-(?:amz|goog|oss)-(?:signature|credential|security-token)|signature|sig)(?:=|%3d))[^\s&\"'<>#]{4,}"
 )
-"""What makes an address one that needs no login."""
+"""Signatures in pre-signed URLs."""
 _LOGIN = re.compile(
     r"(?i)\b(wandb\s+login\s+(?:\S{1,200}\s+){0,4}?)[0-9a-f]{40}\b|"
     r"\b(login\s+\S{1,200}\s+password\s+)\S+|\b(password\s+)[0-9a-f]{40}\b"
 )
-"""A command line, and a line of .netrc."""
+"""`wandb login KEY`, and lines of .netrc."""
 _COOKIE = re.compile(r"(?i)\b((?:set-)?cookie:[ \t]*)[\w.-]+=[^\s;\"']*(?:;[ \t]*[\w.-]+=[^\s;\"']*)*")
 
 
 def names_secret(name: str) -> bool:
-    """Whether a variable of this name holds a secret, beyond doubt: HF_TOKEN, not MAX_TOKENS."""
+    """Whether a variable of this name certainly contains a secret: HF_TOKEN, not MAX_TOKENS."""
     found = re.search(_NAME, name, re.IGNORECASE)
     return found is not None and re.search(_NO_SECRET, name, re.IGNORECASE) is None
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name is likely to hold a secret."""
+    """Whether a variable of this name is likely to contain a secret."""
     return re.search(_LIKELY, name, re.IGNORECASE) is not None and not name.startswith(_UNLIKELY)
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text holds what nothing but a token or a password looks like."""
+    """Whether a text contains a token or a password in a URL."""
     return _may_hold_token(text) and any(re.search(pattern, text) for pattern in TOKENS)
 
 
 def is_written_secret(name: str, value: str) -> bool:
-    """Whether a variable that is written out, name and value, is a secret: no path, no number, no switch."""
+    """Whether a literal value under this name is a secret (no path)."""
     named = names_secret(name) and len(value) >= _SHORTEST and not value.startswith(("/", "~", "."))
     return looks_secret(value) or named
 
 
 def secret_values(environ: Mapping[str, str]) -> list[str]:
-    """Lines of the values that no log may hold, the longest first.
+    """Lines of the values that must not appear in logs, the longest first.
 
-    Of each variable whose name says so, of those that GIVEN lists, and the passwords of addresses in all
-    others. What is shorter than eight characters, a number, or the path of something that is here counts as
-    none.
+    Of variables with a secret's name, of those that GIVEN lists, and passwords in URLs of all others. Values
+    under eight characters, numbers and existing paths do not count.
     """
     given = set(environ.get(GIVEN, "").split(","))
     values = {value for name, value in environ.items() if name in given or is_secret_name(name)}
@@ -153,7 +152,7 @@ def secret_values(environ: Mapping[str, str]) -> list[str]:
 
 
 def hider(values: Iterable[str] = ()) -> Callable[[str], str]:
-    """A function that takes these values, however they are escaped, and what looks secret out of a text."""
+    """A function that redacts these values, in any escaping, and what looks like a secret."""
     forms = sorted({form for value in values for form in _forms(value)}, key=lambda form: (-len(form), form))
     known = re.compile("|".join(map(re.escape, forms))) if forms else None
 
@@ -164,9 +163,9 @@ def hider(values: Iterable[str] = ()) -> Callable[[str], str]:
 
 
 def line_hider(values: Iterable[str] = ()) -> Callable[[str], str]:
-    """The same for the lines of one stream, in their order: a private key has several.
+    """The same for the lines of one stream, in order, for private keys of several lines.
 
-    Where the line that ends a key is missing, its lines are told from others by their form.
+    If the END line is missing, the lines of a key are recognised by their form.
     """
     hide, left = hider(values), 0
 
@@ -194,7 +193,7 @@ def line_hider(values: Iterable[str] = ()) -> Callable[[str], str]:
 
 
 def _is_of_key(line: str) -> bool:
-    """Whether a line after the beginning of a private key may be one of its own: headers and Base64."""
+    """Whether a line after BEGIN may belong to the private key: headers and Base64."""
     words = line.split()
     if len(words) <= 1:
         word = words[0] if words else ""
@@ -207,7 +206,7 @@ def _is_of_key(line: str) -> bool:
 
 
 def hide_unknown(text: str) -> str:
-    """The text without what looks like a secret, by its own shape or by the name before it."""
+    """Redact what looks like a secret, by its own form or by the name before it."""
     text = hide_tokens(text)
     folded = text.lower()
     if "bearer" in folded:
@@ -224,7 +223,7 @@ def hide_unknown(text: str) -> str:
 
 
 def hide_tokens(text: str) -> str:
-    """The text without values that give themselves away."""
+    """Redact values that match TOKENS."""
     if _may_hold_token(text):
         for pattern in TOKENS:
             text = re.sub(pattern, SECRET, text)
@@ -232,7 +231,7 @@ def hide_tokens(text: str) -> str:
 
 
 def hide_in(value: Any, hide: Callable[[str], str]) -> Any:
-    """A JSON value with its texts, keys too, as `hide` leaves them; one under a secret's name is hidden."""
+    """Apply `hide` to all strings of a JSON value, keys too; redact values under a secret's name."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, Mapping):
@@ -254,10 +253,10 @@ def _may_hold_token(text: str) -> bool:
 
 
 def _hide_written(text: str) -> str:
-    """The text without the values of names that tell of a secret."""
+    """Redact values that follow a secret's name."""
     parts, done, at = [], 0, 0
     while (found := _WRITTEN.search(text, at)) is not None:
-        at = found.end()  # what is no secret itself may hold one: "key": "password=..."
+        at = found.end()  # the value may itself contain a name: "key": "password=..."
         end = _secret_end(text, found)
         if end is not None:
             parts += [text[done : found.end()], SECRET]
@@ -266,7 +265,7 @@ def _hide_written(text: str) -> str:
 
 
 def _secret_end(text: str, found: re.Match[str]) -> int | None:
-    """Where the secret ends that follows a name; None where none does."""
+    """End of the secret that follows a name; None without one."""
     start, quote = found.end(), found["quote"]
     name = found["name"].lstrip("-")
     in_address = text[found.start() - 1 : found.start()] in ("?", "&")
@@ -301,7 +300,7 @@ def _secret_end(text: str, found: re.Match[str]) -> int | None:
 
 
 def _closing_quote(text: str, start: int, quote: str) -> int | None:
-    """Where a quoted value ends, None where no quote closes it in the same line.
+    """End of a quoted value; None where the quote is not closed in the same line.
 
     Of quotes within, each level of escaping doubles the backslashes and adds one: ", \\", \\\\\\".
     """
@@ -320,13 +319,13 @@ def _is_set(text: str, start: int) -> bool:
 
 
 def _is_login_key(found: re.Match[str], value: str) -> bool:
-    """Whether it is a key of wandb, given by its keyword: it looks as a commit does."""
+    """Whether it is a wandb key given as keyword argument; it looks like a commit."""
     return found["name"].lower() == "key" and "=" in found["sep"] and bool(_WANDB_KEY.fullmatch(value))
 
 
 @lru_cache(maxsize=1024)
 def _is_sure(name: str) -> bool:
-    """Whether the value of this name is a secret however it looks: else it must look random."""
+    """Whether the value of this name is always a secret, whether or not it looks random."""
     name = name.rpartition(".")[2].replace("-", "_")
     if _SURE.search(name):
         return True
@@ -334,7 +333,7 @@ def _is_sure(name: str) -> bool:
 
 
 def _is_assigned(name: str, value: str, sure: bool = True) -> bool:
-    """Whether a value that a log shows under a name is a secret. sure: whether it is a value, not prose."""
+    """Whether a value after a name in a log is a secret. sure: it is a value, not prose."""
     name = name.rpartition(".")[2].replace("-", "_")
     value = value.strip()
     if len(value) < 4 or _PLAIN.fullmatch(value) or SECRET in value:
@@ -356,7 +355,7 @@ def _is_opaque(value: str) -> bool:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it is, and as a repr, JSON, an address and HTML write it."""
+    """A value, and its forms in repr, JSON, URLs and HTML."""
     escaped = {repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     return {value, *escaped, json.dumps(json.dumps(value))[3:-3], quote(value), quote(value, safe=""),
             quote_plus(value), html.escape(value)}  # fmt: skip
@@ -369,5 +368,5 @@ def _is_long(value: str) -> bool:
 def _is_path(value: str) -> bool:
     try:
         return value.startswith("/") and Path(value).exists()
-    except (OSError, ValueError):  # too long for a path, or not one
+    except (OSError, ValueError):  # not a valid path
         return False

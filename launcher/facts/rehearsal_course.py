@@ -1,4 +1,4 @@
-"""A rehearsal of a run: what its ranks are told to do, and where rank 0 writes what they measured."""
+"""The parameters of a rehearsal (`doctor --rehearse`), and the files that its ranks exchange."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 COURSE = "rehearsal.json"
-"""In the rehearsal's directory: what its ranks do."""
+"""The parameters, in the rehearsal's directory."""
 RESULT = "result.json"
-"""In the same: what they measured, as far as they came."""
+"""The measurements so far, written there by rank 0."""
 SHARE = "rehearsal-rank-{}.bin"
-"""In checkpoints/: what a rank saves; removed when it was read."""
+"""File in checkpoints/ that a rank saves, reads and removes."""
 SHARES = SHARE.format("*")
 PREFIX = "rehearsal-"
-"""Begins the name of a rehearsal's directory, beside those of the recipe's runs."""
+"""Prefix of a rehearsal's directory, next to the recipe's runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What the ranks of a rehearsal do, and how long each part may take. Bytes and seconds."""
+    """What the ranks do, and time limits; bytes and seconds."""
 
     seconds: float
-    """All-reduce, all message sizes together."""
+    """Duration of the all-reduces of all message sizes."""
     sizes: tuple[int, ...]
-    """Bytes of the messages that are all-reduced, the smallest first."""
+    """Message sizes of the all-reduces, ascending."""
     gradient_bytes: int
-    """What an optimizer step of the run reduces over its ranks."""
+    """Gradient bytes that the run reduces per optimizer step."""
     first_bytes: int
-    """What rank 0 writes of a checkpoint of the run."""
+    """Bytes that rank 0 writes of a checkpoint of the run."""
     each_bytes: int
-    """What every other rank writes of it."""
+    """Bytes that each other rank writes of it."""
     cap_bytes: int
-    """A rank writes no more than this here."""
+    """Upper limit of what a rank writes in the rehearsal."""
     meet_s: float
-    """Between the first rank that has come and the last one."""
+    """Between the arrival of the first and the last rank."""
     join_s: float
     """Imports, and the process group."""
     links_s: float
     devices_s: float
     save_s: float
     silent_s: float = 15.0
-    """A rank that says nothing for so long is stopped or lost: each says every second that it is there."""
+    """A rank without a heartbeat (one per second) for this long is hanging or lost."""
 
     def limit_s(self, ranks: int) -> float:
-        """The most that all of it may take."""
+        """Upper limit of the total duration."""
         alone = self.join_s + self.devices_s + self.save_s
         if ranks == 1:
             return alone
@@ -51,11 +51,11 @@ class Course:
 
     @property
     def reduce_more_s(self) -> float:
-        """The all-reduces end with the one that runs when their time is over."""
+        """Additional time for the all-reduce that runs when the time is over."""
         return 30.0 + self.seconds
 
     def share(self, rank: int) -> int:
-        """What a rank writes of a checkpoint of the run."""
+        """Bytes that a rank writes of a checkpoint of the run."""
         return self.first_bytes if rank == 0 else self.each_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -63,5 +63,5 @@ class Course:
 
 
 def course_of(values: dict[str, Any]) -> Course:
-    """The course that `to_json` wrote."""
+    """The inverse of `to_json`."""
     return Course(**{**values, "sizes": tuple(values["sizes"])})

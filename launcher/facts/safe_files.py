@@ -1,8 +1,8 @@
-"""Read files whose content and size nobody has checked: recipes, configurations, records of a run.
+"""Read untrusted files (recipes, configurations, records of a run) safely; write files atomically.
 
-Opening never waits and reading is bounded: a FIFO, a device, /proc/kmsg or a sparse file of many GiB is an
-error within milliseconds and never a hang or a MemoryError. Errors are the builtin ones: OSError, whose
-`strerror` says what is wrong, and ValueError for content.
+Opening never blocks and reading is bounded: a FIFO, a device, /proc/kmsg or a huge sparse file is an error
+within milliseconds, never a hang or a MemoryError. Errors are OSError, whose `strerror` is the reason, and
+ValueError for content.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ from typing import Any, BinaryIO
 from launcher.errors import Problem, RecipeError
 
 LARGEST_TEXT = 1_000_000
-"""Bytes of the largest recipe, hook file, chat template, hostfile or DeepSpeed profile."""
+"""Largest recipe, hook file, chat template, hostfile or DeepSpeed profile, in bytes."""
 LARGEST_CONFIG = 16 << 20
-"""Bytes of the largest JSON configuration: a config.json with one entry per expert of a layer has some MB."""
+"""Largest JSON configuration; a config.json with an entry per expert has some MB."""
 LARGEST_RECORD = 256 << 20
-"""Bytes of the largest record of a run; a metrics.jsonl has about 300 bytes a line."""
+"""Largest record of a run; metrics.jsonl has about 300 bytes per line."""
 LONGEST_LINE = 1 << 20
-"""Bytes of the longest line of a JSON Lines record."""
+"""Longest line of a JSON Lines record, in bytes."""
 
 
 def _mode(path: Path) -> int | None:
     try:
         return path.stat().st_mode
-    except (OSError, ValueError):  # also a part of over 255 characters, a loop of links, a null byte
+    except (OSError, ValueError):  # also: name too long, symlink loop, null byte
         return None
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with `~` as a home folder; one that is nobody's home stays as it is."""
+    """The path with `~` expanded; unchanged for an unknown user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path's own raises
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; False too for a name that no file system takes."""
+    """Whether the file or folder exists; False also for an invalid name."""
     return _mode(path) is not None
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a regular file; False too for a name that no file system takes."""
+    """Whether it is a regular file; False also for an invalid name."""
     return (mode := _mode(path)) is not None and stat.S_ISREG(mode)
 
 
 def is_dir(path: Path) -> bool:
-    """Whether it is a folder; False too for a name that no file system takes."""
+    """Whether it is a folder; False also for an invalid name."""
     return (mode := _mode(path)) is not None and stat.S_ISDIR(mode)
 
 
 @contextlib.contextmanager
 def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    """A regular file to read; OSError for everything else."""
-    # Without O_NONBLOCK, opening a FIFO waits for its writer, and reading /proc/kmsg for the kernel.
+    """Open a regular file; OSError for anything else."""
+    # Without O_NONBLOCK, opening a FIFO or reading /proc/kmsg would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:  # noqa: PTH123 - of a descriptor
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # of a directory, open has said so
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # open has refused a directory
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         yield stream
 
 
 def read_bytes(path: str | Path, largest: int) -> bytes:
-    """The content of a regular file of at most `largest` bytes; OSError for everything else."""
+    """The content of a regular file of at most `largest` bytes; OSError for anything else."""
     with _opened(path) as stream:
         if os.fstat(stream.fileno()).st_size > largest:
             raise _too_large(path, largest)
@@ -81,7 +81,7 @@ def read_bytes(path: str | Path, largest: int) -> bytes:
 
 
 def _too_large(path: str | Path, largest: int) -> OSError:
-    return OSError(errno.EFBIG, f"it has more than {largest:,} bytes", str(path))
+    return OSError(errno.EFBIG, f"it is larger than {largest:,} bytes", str(path))
 
 
 def read_text(path: str | Path, largest: int) -> str:
@@ -95,9 +95,9 @@ def read_json(path: str | Path, largest: int = LARGEST_CONFIG) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """A text that this project did not just write, as a JSON value; ValueError for whatever is wrong with it.
+    """Parse untrusted JSON; ValueError for any error.
 
-    `json.loads` gives up on deep nesting with a RecursionError, which callers forget.
+    `json.loads` raises RecursionError for deep nesting.
     """
     try:
         return json.loads(text)
@@ -106,7 +106,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """A JSON object that a run wrote; RecipeError (`record-unreadable`) where it was damaged since."""
+    """A JSON object that a run wrote; RecipeError (`record-unreadable`) where it is damaged."""
     try:
         found = read_json(path, LARGEST_RECORD)
     except (OSError, ValueError) as error:
@@ -115,15 +115,15 @@ def read_record(path: Path) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
         reason = "it is not a JSON object"
-    hint = "the file was damaged after the run wrote it: restore it, or start a new run"
+    hint = "the file was changed after the run wrote it: restore it, or start a new run"
     raise RecipeError(Problem("record-unreadable", f"cannot be read: {reason}", str(path), hint=hint))
 
 
 def read_lines(path: str | Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Each line of a JSON Lines record of ours, with its end, and the object in it; for files of any size.
+    """Each line of a JSON Lines record with its line end, and its object; for files of any size.
 
-    None for a line that is not a JSON object, as a killed process or a full disk leaves half of one, and for
-    each part of a line that is too long. OSError where there is no such file, or where it cannot be read.
+    None for a line that is not a JSON object (a killed process or a full disk leaves partial lines) and for
+    each part of a line that is too long. OSError where the file cannot be read.
     """
     with _opened(path) as stream:
         begins = True
@@ -143,9 +143,9 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a JSON Lines record of ours, as `read_lines`; none where it cannot be read.
+    """The objects of a JSON Lines record (`read_lines`); empty where it cannot be read.
 
-    For looking alone: what is written over the file must not come from here.
+    For reading only: do not write the result back.
     """
     try:
         if Path(path).stat().st_size > LARGEST_RECORD:
@@ -156,13 +156,13 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def is_after(row: dict[str, Any] | None, step: float) -> bool:
-    """Whether a row of a record belongs to a later step; False where its step is no number."""
+    """Whether a row of a record belongs to a later step; False where its step is not a number."""
     found = None if row is None else row.get("step")
     return isinstance(found, int | float) and not isinstance(found, bool) and found > step
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside the target, then rename. Raises OSError, and leaves nothing then."""
+    """Write a file atomically: next to the target, then rename. On OSError nothing is left."""
     aside = path.with_name(f".{path.name}.part")
     try:
         aside.write_text(text, encoding="utf-8")
@@ -174,5 +174,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """The same for a JSON value. ValueError for numbers that JSON has not."""
+    """The same for a JSON value. ValueError for NaN and infinity."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""Where the files that come with the package lie, in a checkout and in a wheel."""
+"""Paths of the files shipped with the package, in a checkout and in a wheel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def _shipped(name: str) -> Path:
-    """`launcher/_data/NAME` in a wheel, else the folder beside the package in a checkout."""
+    """`launcher/_data/NAME` in a wheel, else the folder next to the package in a checkout."""
     packed = _PACKAGE / "_data" / name
     return packed if packed.is_dir() else _PACKAGE.parent / name
 

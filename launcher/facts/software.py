@@ -1,20 +1,16 @@
-"""Versions of the libraries that a run depends on, from what their installers left, without an import."""
+"""Installed, tested and supported versions of packages, read from metadata without importing them."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import platform
 import re
 import shutil
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-
-from packaging.requirements import InvalidRequirement, Requirement
 
 from launcher.errors import MachineError, Problem
 from launcher.tasks import TASKS
@@ -36,38 +32,38 @@ PACKAGES = (
 )
 
 OF_NO_EXTRA = {
-    "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the torch that is here
+    "flash_attn": "pip install flash-attn --no-build-isolation",  # built against the installed torch
     "mlflow": "pip install mlflow",
     "comet_ml": "pip install comet-ml",
     "clearml": "pip install clearml",
     "swanlab": "pip install swanlab",
 }
-"""Module -> what installs it."""
+"""Packages in no extra -> how to install them."""
 EXTRAS = {
     "liger_kernel": "liger", "tensorboard": "trackers", "trackio": "trackers",
     **{package: task.extra for task in TASKS for package in task.packages if task.extra},
 }  # fmt: skip
-"""Module -> our extra that brings it; all others come with `train`."""
+"""Module -> extra that installs it; default: `train`."""
 _BESIDE_TRAIN = ("liger", "trackers")
-"""Extras of modules that are no sign of a missing `train`."""
+"""Extras that do not imply a missing `train`."""
 
 
 def installed_versions() -> dict[str, str]:
-    """Package name -> version, with `python`; packages that are not installed are left out."""
+    """Installed package -> version, and `python`."""
     found = {package: installed_version(package) for package in PACKAGES}
     return {"python": sys.version.split()[0]} | {name: said for name, said in found.items() if said}
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package that is here, found without importing it; None when it is absent."""
+    """The version of a package, without importing it; None where it is not installed."""
     return _named_by_folders(tuple(sys.path)).get(_normal(package)) or _by_metadata(package)
 
 
 @cache
 def _named_by_folders(path: tuple[str, ...]) -> dict[str, str]:
-    """Normal name -> version, as `NAME-VERSION.dist-info` folders say; of two, the first on the path.
+    """Normalised name -> version, from `NAME-VERSION.dist-info` folders; the first on the path wins.
 
-    So does importlib.metadata, whose own import alone takes as long as starting Python.
+    importlib.metadata does the same, but importing it takes as long as starting Python.
     """
     found: dict[str, str] = {}
     for folder in path:
@@ -83,12 +79,12 @@ def _named_by_folders(path: tuple[str, ...]) -> dict[str, str]:
 
 
 def _normal(name: str) -> str:
-    """A distribution's name in the one spelling of many (PEP 503)."""
+    """A normalised distribution name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _by_metadata(package: str) -> str | None:
-    """The version of a package that is here, but was installed in an older way."""
+    """The version of a package without a dist-info folder."""
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return None
     from importlib import metadata
@@ -108,7 +104,7 @@ def require_modules(names: Iterable[str]) -> None:
 
 
 def install_hint(absent: Collection[str]) -> str:
-    """The commands that install packages of ours and of no extra."""
+    """The commands that install the given modules."""
     hints = [OF_NO_EXTRA[name] for name in absent if name in OF_NO_EXTRA]
     ours = set(absent) - OF_NO_EXTRA.keys()
     extras = ["train"] if any(EXTRAS.get(name) not in _BESIDE_TRAIN for name in ours) else []
@@ -159,9 +155,9 @@ RANGES: Mapping[str, str] = {
     "pillow": ">=10",
     "trl": ">=1.10",
 }
-"""The ranges of pyproject.toml (likewise), which an old installation's metadata may not have."""
+"""The ranges of pyproject.toml (likewise)."""
 PROGRAMS = ("pdsh", "ssh")
-"""What starts processes on other machines."""
+"""Programs that start processes on other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +168,17 @@ class SoftwareFacts:
     """Kernel and C library, e.g. `Linux 6.8 x86_64, glibc 2.39`."""
     python: str
     installed: Mapping[str, str]
-    """Of TESTED's packages and those of no extra; one that is not installed is left out."""
+    """Package -> version, of TESTED and OF_NO_EXTRA."""
     programs: tuple[str, ...]
-    """Those of PROGRAMS that are on PATH or beside the interpreter."""
+    """Those of PROGRAMS on PATH or next to the interpreter."""
     mpi4py: bool
 
 
 def read_software(environ: Mapping[str, str]) -> SoftwareFacts:
     """Package metadata only: nothing is imported."""
+    import platform
+    from importlib import metadata
+
     installed = {}
     for package in (*TESTED, *OF_NO_EXTRA):
         try:
@@ -198,10 +197,12 @@ def read_software(environ: Mapping[str, str]) -> SoftwareFacts:
 
 
 def outside_range(package: str, version: str) -> str | None:
-    """The supported range that a version misses, or None."""
+    """The supported range, where the version is outside of it, else None."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
     wanted = RANGES.get(package, "")
     try:
         requirement = Requirement(f"{package}{wanted}")
         return None if requirement.specifier.contains(version, prereleases=True) else wanted
-    except InvalidRequirement:  # a range of another form says nothing
+    except InvalidRequirement:  # no PEP 440 range
         return None

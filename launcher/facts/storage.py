@@ -1,4 +1,5 @@
-"""Folders that a run writes to, and shared memory."""
+"""Free space and rights of the folders that a run writes to; stale locks and buffers left by dead
+processes."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ from launcher.facts.safe_files import exists, expanded
 
 SHARED_MEMORY = Path("/dev/shm")
 BUFFERS = "deepspeed_allreduce_buffer_*"
-"""DeepSpeed's files of CPU runs; it never removes them (csrc/cpu/comm/shm.cpp)."""
+"""DeepSpeed's shared memory of CPU runs, which it never removes (csrc/cpu/comm/shm.cpp)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder, or the nearest existing one above it; bytes as statvfs tells them."""
+    """A folder, or its nearest existing parent; bytes from statvfs."""
 
     path: str
     free: int
     total: int
     writable: bool
     filesystem: int
-    """The same number for folders of one filesystem."""
+    """Device number."""
     on_network: bool
 
 
@@ -40,14 +41,14 @@ class DiskFacts:
     """run | hub | datasets | cache | extensions | temporary"""
     shared_memory: Folder | None
     leftovers: tuple[str, ...]
-    """Names of DeepSpeed's buffers in shared memory that no process has open."""
+    """Names of DeepSpeed's buffers in shared memory that no process has mapped."""
     leftover_bytes: int
 
 
 def read_disk(
     run_dir: Path, cache_dir: str | None, environ: Mapping[str, str], shared_memory: Path = SHARED_MEMORY
 ) -> DiskFacts:
-    """Sizes and rights of every folder; cache_dir: the recipe's model.cache_dir."""
+    """Space and rights of every folder; cache_dir: model.cache_dir of the recipe."""
     home = hub_home(environ)
     paths = {
         "run": run_dir,
@@ -67,7 +68,7 @@ def read_disk(
 
 
 def read_folder(path: Path) -> Folder:
-    """Space and rights at a folder that need not exist yet."""
+    """Space and rights of a folder that need not exist yet."""
     there = path.absolute()
     while not exists(there) and there != there.parent:
         there = there.parent
@@ -80,14 +81,14 @@ def read_folder(path: Path) -> Folder:
 
 
 def _dead_buffers(folder: Path) -> list[tuple[Path, int]]:
-    """Buffers that no process of this machine maps, as far as this user may see."""
+    """Buffers that no process has mapped, as far as this user can see."""
     found = []
     mapped: set[str] | None = None
     for path in sorted(folder.glob(BUFFERS)):
         mapped = mapped_files(folder) if mapped is None else mapped
         try:
             size = path.stat().st_blocks * 512
-        except OSError:  # its owner removes it just now
+        except OSError:  # just removed
             continue
         if str(path) not in mapped:
             found.append((path, size))
@@ -95,12 +96,12 @@ def _dead_buffers(folder: Path) -> list[tuple[Path, int]]:
 
 
 def mapped_files(folder: Path) -> set[str]:
-    """Files of `folder` that living processes have mapped."""
+    """Files of `folder` that processes have mapped."""
     found: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             lines = maps.read_text("utf-8", errors="replace").splitlines()
-        except OSError:  # it ended, or is somebody else's
+        except OSError:  # it exited, or belongs to another user
             continue
         found |= {line.split(maxsplit=5)[-1] for line in lines if f" {folder}/" in line}
     return found
@@ -108,7 +109,7 @@ def mapped_files(folder: Path) -> set[str]:
 
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "fuse")
 OLD_S = 1800.0
-"""No extension that DeepSpeed builds takes half an hour."""
+"""Longer than any DeepSpeed extension takes to build."""
 
 
 def extensions_root(environ: Mapping[str, str]) -> Path:
@@ -119,7 +120,12 @@ def extensions_root(environ: Mapping[str, str]) -> Path:
 
 
 def stale_locks(environ: Mapping[str, str]) -> list[Path]:
-    """The locks of dead builds in the folder that torch will use."""
+    """Locks of torch's extension builds that killed builds left behind.
+
+    torch waits for such a lock forever, without a message (torch/utils/file_baton.py). A builder holds its
+    lock file open, so a lock that no process has open is stale. On a network filesystem, where the builder
+    may be on another host, only old locks count.
+    """
     root = extensions_root(environ)
     locks = sorted([*root.glob("*/lock"), *root.glob("*/*/lock")])
     if not locks:
@@ -127,7 +133,7 @@ def stale_locks(environ: Mapping[str, str]) -> list[Path]:
     held = _open_files()
     stale = []
     for lock in locks:
-        with contextlib.suppress(OSError):  # its builder may remove it meanwhile
+        with contextlib.suppress(OSError):  # just removed
             old = time.time() - lock.stat().st_mtime > OLD_S
             if lock.resolve() not in held and (old or not on_network(lock)):
                 stale.append(lock)
@@ -135,24 +141,24 @@ def stale_locks(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _open_files() -> set[Path]:
-    """Every file named `lock` that a process of this machine has open."""
+    """Every file named `lock` that a process has open."""
     found: set[Path] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process ended while it was looked at, or is somebody else's
+        with contextlib.suppress(OSError):  # the process exited, or belongs to another user
             for link in (process / "fd").iterdir():
                 found |= _locks_behind(link)
     return found
 
 
 def _locks_behind(link: Path) -> set[Path]:
-    with contextlib.suppress(OSError):  # it was closed meanwhile
+    with contextlib.suppress(OSError):  # just closed
         target = link.readlink()
         return {target} if target.name == "lock" else set()
     return set()
 
 
 def on_network(path: Path) -> bool:
-    """Whether the filesystem of `path` is shared with other machines; True where that is not known."""
+    """Whether `path` is on a network filesystem; True where unknown."""
     best, kind = "", "fuse"
     with contextlib.suppress(OSError):
         for line in Path("/proc/mounts").read_text("utf-8").splitlines():

@@ -1,4 +1,4 @@
-"""Whether wandb's server would take a run of this machine: asked once, before the run starts."""
+"""Check before a run starts whether wandb's server accepts this machine's key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from launcher.facts.safe_files import expanded
 
 ANSWERS_S = 5.0
-"""So long the server may take, its name's look-up and a proxy included."""
+"""Timeout of the check, including name resolution and proxy."""
 _WHO = b'{"query": "query Viewer { viewer { id } }"}'
 
 
 def wandb_key(environ: Mapping[str, str]) -> str | None:
-    """$WANDB_API_KEY, or the password of the netrc file's entry for the server. Not to be shown."""
+    """$WANDB_API_KEY, or the password in the server's netrc entry. Secret."""
     if environ.get("WANDB_API_KEY"):
         return environ["WANDB_API_KEY"]
     home = expanded(environ.get("HOME", "~"))
@@ -33,9 +33,9 @@ def wandb_key(environ: Mapping[str, str]) -> str | None:
 
 
 def wandb_obstacle(environ: Mapping[str, str]) -> str | None:
-    """What keeps a run from being logged there, in words; None where nothing is known to.
+    """Why a run cannot be logged there; None where no reason is known.
 
-    Takes ANSWERS_S at most. What is no clear no is for wandb itself to try.
+    Takes at most ANSWERS_S. Unclear answers are left to wandb itself.
     """
     key, address = wandb_key(environ), _address(environ)
     if key is None:
@@ -43,7 +43,7 @@ def wandb_obstacle(environ: Mapping[str, str]) -> str | None:
     said: list[str | None] = []
     thread = threading.Thread(target=lambda: said.append(_asked(address, key)), daemon=True)
     thread.start()
-    thread.join(ANSWERS_S + 0.5)  # the look-up of a name has no time limit of its own
+    thread.join(ANSWERS_S + 0.5)  # name resolution has no timeout
     return said[0] if said else _silent(address)
 
 
@@ -65,7 +65,7 @@ def _asked(address: str, key: str) -> str | None:
     from urllib import error, request
 
     class Stays(request.HTTPRedirectHandler):
-        """The key goes to no other address."""
+        """Never sends the key to another address."""
 
         def redirect_request(self, *_: object) -> None:
             return None
@@ -78,10 +78,10 @@ def _asked(address: str, key: str) -> str | None:
             return None
     except error.HTTPError as answer:
         refused = answer.code == 401
-        return f"wandb's server {_shown(address)} refuses this machine's key" if refused else None
+        return f"wandb's server {_shown(address)} rejects this machine's key" if refused else None
     except error.URLError as failed:
         return None if isinstance(failed.reason, ssl.SSLError) else _silent(address)
     except (OSError, HTTPException):
         return _silent(address)
-    except ValueError:  # no address: wandb says why
+    except ValueError:  # invalid URL: wandb reports it
         return None

@@ -146,8 +146,8 @@ def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, uns
 
 
 def _batch_bytes(block: Block) -> int:
-    if block.layout.picture:
-        return 4 * block.rows * block.layout.picture
+    if block.layout.image_values:
+        return 4 * block.rows * block.layout.image_values
     return BATCH_BYTES * block.tokens
 
 

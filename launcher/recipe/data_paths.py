@@ -1,4 +1,4 @@
-"""What a data path is: a file or folder here, a pattern, a part of a package, or a data set of the hub."""
+"""Classify data paths: local file or folder, glob, part of a package, URL, or hub dataset."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def is_package(text: str) -> bool:
 
 
 def is_url(text: str) -> bool:
-    """Whether `text` names another machine: https://, s3://, hf://, …"""
+    """Whether `text` is a URL: https://, s3://, hf://, …"""
     return not is_package(text) and _URL.match(text) is not None
 
 
 def is_glob(text: str) -> bool:
-    """Whether `text` is a pattern (`*`, `?`, `[…]`) for several files."""
+    """Whether `text` is a glob pattern (`*`, `?`, `[…]`)."""
     return not is_package(text) and not is_url(text) and any(char in text for char in "*?[")
 
 
@@ -34,9 +34,9 @@ def is_loaded_hub_id(text: str) -> bool:
 
 
 def is_hub_id(text: str, folder: Path) -> bool:
-    """Whether `text` is a data set of the hub (organisation/name) rather than a path under `folder`.
+    """Whether `text` is a hub dataset (organisation/name) rather than a path under `folder`.
 
-    It is not when it ends like a data file, or when something of that name, or of its first part, is here.
+    False where it has a data file's suffix, or where its first part exists in `folder`.
     """
     if _HUB_ID.fullmatch(text) is None or ".." in text or "--" in text or _SUFFIX.search(text):
         return False

@@ -1,4 +1,4 @@
-"""`${ENV:NAME}` and `${ENV:NAME:default}` inside the texts of a recipe."""
+"""Resolve `${ENV:NAME}` and `${ENV:NAME:default}` in the strings of a recipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 
 _BEGIN = "${ENV:"
-# A default ends where another reference begins: a search is linear in the text, and none is nested.
+# References do not nest: a default ends where another reference begins, which keeps the search linear.
 _REFERENCE = re.compile(r"\$\{ENV:([A-Za-z_][A-Za-z0-9_]*)(?::((?:[^}$]|\$(?!\{))*))?\}")
 
 
 def has_reference(value: Any) -> bool:
-    """Whether a value is, or contains at any depth, a text with a reference."""
+    """Whether a value is, or contains at any depth, a string with a reference."""
     if isinstance(value, str):
         return _REFERENCE.search(value) is not None
     if isinstance(value, Mapping):
@@ -23,7 +23,7 @@ def has_reference(value: Any) -> bool:
 
 
 def has_incomplete_reference(text: str) -> bool:
-    """Whether a reference begins in the text that is not one: no end, no name, or another one inside it."""
+    """Whether the text has a malformed reference: no end, no name, or another reference inside it."""
     return text.count(_BEGIN) > len(reference_names(text))
 
 
@@ -33,7 +33,7 @@ def reference_names(text: str) -> list[str]:
 
 
 def split_references(text: str) -> list[str | tuple[str, str | None]]:
-    """The text in pieces: plain ones, and (name, default or None) for each reference."""
+    """The text in parts: strings, and (name, default or None) for each reference."""
     parts: list[str | tuple[str, str | None]] = []
     at = 0
     for match in _REFERENCE.finditer(text):
@@ -43,14 +43,13 @@ def split_references(text: str) -> list[str | tuple[str, str | None]]:
 
 
 def is_reference(value: Any) -> bool:
-    """Whether a value is a text made of one reference and nothing else."""
+    """Whether a value is exactly one reference."""
     return isinstance(value, str) and _REFERENCE.fullmatch(value) is not None
 
 
 def missing_variables(text: str, environ: Mapping[str, str]) -> list[str]:
     """Names without a default that `environ` lacks, in order, each once."""
-    found = _REFERENCE.findall(text)
-    without_default = [m[1] for m in _REFERENCE.finditer(text) if m[2] is None] if found else []
+    without_default = [m[1] for m in _REFERENCE.finditer(text) if m[2] is None]
     return list(dict.fromkeys(name for name in without_default if name not in environ))
 
 
@@ -63,13 +62,13 @@ def resolve_env(text: str, environ: Mapping[str, str]) -> str:
 
 
 def incomplete_problem(path: str) -> Problem:
-    """The problem of a text in which a reference begins that cannot be read."""
-    message = f"a `{_BEGIN}` here is not followed by a name and a closing brace"
-    hint = f"write {_BEGIN}NAME}} or {_BEGIN}NAME:default}}; a default cannot hold another reference"
+    """The problem of a malformed reference."""
+    message = f"`{_BEGIN}` is not followed by a variable name and a closing brace"
+    hint = f"write {_BEGIN}NAME}} or {_BEGIN}NAME:default}}; a default cannot contain another reference"
     return Problem("env-reference", message, path=path, hint=hint)
 
 
 def missing_problem(name: str, path: str | None = None) -> Problem:
-    """The problem of a variable that is neither set nor has a default."""
+    """The problem of an unset variable without a default."""
     hint = f"set it, or give a default: ${{ENV:{name}:value}}"
     return Problem("env-missing", f"the environment variable {name} is not set", path=path, hint=hint)

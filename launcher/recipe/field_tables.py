@@ -1,4 +1,4 @@
-"""Which fields `trainer:` and `adapter:` have: from the installed package, else from the shipped table."""
+"""Fields of `trainer:` and `adapter:`, from the installed package or the shipped table; names of tasks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from typing import Any
 from launcher.facts.software import installed_version
 from launcher.tasks import DEFAULT_TASK, TASKS
 
+TASK_FORMATS: Mapping[str, tuple[str, ...]] = {task.name: task.formats for task in TASKS}
+"""Task -> row formats that it reads."""
+
+METRICS: Mapping[str, tuple[str, ...]] = {task.name: task.metrics for task in TASKS}
+"""Task -> names that `data.metrics` may hold; the evaluation loss is always reported."""
+
+
 TASK_TABLES = {task.name: task.argument_table for task in TASKS if task.argument_table}
-"""Task -> the table of the fields that it has besides those of TrainingArguments."""
+"""Task -> table of its fields besides those of TrainingArguments."""
 _OF_TASKS = {table.name: table for table in TASK_TABLES.values()}
 TABLES: Mapping[str, str] = {
     "training_arguments": "transformers",
     "lora_config": "peft",
     **{name: table.package for name, table in _OF_TASKS.items()},
 }
-"""Stem of a shipped table -> the package that it is read from."""
+"""Stem of a shipped table -> package that it is read from."""
 
-# field of every task -> who decides it instead
+# field of every task -> what decides it instead
 TRAINER_OWNED = {
     "output_dir": "`run --output-dir` decides it",
     "deepspeed": "`sharding` decides it",
@@ -30,29 +37,29 @@ TRAINER_OWNED = {
     "fsdp_config": "`sharding` decides it",
     "resume_from_checkpoint": "`run --resume` decides it",
     "local_rank": "the launcher sets it",
-    "seed": "write `seed` at the top of the recipe",
+    "seed": "set `seed` at the top of the recipe",
     "use_cpu": "`hardware.device: cpu` or `--on cpu` decides it",
-    "do_train": "the launcher always trains",
+    "do_train": "a run always trains",
     "do_eval": "`data.eval` decides it",
     "do_predict": "prediction is not part of a run",
     "bf16": "`precision` decides it",
     "fp16": "`precision` decides it",
-    "include_num_input_tokens_seen": "remove it: a run counts its tokens, without padding",
-    "enable_jit_checkpoint": "remove it: at a signal all ranks save the same step and end, without it",
-    "hub_token": "set HF_TOKEN in the environment; no secret belongs into a recipe",
+    "include_num_input_tokens_seen": "remove it: a run counts its tokens without padding",
+    "enable_jit_checkpoint": "remove it: on a signal all ranks save the same step and exit",
+    "hub_token": "set HF_TOKEN in the environment; a recipe must not contain secrets",
 }
-# task -> fields of its table that the launcher decides itself, or that do nothing
+# task -> fields of its table that the plan decides, or that have no effect
 TASK_OWNED: dict[str, Mapping[str, str]] = {
     task.name: task.owned_arguments for task in TASKS if task.argument_table
 }
-# LoraConfig fields that the launcher decides itself.
+# LoraConfig fields that the plan decides.
 ADAPTER_OWNED = {
     "task_type": "`task` decides it",
     "peft_type": "`adapter.type` decides it",
     "base_model_name_or_path": "`model.name_or_path` decides it",
     "inference_mode": "training needs false",
-    "auto_mapping": "peft fills it in",
-    "peft_version": "peft fills it in",
+    "auto_mapping": "peft sets it",
+    "peft_version": "peft sets it",
 }
 
 
@@ -120,10 +127,3 @@ def adapter_fields() -> dict[str, Any]:
     """LoraConfig fields that a recipe may give: name -> {types, default, choices?}."""
     fields: dict[str, Any] = field_table("lora_config")["fields"]
     return {name: entry for name, entry in fields.items() if name not in ADAPTER_OWNED}
-
-
-TASK_FORMATS: Mapping[str, tuple[str, ...]] = {task.name: task.formats for task in TASKS}
-"""Task -> formats that it can train on."""
-
-METRICS: Mapping[str, tuple[str, ...]] = {task.name: task.metrics for task in TASKS}
-"""Task -> names that `data.metrics` may hold; the evaluation loss is always reported."""

@@ -1,4 +1,4 @@
-"""Checks `trainer:` and `adapter:` by name, type and choice, without importing the libraries."""
+"""Check `trainer:` and `adapter:` by name, type and choice, without importing the libraries."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from launcher.recipe.suggestions import (
     close_key,
     describe,
     elsewhere,
+    rewrite_hint,
 )
 from launcher.recipe.yaml_reader import parse_scalar
 from launcher.tasks import DEFAULT_TASK, task_named
@@ -41,16 +42,16 @@ CHECKPOINTING_KWARGS = (
 _PHRASES = {
     "none": "null",
     "bool": "true or false",
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
-    "str": "text",
+    "str": "a string",
     "list": "a list",
-    "list[str]": "a list of texts",
-    "list[int]": "a list of whole numbers",
+    "list[str]": "a list of strings",
+    "list[int]": "a list of integers",
     "list[float]": "a list of numbers",
     "dict": "a mapping",
 }
-# field -> smallest value, and whether that value itself is allowed
+# field -> lower limit, and whether the limit itself is allowed
 _LIMITS: dict[str, tuple[float, bool]] = {
     "trainer.per_device_train_batch_size": (1, True),
     "trainer.per_device_eval_batch_size": (1, True),
@@ -72,10 +73,10 @@ _LIMITS: dict[str, tuple[float, bool]] = {
     "trainer.ld_alpha": (0, True),
     "trainer.precompute_ref_batch_size": (1, True),
 }
-# fields that are a share, besides their smallest value above
 ADAPTER_KEYS = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")
-"""Keys of `adapter:` that are ours and not LoraConfig's; they go with a continued adapter, too."""
+"""Keys of `adapter:` that are no LoraConfig fields; allowed for a continued adapter, too."""
 _SHARES = ("adapter.lora_dropout", "trainer.ld_alpha")
+"""Fields from 0 to 1."""
 
 
 def resolve_trainer(
@@ -107,7 +108,7 @@ def _resolve(value: Any, types: Iterable[str], environ: Mapping[str, str]) -> An
 def check_trainer(
     trainer: Mapping[str, Any], environ: Mapping[str, str] | None = None, task: str = DEFAULT_TASK
 ) -> list[Problem]:
-    """Problems of single `trainer:` fields, without file and line; absent variables are left out."""
+    """Problems of single `trainer:` fields, without file and line; skips values with unset variables."""
     fields = trainer_fields(task)
     owned = TASK_OWNED.get(task, {})
     problems = []
@@ -160,7 +161,7 @@ def check_adapter(adapter: Mapping[str, Any]) -> list[Problem]:
 
 
 def _check_items(name: str, value: Any) -> list[Problem]:
-    """Problems of what lies in a field that `LoraConfig` declares as a mapping or a list of anything."""
+    """Problems of the items of a field that `LoraConfig` declares as a mapping or list of anything."""
     if name in ("rank_pattern", "alpha_pattern"):
         kind, low, inclusive = ("int", 1, True) if name == "rank_pattern" else ("float", 0, False)
         wanted = f"{_PHRASES[kind]} of {'at least' if inclusive else 'more than'} {low}"
@@ -172,7 +173,7 @@ def _check_items(name: str, value: Any) -> list[Problem]:
     if name == "trainable_token_indices":
         lists = value.values() if isinstance(value, Mapping) else [value or []]
         wrong = next((ids for ids in lists if not _are_token_ids(ids)), None)
-        message = f"is {describe(wrong)}, expected token ids: whole numbers of at least 0"
+        message = f"is {describe(wrong)}, expected token ids: integers of at least 0"
         return [] if wrong is None else [Problem("wrong-value", message, path=f"adapter.{name}")]
     return []
 
@@ -224,24 +225,24 @@ def _check_value(path: str, value: Any, entry: Mapping[str, Any], *, shown: Any)
         expected = _expected(kinds, choices)
         if not [kind for kind in kinds if kind != "none"]:
             objects = ", ".join(kind.removeprefix("object:") for kind in types if kind.startswith("object:"))
-            expected = f"a Python object ({objects}), which a recipe cannot hold"
-        hint = None if has_reference(shown) else _quote_hint(value, kinds)
+            expected = f"a Python object ({objects}), which a recipe cannot contain"
+        hint = None if has_reference(shown) else rewrite_hint(value, kinds)
         return [Problem("wrong-type", f"is {describe(shown)}, expected {expected}", path=path, hint=hint)]
     for item in value if isinstance(value, list) else [value]:
         if choices and isinstance(item, str) and not _is_choice(item, choices):
             hint = choice_hint(item, choices)
             text = describe(shown if isinstance(shown, str) else item)
             return [Problem("wrong-choice", f"is {text}, expected {_one_of(choices)}", path=path, hint=hint)]
-    if (place := endless(value)) is not None:
+    if (place := non_finite_at(value)) is not None:
         where = path + place
-        return [Problem("wrong-value", "holds NaN or an infinite number, expected a finite one", path=where)]
+        return [Problem("wrong-value", "contains NaN or infinity, expected finite numbers", path=where)]
     wanted = _outside(path, value)
     message = f"is {describe(shown)}, expected {wanted}"
     return [Problem("wrong-value", message, path=path)] if wanted else []
 
 
-def endless(value: Any) -> str | None:
-    """Where a mapping or list holds a number that JSON cannot write, as `.key[0]`; None: nowhere."""
+def non_finite_at(value: Any) -> str | None:
+    """Path (`.key[0]`) of a NaN or infinite number inside a mapping or list, else None."""
     if isinstance(value, Mapping):
         inner = ((f".{key}", item) for key, item in value.items())
     elif isinstance(value, list):
@@ -251,13 +252,13 @@ def endless(value: Any) -> str | None:
     for place, item in inner:
         if isinstance(item, float) and not math.isfinite(item):
             return place
-        if (deeper := endless(item)) is not None:
+        if (deeper := non_finite_at(item)) is not None:
             return place + deeper
     return None
 
 
 def _outside(path: str, value: Any) -> str | None:
-    """What a number should have been, if it is beyond the limits of its field."""
+    """The expected range of a number that is outside its field's limits."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     if isinstance(value, float) and not math.isfinite(value):
@@ -285,7 +286,7 @@ def _admits(kind: str, value: Any) -> bool:
 
 
 def _is_choice(item: str, choices: Iterable[str]) -> bool:
-    # `pissa_niter_[number of iters]` stands for a whole number after the last underscore
+    # `pissa_niter_[number of iters]` stands for an integer after the last underscore
     for choice in choices:
         prefix, bracket, _ = choice.partition("[")
         if item == choice or (bracket and item.startswith(prefix) and item[len(prefix) :].isdigit()):
@@ -296,29 +297,12 @@ def _is_choice(item: str, choices: Iterable[str]) -> bool:
 def _expected(kinds: list[str], choices: list[str]) -> str:
     words = [_PHRASES.get(kind, kind) for kind in kinds if kind != "none"]
     if choices:
-        words = [_one_of(choices) if word == "text" else word for word in words]
+        words = [_one_of(choices) if word == _PHRASES["str"] else word for word in words]
     return " or ".join(words)
 
 
 def _one_of(choices: Iterable[str]) -> str:
     return "one of " + ", ".join(choices)
-
-
-def _quote_hint(value: Any, kinds: list[str]) -> str | None:
-    """How to write a value that has the right look and the wrong type."""
-    if isinstance(value, str):
-        parsed = parse_scalar(value)
-        if (
-            not isinstance(parsed, str)
-            and parsed is not None
-            and any(_admits(kind, parsed) for kind in kinds)
-        ):
-            return f"write {value} without quotes"
-    elif isinstance(value, (int, float)) and "str" in kinds and not isinstance(value, bool):
-        return "put it in quotes"
-    elif isinstance(value, float) and "int" in kinds and value.is_integer():
-        return f"write {int(value)}"
-    return None
 
 
 def _check_checkpointing_kwargs(value: Any) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""What the file of `python:` defines, read from its text; nothing of it runs."""
+"""Check the hook functions in the file of `python:` by parsing it, without running it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.suggestions import close_key
 
-# name -> how it is called
+# hook -> its arguments
 _CALLS = {
     "format_row": ("row",),
     "compute_metrics": ("prediction",),
     "callbacks": (),
 }
-# further names that are meant for one of them
+# likely misnomers -> hook
 _ALIASES = {
     "format": "format_row",
     "map_row": "format_row",
@@ -31,19 +31,19 @@ _ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The functions that a run takes from the file."""
+    """The hooks of a file."""
 
     names: tuple[str, ...]
-    """Of format_row, compute_metrics and callbacks, those that the file defines."""
+    """Those of format_row, compute_metrics and callbacks that the file defines."""
     text: str
     """The file."""
 
 
 def read_hooks(path: Path | str) -> Hooks:
-    """Read the file and check the functions by which it takes part in a run.
+    """Read the file and check its hooks.
 
-    RecipeError, with file and line, when it is absent, is no Python, defines none of the functions, defines
-    one that cannot be called as it will be, or has an unused function whose name is nearly one of theirs.
+    RecipeError, with file and line, when the file is absent or not Python, defines no hook, a hook cannot be
+    called with its arguments, or an unused function has nearly the name of a hook.
     """
     file = str(path)
     text = _read(Path(path), file)
@@ -60,11 +60,11 @@ def read_hooks(path: Path | str) -> Hooks:
     for name, line in others:
         meant = _meant(name)
         if meant and meant not in found and name not in used:
-            what = f"the function {name} is called by nobody"
+            what = f"function {name} is neither a hook nor called"
             problems.append(_problem("hook-unknown", what, file, line, f"did you mean `{meant}`?"))
     for name, (node, arguments, is_async) in found.items():
         if is_async:
-            message = f"{name} is a coroutine, expected a plain function"
+            message = f"{name} is a coroutine, expected a function"
             problems.append(_problem("hook-signature", message, file, node.lineno, "write `def`"))
         elif arguments is not None and not _callable_with(arguments, len(_CALLS[name])):
             message = f"{name} cannot be called as {name}({', '.join(_CALLS[name])})"
@@ -72,9 +72,7 @@ def read_hooks(path: Path | str) -> Hooks:
             problems.append(_problem("hook-signature", message, file, node.lineno, hint))
     if not found and not problems:
         names = ", ".join(f"{name}({', '.join(call)})" for name, call in _CALLS.items())
-        problems.append(
-            _problem("hook-missing", "defines no hook at its top level", file, 1, f"hooks: {names}")
-        )
+        problems.append(_problem("hook-missing", "defines no hook at top level", file, 1, f"hooks: {names}"))
     if problems:
         raise RecipeError(sorted(problems, key=lambda problem: problem.line or 0))
     return Hooks(tuple(name for name in _CALLS if name in found), text)
@@ -88,7 +86,7 @@ def _read(path: Path, file: str) -> str:
     try:
         return read_text(path, LARGEST_TEXT)
     except UnicodeDecodeError:
-        raise RecipeError(_problem("hooks-unreadable", "is not UTF-8 text", file, None)) from None
+        raise RecipeError(_problem("hooks-unreadable", "is not UTF-8", file, None)) from None
     except (OSError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError)
         reason = getattr(error, "strerror", None) or str(error)
@@ -98,34 +96,31 @@ def _read(path: Path, file: str) -> str:
                 "no such file" if missing else f"cannot be read: {reason}",
                 file,
                 None,
-                "`python:` names a Python file, relative to the recipe" if missing else None,
+                "set `python:` to a Python file, relative to the recipe" if missing else None,
             )
         ) from None
 
 
 def _parse(text: str, file: str) -> ast.Module:
     try:
-        with warnings.catch_warnings():  # an old escape in a text is the interpreter's to tell
+        with warnings.catch_warnings():  # SyntaxWarning of invalid escapes
             warnings.simplefilter("ignore")
             return ast.parse(text, filename=file)
-    except SyntaxError as error:
-        message = f"is not valid Python: {error.msg}"
-        raise RecipeError(_problem("hooks-syntax", message, file, error.lineno)) from None
-    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes, or nested beyond the parser
-        message = f"is not valid Python: {error or type(error).__name__}"
-        raise RecipeError(_problem("hooks-syntax", message, file, None)) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # zero bytes, nested too deeply
+        message = f"is not valid Python: {getattr(error, 'msg', '') or error or type(error).__name__}"
+        raise RecipeError(_problem("hooks-syntax", message, file, getattr(error, "lineno", None))) from None
 
 
 def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.arguments | None, bool]]:
-    """(name, statement, arguments if they can be read, whether it is a coroutine) of the top level.
+    """(name, statement, arguments where known, whether it is a coroutine) of the top level.
 
-    Those under `if` and `try` count too; so do imported and assigned names, whose arguments are not known.
+    Includes those under `if` and `try`, and imported and assigned names, whose arguments are unknown.
     """
     pending: list[ast.stmt] = list(tree.body)
     while pending:
         node = pending.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            # a decorator may change how it is called
+            # a decorator may change the arguments
             arguments = None if node.decorator_list else node.args
             yield node.name, node, arguments, isinstance(node, ast.AsyncFunctionDef)
         elif isinstance(node, ast.Assign):

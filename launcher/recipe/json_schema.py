@@ -31,10 +31,10 @@ _REFERENCE = {"type": "string", "pattern": r"\$\{ENV:"}
 
 
 TODO = (
-    "What must be set before the recipe is planned, one line each. `import` writes it; `plan` and `run` "
-    "refuse a recipe that has a line of it."
+    "What must be set before the recipe can be planned, one line each. Written by `import`; `plan` and `run` "
+    "refuse a recipe that has such lines."
 )
-"""Like `extends`, it is read before the recipe is a Recipe."""
+"""Like `extends`, read before the recipe is validated."""
 
 
 def recipe_json_schema() -> dict[str, Any]:
@@ -42,10 +42,9 @@ def recipe_json_schema() -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "effilaunch recipe"
-    # `extends` is read before the recipe is a Recipe; what it gives need not be repeated
     extends = {
         "type": "string",
-        "description": "A recipe file, or the name of a shipped recipe, that this one changes.",
+        "description": "A recipe file, or the name of a shipped recipe, that this one is based on.",
     }
     todo = {
         "type": "array",
@@ -69,7 +68,7 @@ def recipe_json_schema() -> dict[str, Any]:
     adapter = schema["$defs"]["AdapterSection"]
     adapter["properties"] |= {name: _field(entry) for name, entry in adapter_fields().items()}
     adapter["additionalProperties"] = False
-    # a part of a recipe is a whole one with `extends`, so its sections need not be complete
+    # sections may be incomplete: `extends` completes them
     for name, definition in schema["$defs"].items():
         if name not in ("DataSource", "EvalSplit", "Quantization"):
             definition.pop("required", None)

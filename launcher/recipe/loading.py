@@ -1,4 +1,4 @@
-"""From a recipe file and overrides to a checked `Recipe`, or to all of its problems at once."""
+"""Load a recipe file with overrides: a checked `Recipe`, or all of its problems at once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from launcher.recipe import env
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.fields import check_adapter, check_trainer, resolve_trainer
-from launcher.recipe.merged_yaml import Layered, find_recipe, load_layers, shipped_names
+from launcher.recipe.merged_yaml import MergedRecipe, find_recipe, load_merged, shipped_names
 from launcher.recipe.problems import validation_problems
 from launcher.recipe.rules import (
     SECRET_CODE,
-    check_data,
     check_environment,
     check_rules,
     data_sources,
@@ -37,7 +36,7 @@ from launcher.recipe.yaml_reader import join, parse_scalar
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value of the recipe was written."""
+    """Where a value of the recipe was set."""
 
     source: Literal["recipe", "parent", "override"]
     by: str
@@ -46,7 +45,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
-    """A checked recipe with the place of each value."""
+    """A checked recipe and where each value was set."""
 
     recipe: Recipe
     """Paths are absolute; `${ENV:...}` stays in `trainer` and `launch.env`, resolved elsewhere."""
@@ -65,10 +64,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
     file = find_recipe(path)
     if file is None:
         if _is_there(Path(path)):
-            message = "is no file that can be read: a folder, a pipe, a device or a link that leads nowhere"
+            message = "is not a readable file, but a folder, a pipe, a device or a broken link"
             raise RecipeError(Problem("recipe-missing", message, str(path), hint="name a YAML file"))
         near = _similar_recipe(Path(path))
-        hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
+        hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped recipes"
         raise RecipeError(
             Problem(
                 "recipe-missing",
@@ -77,15 +76,15 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), swept: Sequence
                 hint=hint,
             )
         )
-    layered = load_layers(file, overrides, swept)
-    if any(problem.code in ("yaml-syntax", "unreadable") for problem in layered.problems) or not layered.data:
-        raise RecipeError(layered.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
-    recipe, problems = _check(layered, os.environ)
-    problems = layered.problems + [_placed(problem, layered, str(file)) for problem in problems]
+    merged = load_merged(file, overrides, swept)
+    if any(problem.code in ("yaml-syntax", "unreadable") for problem in merged.problems) or not merged.data:
+        raise RecipeError(merged.problems or [Problem("wrong-type", "the recipe is empty", str(file), 1)])
+    recipe, problems = _check(merged, os.environ)
+    problems = merged.problems + [_with_position(problem, merged, str(file)) for problem in problems]
     if recipe is None or problems:
         raise RecipeError(_sorted(problems, str(file)))
-    origins = {p: Origin(place.source, place.by) for p, place in layered.places.items()}
-    return LoadedRecipe(recipe, layered.text, file, origins)
+    origins = {p: Origin(position.source, position.by) for p, position in merged.positions.items()}
+    return LoadedRecipe(recipe, merged.text, file, origins)
 
 
 def _is_there(path: Path) -> bool:
@@ -96,7 +95,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _similar_recipe(path: Path) -> str | None:
-    """A recipe of the same folder, or else a shipped one, that is called much like this."""
+    """A recipe with a similar name in the same folder, else a shipped one."""
     try:
         beside = {file.stem: str(file) for suffix in ("*.yaml", "*.yml") for file in path.parent.glob(suffix)}
     except (OSError, ValueError):  # a name that no folder can have, a folder that may not be read
@@ -105,23 +104,23 @@ def _similar_recipe(path: Path) -> str | None:
     return beside[near] if near else close_key(path.name.removesuffix(".yaml"), shipped_names())
 
 
-def _placed(problem: Problem, layered: Layered, main: str) -> Problem:
-    """The problem with file and line; what is missing altogether is missing in `main`."""
-    place = layered.place(problem.path or "")
-    if place is None:
+def _with_position(problem: Problem, merged: MergedRecipe, main: str) -> Problem:
+    """The problem with file and line; a missing key is reported for `main`."""
+    position = merged.position(problem.path or "")
+    if position is None:
         return replace(problem, file=main)
-    return replace(problem, file=place.file, line=place.line)
+    return replace(problem, file=position.file, line=position.line)
 
 
 def _sorted(problems: list[Problem], main: str) -> list[Problem]:
-    """By file (the given one first) and line, without repetitions."""
+    """By file (`main` first) and line, each problem once."""
     unique = list(dict.fromkeys(problems))
     return sorted(unique, key=lambda p: (p.file != main, p.file or "", p.line or 0))
 
 
-def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
+def _check(merged: MergedRecipe, environ: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, if its types allow one, and all problems (without file and line)."""
-    data = copy.deepcopy(layered.data)
+    data = copy.deepcopy(merged.data)
     problems = [*take_todo(data), *take_unsupported(data), *take_secrets(data), *check_environment(data)]
     references = _resolve_references(data, environ, problems)
     task = task_of(data).name
@@ -136,14 +135,13 @@ def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None,
         problems += check_adapter(data["adapter"])
 
     def folder(path: str) -> Path:
-        place = layered.place(path)
-        return place.folder if place else Path.cwd()
+        position = merged.position(path)
+        return position.folder if position else Path.cwd()
 
-    problems += check_rules(data, resolved)
-    problems += check_data(data, resolved, folder)
+    problems += check_rules(data, resolved, folder)
     _make_absolute(data, folder)
     recipe, errors = _validate(data, references)
-    # the same wrong field can be found by the table and by the schema: the table knows more
+    # of two problems with one field, from the field table and from the schema, the former says more
     known_paths = {problem.path for problem in problems}
     problems += [problem for problem in errors if problem.path not in known_paths]
     hidden = {problem.path for problem in problems if problem.code == SECRET_CODE}
@@ -151,7 +149,7 @@ def _check(layered: Layered, environ: Mapping[str, str]) -> tuple[Recipe | None,
 
 
 def _validate(data: dict[str, Any], references: Mapping[str, str]) -> tuple[Recipe | None, list[Problem]]:
-    """Validate; a value that was one reference counts as a number where its text does not fit."""
+    """Validate; a value that was one reference counts as a number where a string does not fit."""
     try:
         return Recipe.model_validate(data), []
     except ValidationError as error:
@@ -180,7 +178,7 @@ def _put(data: Any, path: str, value: Any) -> None:
 
 
 def _drop_nulls(data: dict[str, Any], task: str) -> None:
-    """`key: null` takes a trainer or adapter key of a parent away, unless null is a value of that field."""
+    """Remove `key: null` under `trainer` and `adapter`, unless null is a valid value of the field."""
     for section, fields in (("trainer", trainer_fields(task)), ("adapter", adapter_fields())):
         values = data.get(section)
         if not isinstance(values, dict) or None not in values.values():
@@ -205,7 +203,7 @@ def _resolve_references(
 ) -> dict[str, str]:
     """Resolve references in place, but not under `trainer` and `launch.env`.
 
-    Returns path -> text of the values that were one reference. Missing variables are added to `problems`.
+    Returns path -> resolved text of the values that were one reference. Missing variables go to `problems`.
     """
     whole: dict[str, str] = {}
 
@@ -230,13 +228,13 @@ def _resolve_references(
 
 
 def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
-    """Paths relative to the file that names them become absolute; hub ids and package: references stay."""
+    """Make paths absolute, relative to the file that sets them; hub ids and package: references stay."""
 
     def fix(holder: Any, key: str, path: str, *, always: bool, rows: bool = False) -> None:
         text = holder.get(key) if isinstance(holder, dict) else None
         if not isinstance(text, str) or not text or is_package(text):
             return
-        if key == "chat_template" and ("\n" in text or "{" in text):  # a template, written out
+        if key == "chat_template" and ("\n" in text or "{" in text):  # an inline template
             return
         if rows and (is_url(text) or is_hub_id(text, folder(path))):
             return
@@ -260,9 +258,9 @@ def _make_absolute(data: dict[str, Any], folder: Callable[[str], Path]) -> None:
 
 
 def with_changes(loaded: LoadedRecipe, changes: Mapping[str, Any], by: str | None) -> LoadedRecipe:
-    """The recipe with some values replaced; None takes a key away.
+    """The recipe with some values replaced; None removes a key.
 
-    `changes`: dotted key -> value. `by` is who said them; None: nobody, so that fixes may replace them.
+    `changes`: dotted key -> value. `by`: their origin; None: no origin, so that known fixes may replace them.
     """
     data = loaded.recipe.model_dump(exclude_unset=True)
     origins = dict(loaded.origins)

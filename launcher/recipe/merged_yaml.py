@@ -1,4 +1,4 @@
-"""A recipe, the files that it extends and the overrides, merged into one mapping that knows its places."""
+"""Merge a recipe, what it extends and overrides into one mapping with the position of each value."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _LONGEST_CHAIN = 32
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a value was written."""
+    """Where a value was set."""
 
     source: Literal["recipe", "parent", "override"]
     file: str
-    """As messages show it; `--set` or `--sweep` for an override."""
+    """For messages; `--set` or `--sweep` for an override."""
     line: int | None
     folder: Path
-    """Relative paths in the value start here."""
+    """Relative paths in the value start from here."""
 
     @property
     def by(self) -> str:
@@ -36,19 +36,19 @@ class Position:
 
 
 @dataclass(slots=True)
-class Layered:
-    """The merged recipe. `places` holds every dotted path, containers too."""
+class MergedRecipe:
+    """The merged recipe. `positions` has every dotted path, mappings and lists too."""
 
     data: dict[str, Any]
-    places: dict[str, Position]
+    positions: dict[str, Position]
     problems: list[Problem]
     text: str = ""
 
-    def place(self, path: str) -> Position | None:
-        """The place of `path`, or of the nearest thing around it."""
+    def position(self, path: str) -> Position | None:
+        """The position of `path`, or of the nearest mapping or list around it."""
         while path:
-            if path in self.places:
-                return self.places[path]
+            if path in self.positions:
+                return self.positions[path]
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return None
 
@@ -78,47 +78,47 @@ def _find_shipped(name: str) -> Path | None:
     return recipes_dir() / f"{stem}.yaml" if stem in shipped_names() else None
 
 
-def load_layers(path: Path, overrides: Sequence[str], swept: Sequence[str] = ()) -> Layered:
+def load_merged(path: Path, overrides: Sequence[str], swept: Sequence[str] = ()) -> MergedRecipe:
     """Read `path` and what it extends, then apply --set and --sweep. Problems are collected, never raised."""
-    layered = _read(path, "recipe", ())
+    merged = _read(path, "recipe", ())
     for override in overrides:
-        _apply(layered, override, "--set")
+        _apply(merged, override, "--set")
     for override in swept:
-        _apply(layered, override, "--sweep")
-    return layered
+        _apply(merged, override, "--sweep")
+    return merged
 
 
-def _read(path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ...]) -> Layered:
+def _read(path: Path, source: Literal["recipe", "parent"], chain: tuple[Path, ...]) -> MergedRecipe:
     file = str(path)
     try:
         text = read_text(path, LARGEST_TEXT)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        return Layered({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        return MergedRecipe({}, {}, [Problem("unreadable", f"cannot be read: {reason}", file)])
     document = parse_yaml(text, file)
     folder = path.resolve().parent
-    places = {p: Position(source, file, line, folder) for p, line in document.lines.items()}
-    layered = Layered({}, places, document.problems, text)
+    positions = {p: Position(source, file, line, folder) for p, line in document.lines.items()}
+    merged = MergedRecipe({}, positions, document.problems, text)
     if isinstance(document.data, dict):
-        layered.data = document.data
+        merged.data = document.data
     elif not document.problems:
         what = "is empty" if document.data is None else f"is {describe(document.data)}"
         message = f"the recipe {what}, expected a mapping with at least `model:` and `data:`"
-        layered.problems.append(Problem("wrong-type", message, file, 1))
-    if "extends" in layered.data:
-        return _extend(layered, path, chain)
-    return layered
+        merged.problems.append(Problem("wrong-type", message, file, 1))
+    if "extends" in merged.data:
+        return _extend(merged, path, chain)
+    return merged
 
 
-def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
-    """Put `layered` over the file that its `extends` names."""
-    name = layered.data.pop("extends")
-    place = layered.places.pop("extends")
+def _extend(merged: MergedRecipe, path: Path, chain: tuple[Path, ...]) -> MergedRecipe:
+    """Merge `merged` over the file that its `extends` names."""
+    name = merged.data.pop("extends")
+    position = merged.positions.pop("extends")
     chain = (*chain, path.resolve())
 
-    def refuse(code: str, message: str, hint: str | None = None) -> Layered:
-        layered.problems.append(Problem(code, message, place.file, place.line, "extends", hint))
-        return layered
+    def refuse(code: str, message: str, hint: str | None = None) -> MergedRecipe:
+        merged.problems.append(Problem(code, message, position.file, position.line, "extends", hint))
+        return merged
 
     if not isinstance(name, str):
         return refuse("wrong-type", f"is {describe(name)}, expected one file or recipe name")
@@ -126,7 +126,7 @@ def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
     parent = beside if is_file(beside) else _find_shipped(name)
     if parent is None:
         near = close_key(name.removesuffix(".yaml"), shipped_names())
-        hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped ones"
+        hint = f"did you mean `{near}`?" if near else "`effilaunch recipes` lists the shipped recipes"
         return refuse("extends-missing", f"no file {beside} and no shipped recipe `{name}`", hint)
     if parent.resolve() in chain:
         names = " -> ".join(file.name for file in (*chain, parent))
@@ -134,39 +134,38 @@ def _extend(layered: Layered, path: Path, chain: tuple[Path, ...]) -> Layered:
     if len(chain) > _LONGEST_CHAIN:
         return refuse("extends-depth", f"more than {_LONGEST_CHAIN} recipes extend one another")
     below = _read(parent, "parent", chain)
-    below.problems = below.problems + layered.problems
-    below.text = layered.text
-    _merge(below, layered)
+    below.problems = below.problems + merged.problems
+    below.text = merged.text
+    _merge(below, merged)
     return below
 
 
-def _merge(below: Layered, above: Layered) -> None:
-    """Deep merge of mappings, everything else replaces; the places follow."""
+def _merge(below: MergedRecipe, above: MergedRecipe) -> None:
+    """Deep-merge mappings; other values replace. Positions follow."""
 
     def visit(low: dict[str, Any], high: dict[str, Any], path: str) -> None:
         for key, value in high.items():
             child = join(path, key)
             if isinstance(value, dict) and isinstance(low.get(key), dict):
-                below.places[child] = above.places.get(child, below.places.get(child, _nowhere()))
+                below.positions[child] = above.positions.get(child, below.positions.get(child, _NOWHERE))
                 visit(low[key], value, child)
                 continue
             _forget(below, child, low.get(key))
             low[key] = value
             for inner in (child, *_paths(value, child)):
-                if inner in above.places:
-                    below.places[inner] = above.places[inner]
+                if inner in above.positions:
+                    below.positions[inner] = above.positions[inner]
 
     visit(below.data, above.data, "")
 
 
-def _nowhere() -> Position:
-    return Position("parent", "", None, Path())
+_NOWHERE = Position("parent", "", None, Path())
 
 
-def _forget(layered: Layered, path: str, value: Any) -> None:
-    """Remove the places of `path`, which holds `value`, and of everything inside it."""
+def _forget(merged: MergedRecipe, path: str, value: Any) -> None:
+    """Remove the positions of `path` (with this value) and of everything inside it."""
     for inner in (path, *_paths(value, path)):
-        layered.places.pop(inner, None)
+        merged.positions.pop(inner, None)
 
 
 def key_tokens(dotted: str) -> list[str | int] | None:
@@ -182,14 +181,14 @@ def key_tokens(dotted: str) -> list[str | int] | None:
     return tokens if 0 < len(tokens) <= _MOST_TOKENS else None
 
 
-def _apply(layered: Layered, override: str, option: str) -> None:
-    """One `key=value`: the value is YAML, the key dotted; missing mappings on the way are made."""
+def _apply(merged: MergedRecipe, override: str, option: str) -> None:
+    """Apply one `key=value`: YAML value, dotted key; missing mappings are created."""
     dotted, equals, text = override.partition("=")
     dotted = dotted.strip()
     tokens = key_tokens(dotted)
 
     def refuse(message: str, hint: str | None = None) -> None:
-        layered.problems.append(Problem("override", message, option, None, dotted or None, hint))
+        merged.problems.append(Problem("override", message, option, None, dotted or None, hint))
 
     if not equals or tokens is None:
         return refuse(
@@ -200,35 +199,33 @@ def _apply(layered: Layered, override: str, option: str) -> None:
     document = parse_yaml(text, option, dotted)
     if document.problems:
         return refuse(document.problems[0].message)
-    place = Position("override", option, None, Path.cwd())
-    target: Any = layered.data
+    position = Position("override", option, None, Path.cwd())
+    target: Any = merged.data
     path = ""
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
-        problem = _misfit(target, token, path)
+        problem = _mismatch(target, token, path)
         if problem:
             return refuse(problem)
         path = join(path, token)
         if following is None:
-            _forget(layered, path, target[token] if isinstance(token, int) else target.get(token))
+            _forget(merged, path, target[token] if isinstance(token, int) else target.get(token))
             target[token] = document.data
-            layered.places[path] = place
+            merged.positions[path] = position
             for inner in _paths(document.data, path):
-                layered.places[inner] = place
+                merged.positions[inner] = position
             return None
         if isinstance(token, str) and not isinstance(target.get(token), (dict, list)):
             target[token] = {}
-            layered.places[path] = place
+            merged.positions[path] = position
         target = target[token]
     return None
 
 
-def _misfit(target: Any, token: str | int, path: str) -> str | None:
+def _mismatch(target: Any, token: str | int, path: str) -> str | None:
     if isinstance(token, int):
         if not isinstance(target, list):
             return f"`{path}` is not a list"
-        return (
-            None if token < len(target) else f"`{path}` has {len(target)} entries, so there is no [{token}]"
-        )
+        return None if token < len(target) else f"`{path}` has {len(target)} entries, no [{token}]"
     return None if isinstance(target, dict) else f"`{path}` is {describe(target)}: write {path}[0]"
 
 

@@ -1,4 +1,4 @@
-"""What each optimizer of transformers (`trainer.optim`) needs of the weights that it updates. Data.
+"""Requirements of the optimizers of transformers (`trainer.optim`) on the weights that they update.
 
 Read in transformers 5.23 (trainer_optimizer.py), DeepSpeed 0.19.8 (runtime/zero) and the optimizers' sources.
 """
@@ -10,33 +10,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What one optimizer needs; by default nothing: it updates each value by that value's own gradients."""
+    """Requirements of one optimizer; none by default: each element is updated from its own gradient."""
 
     shards: bool = False
-    """Tested over FSDP2's shards. Of the others Adagrad makes its states before the weights are shards, and
-    those of bitsandbytes and transformers were not written for shards."""
+    """Works on FSDP2's shards (tested). Adagrad creates its states before the weights are sharded; those of
+    bitsandbytes and transformers were not written for shards."""
     whole: str = ""
-    """Why it does not train over ZeRO's partitions, which are flat vectors of parts of many matrices."""
+    """Why it cannot train on ZeRO's partitions, which are flat vectors across many matrices; "" if it can."""
     from_stage: int = 0
-    """The lowest ZeRO stage for which `whole` is true."""
+    """The lowest ZeRO stage to which `whole` applies."""
     by_tensor: str = ""
-    """What it does tensor by tensor; over ZeRO's partitions it does that partition by partition."""
+    """What it does per tensor; with ZeRO, per partition."""
     targets: bool = False
-    """`optim_target_modules` names the layers that it treats so."""
+    """Needs `optim_target_modules`: the layers whose gradients it projects."""
     layerwise: bool = False
-    """It updates weights within the backward pass: one process, one micro-batch a step."""
+    """Updates weights during the backward pass: one process, one micro-batch per step."""
     device: str = ""
-    """The only device that has it, where that is one which nothing here trains on."""
+    """The only devices that have it, where these are not supported here."""
 
 
 _PLAIN, _SHARDS = Needs(), Needs(shards=True)
 _PROJECTS = "it projects the gradient of each matrix, and a flat partition has no matrices"
 _LOW_RANK = Needs(whole=_PROJECTS, targets=True)
 _LAYERWISE = Needs(whole=_PROJECTS, targets=True, layerwise=True)
-_IN_BACKWARD = Needs(whole="it updates weights in its own backward pass, and DeepSpeed's engine has another")
+_IN_BACKWARD = Needs(whole="it updates weights in its own backward pass, which DeepSpeed's engine replaces")
 _AVERAGES = Needs(
-    whole="it puts averaged weights in place to evaluate and save: into DeepSpeed's fp32 copies, not into "
-    "those that are evaluated and saved"
+    whole="it swaps in averaged weights to evaluate and save: into DeepSpeed's fp32 copies, not into the "
+    "weights that are evaluated and saved"
 )
 
 OPTIMIZERS: dict[str, Needs] = {
@@ -49,8 +49,8 @@ OPTIMIZERS: dict[str, Needs] = {
         _PLAIN,
     ),
     "adagrad": Needs(
-        whole="DeepSpeed makes it anew with one group of parameters, where the Trainer has two: with and "
-        "without weight decay",
+        whole="DeepSpeed recreates it with one parameter group, while the Trainer has two: with and without "
+        "weight decay",
         from_stage=1,
     ),
     "adafactor": Needs(by_tensor="clips its updates and factors its states"),
@@ -68,9 +68,9 @@ OPTIMIZERS: dict[str, Needs] = {
     "adamw_torch_npu_fused": Needs(device="Ascend NPUs"),
 }  # fmt: skip
 IN_SHARDS = tuple(name for name, needs in OPTIMIZERS.items() if needs.shards)
-"""What updates FSDP2's shards, and the parts of tensor parallelism, as it updates whole tensors."""
+"""Optimizers that work on FSDP2's shards and on tensor-parallel shards."""
 
 
 def needs_of(name: object) -> Needs:
-    """Of a `trainer.optim`; nothing is known of a name that is not listed, so nothing is asked for it."""
+    """Requirements of a `trainer.optim`; none for an unknown name."""
     return OPTIMIZERS.get(str(name), _PLAIN)

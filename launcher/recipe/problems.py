@@ -1,4 +1,4 @@
-"""What pydantic reports about a recipe, as problems in plain words."""
+"""Turn pydantic's validation errors into problems; the sections, keys and docstrings of the schema."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from launcher.errors import Problem
 from launcher.recipe import schema, slurm_rules
 from launcher.recipe.field_tables import TRAINER_OWNED, adapter_fields, trainer_fields
 from launcher.recipe.schema import Recipe
-from launcher.recipe.suggestions import choice_hint, describe, key_hint
-from launcher.recipe.yaml_reader import join, parse_scalar
+from launcher.recipe.suggestions import choice_hint, describe, key_hint, rewrite_hint
+from launcher.recipe.yaml_reader import join
 
 _EXPECTED = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
     "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "a list",
@@ -31,6 +31,15 @@ _EXPECTED = {
     "none_required": "null",
     "finite_number": "a finite number",
 }
+_KINDS = {
+    "string_type": "str",
+    "int_type": "int",
+    "int_from_float": "int",
+    "float_type": "float",
+    "bool_type": "bool",
+    "list_type": "list",
+}
+"""Type of a pydantic error -> expected type, named as in the field tables."""
 _LIMITS = {
     "greater_than_equal": ("ge", "at least {}"),
     "greater_than": ("gt", "more than {}"),
@@ -49,7 +58,7 @@ def validation_problems(errors: Iterable[Mapping[str, Any]], data: Mapping[str, 
         path, value, tagged_at = _locate(error, data)
         unions |= tagged_at
         groups.setdefault(path, []).append({**error, "input": value})
-    # of a union, the branch that got further into the value is the one that was meant
+    # of a union, the branch that matched deepest is the one that was meant
     shallow = {path for path in unions if any(_below(other, path) for other in groups)}
     return [_problem(path, group) for path, group in groups.items() if path not in shallow]
 
@@ -80,7 +89,7 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
     kind, value = first["type"], first["input"]
     if kind == "missing":
         doc = _doc(path)
-        return Problem("missing-key", "required, but not given" + (f": {doc}" if doc else ""), path=path)
+        return Problem("missing-key", "required, but missing" + (f": {doc}" if doc else ""), path=path)
     if kind == "extra_forbidden":
         level = _level(path.rpartition(".")[0])
         hint = slurm_rules.key_hint(path) or key_hint(path, level, _sections())
@@ -94,7 +103,8 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
         code = "wrong-choice"
     hint = choice_hint(value, choices) if choices and isinstance(value, str) else None
     message = f"is {_show(value)}, expected {' or '.join(expected)}"
-    hint = hint or _rewrite(path, value, {error["type"] for error in group})
+    kinds = {_KINDS[error["type"]] for error in group if error["type"] in _KINDS}
+    hint = hint or rewrite_hint(value, kinds, entry="[{{path: {}}}]" if path.startswith("data.") else "[{}]")
     return Problem(code, message, path=path, hint=hint)
 
 
@@ -117,27 +127,6 @@ def _expectation(error: Mapping[str, Any]) -> str:
 def _choices(error: Mapping[str, Any]) -> list[str]:
     text = str(error["ctx"]["expected"]).replace(" or ", ", ")
     return [item.strip("'") for item in text.split(", ")]
-
-
-def _rewrite(path: str, value: Any, kinds: set[str]) -> str | None:
-    """How to write a value that only has the wrong type."""
-    if isinstance(value, str):
-        parsed = parse_scalar(value)
-        number = isinstance(parsed, (int, float)) and not isinstance(parsed, bool)
-        wants_number = kinds & {"int_type", "float_type"}
-        if (number and wants_number) or (isinstance(parsed, bool) and "bool_type" in kinds):
-            return f"write {value} without quotes"
-        if "bool_type" in kinds and value.lower() in ("yes", "no", "on", "off"):
-            return "write true" if value.lower() in ("yes", "on") else "write false"
-        if "list_type" in kinds:
-            return f"write [{{path: {value}}}]" if path.startswith("data.") else f"write [{value}]"
-    elif isinstance(value, (int, float)) and "string_type" in kinds:
-        return "put it in quotes"
-    elif isinstance(value, float) and value.is_integer() and kinds & {"int_type", "int_from_float"}:
-        return f"write {int(value)}"
-    elif isinstance(value, dict) and "list_type" in kinds:
-        return "write a list of one: start the entry with `- `"
-    return None
 
 
 @cache
@@ -164,7 +153,7 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _level(parent: str) -> list[str]:
-    """Keys that are known directly under the dotted path `parent`."""
+    """Known keys directly under the dotted path `parent`."""
     models = known_sections()
     if parent.endswith("]"):
         plain = parent[: parent.rindex("[")]
@@ -196,7 +185,7 @@ def _sections() -> dict[str, Iterable[str]]:
         for name, entry in trainer_fields().items()
         if "renamed_to" not in entry and name not in TRAINER_OWNED
     ]
-    # `path`, `type` and `config` mean something else in every section
+    # keys with a different meaning in each section
     common = {"path", "type", "config", "env", "revision", "name", "split"}
     return top | {name: [key for key in keys if key not in common] for name, keys in deep.items()}
 

@@ -1,4 +1,4 @@
-"""What a wrong key or choice was probably meant to be. Never a far-off guess."""
+"""Suggest the key or choice that was probably meant; render values in messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ADAPTER_ALIASES = {
     "modules": "target_modules",
     "lora_target_modules": "target_modules",
 }
-# Dotted paths that other names mean, wherever they are written.
+# Other tools' names -> dotted path, in any section.
 _ELSEWHERE = {
     "model_name": "model.name_or_path",
     "model_path": "model.name_or_path",
@@ -149,9 +149,9 @@ _ELSEWHERE = {
     "nodes": "hardware.num_nodes",
     "env": "launch.env",
 }
-# Names that other tools use for several things.
-_SEVERAL = {"stage": "write `task` for what is trained, `sharding.zero_stage` for ZeRO"}
-# Other words for a choice; the first that is one of the choices is meant.
+# Names that other tools use with several meanings.
+_SEVERAL = {"stage": "set `task` for the training task, `sharding.zero_stage` for ZeRO"}
+# Other names of a choice -> candidates; the first that is a valid choice is suggested.
 _CHOICE_ALIASES = {
     **{
         alias: (task.name, *(task.formats if len(task.formats) == 1 else ()))
@@ -171,7 +171,7 @@ _CHOICE_ALIASES = {
     **dict.fromkeys(("flash", "flash-attention", "flash-attention-2"), ("flash_attention_2",)),
     "flex": ("flex_attention",),
 }  # fmt: skip
-# TrainingArguments fields that are gone -> what to do instead.
+# Removed TrainingArguments fields -> what to do instead.
 TRAINER_REMOVED = {
     "evaluation_strategy": "write `eval_strategy`",
     "gradient_checkpointing": "write `activation_checkpointing`",
@@ -179,10 +179,10 @@ TRAINER_REMOVED = {
     "warmup_ratio": "write `warmup_steps`; a value below 1 is a share of all steps",
     "group_by_length": "write `train_sampling_strategy: group_by_length`",
     "no_cuda": "write `hardware: {device: cpu}`",
-    "use_mps_device": "remove it: the device is found",
+    "use_mps_device": "remove it: the device is detected",
     "tokenizer": "write `model.tokenizer`",
     "overwrite_output_dir": "remove it: a run directory is never overwritten; see `run --resume`",
-    "logging_dir": "remove it: logs lie in the run directory",
+    "logging_dir": "remove it: logs are written to the run directory",
     "save_safetensors": "remove it: safetensors is the only format",
     "half_precision_backend": "write `precision`",
     "fp16_backend": "write `precision`",
@@ -209,13 +209,13 @@ TRAINER_REMOVED = {
             "mp_parameters",
             "use_legacy_prediction_loop",
         ),
-        "remove it: nothing replaces it",
+        "remove it: there is no replacement",
     ),
 }
 
 
 def close_key(name: str, keys: Iterable[str]) -> str | None:
-    """The one of `keys` that `name` resembles closely, None when there is none."""
+    """The key of `keys` most similar to `name`, None where none is close."""
     from difflib import get_close_matches
 
     known = {key.lower(): key for key in keys}
@@ -227,7 +227,7 @@ def close_key(name: str, keys: Iterable[str]) -> str | None:
 
 
 def choice_hint(value: str, choices: Iterable[str]) -> str | None:
-    """`did you mean ...?` for a wrong choice, None when nothing is close."""
+    """`did you mean ...?` for a wrong choice, None where none is close."""
     choices = list(choices)
     plain = value.lower().replace("_", "-").replace(" ", "-")
     near = next((word for word in _CHOICE_ALIASES.get(plain, ()) if word in choices), None)
@@ -235,8 +235,32 @@ def choice_hint(value: str, choices: Iterable[str]) -> str | None:
     return f"did you mean {near}?" if near else None
 
 
+def rewrite_hint(value: Any, kinds: Iterable[str], entry: str = "[{}]") -> str | None:
+    """How to write a value of the wrong type that looks right, None where it does not.
+
+    kinds: the expected types, named as in the field tables. entry: how to write a string as a list.
+    """
+    from launcher.recipe.yaml_reader import parse_scalar
+
+    kinds = {kind.partition("[")[0] for kind in kinds}
+    if isinstance(value, str):
+        parsed = parse_scalar(value)
+        if type(parsed).__name__ in kinds or (type(parsed) is int and "float" in kinds):
+            return None if isinstance(parsed, str) else f"write {value} without quotes"
+        if "bool" in kinds and value.lower() in ("yes", "no", "on", "off"):
+            return "write true" if value.lower() in ("yes", "on") else "write false"
+        return f"write {entry.format(value)}" if "list" in kinds else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and "str" in kinds:
+        return "put it in quotes"
+    if isinstance(value, float) and value.is_integer() and "int" in kinds:
+        return f"write {int(value)}"
+    if isinstance(value, dict) and "list" in kinds:
+        return "write a list with one entry: begin it with `- `"
+    return None
+
+
 def elsewhere(name: str) -> str | None:
-    """Where a recipe says what other tools call `name`: a dotted path, or one with its value."""
+    """The recipe key for another tool's `name`: a dotted path, or one with its value."""
     return _ELSEWHERE.get(name.lower().replace("-", "_"))
 
 
@@ -275,7 +299,7 @@ def key_hint(path: str, level: Iterable[str], sections: dict[str, Iterable[str]]
 
 
 def listed(names: Iterable[object], most: int = 16) -> str:
-    """Names as a message lists them: the first ones, none longer than a line, and how many more there are."""
+    """Names for a message: the first `most`, each shortened, and the number of the others."""
     every = [str(name) for name in names]
     shown = [name if len(name) <= 60 else f"{name[:57]}..." for name in every[:most]]
     more = [f"and {len(every) - most:,} more"] if len(every) > most else []
@@ -283,12 +307,12 @@ def listed(names: Iterable[object], most: int = 16) -> str:
 
 
 def describe(value: Any) -> str:
-    """A value as a message shows it: as in YAML, shortened, and its type where the look misleads."""
+    """A value for a message: as in YAML, shortened; strings are marked as such."""
     if value is None:
         return "null"
     if isinstance(value, str):
         text = value if len(value) <= 60 else value[:57] + "..."
-        return f'"{text}" (text)'
+        return f'"{text}" (string)'
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""YAML text to plain values, with the line of every key, and without the traps of YAML 1.1.
+"""Read YAML as plain values with the line of every key, without the traps of YAML 1.1.
 
 PyYAML reads `1e-4` as text, `no` as False, `24:00:00` as 86400 and `2024-01-01` as a date, and lets the
-second of two equal keys win in silence. Here scalars follow the core rules of YAML 1.2, with two changes
-that names need: a number with a leading zero stays text (commit ids), and `1_000` is a number.
+second of two equal keys silently win. Here scalars follow the core rules of YAML 1.2, with two exceptions: a
+number with a leading zero is a string (commit ids), and `1_000` is a number.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Document:
     """One parsed YAML text."""
 
     data: Any
-    """dict (keys are text), list, str, int, float, bool or None."""
+    """dict (keys are strings), list, str, int, float, bool or None."""
     lines: dict[str, int]
     """Dotted path (`data.train[0].path`) -> line, from 1."""
     problems: list[Problem]
@@ -60,8 +60,8 @@ class Document:
 def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False) -> Document:
     """Parse one document. Never raises: syntax errors and duplicate keys are in `problems`.
 
-    path: the dotted path that the whole document is the value of. last_wins: of equal keys the last has the
-    value, as other tools read them; here nothing is run with it, and it is the first.
+    path: the dotted path of the whole document. last_wins: of equal keys the last one wins, as other tools
+    read them; by default the first.
     """
     try:
         too_deep = _too_deep(text)
@@ -71,7 +71,7 @@ def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         return Document(None, {}, [_syntax_problem(error, text, file)])
-    except (UnicodeError, ValueError) as error:  # e.g. half a character in a command line
+    except (UnicodeError, ValueError) as error:  # e.g. half a surrogate pair in an argument
         return Document(None, {}, [Problem("yaml-syntax", f"not valid YAML: {error}", file)])
     builder = _Builder(file, last_wins)
     data = None if root is None else builder.build(root, path)
@@ -79,13 +79,13 @@ def parse_yaml(text: str, file: str, path: str = "", *, last_wins: bool = False)
 
 
 def parse_scalar(text: str) -> Any:
-    """The value that `text` has as a YAML scalar or flow collection; `text` itself if it is no YAML."""
+    """The value of `text` as a YAML scalar or flow collection; `text` itself if it is not YAML."""
     document = parse_yaml(text, "")
     return text if document.problems else document.data
 
 
-# Where an empty key means something: in a device_map it is the whole model.
-_WHOLE = ("model.device_map",)
+# An empty key is valid in a device_map: the whole model.
+_EMPTY_KEY_IN = ("model.device_map",)
 
 
 def join(path: str, key: str | int) -> str:
@@ -96,7 +96,7 @@ def join(path: str, key: str | int) -> str:
 
 
 def _too_deep(text: str) -> int | None:
-    """The line at which collections are nested too deeply for the recursive readers of this file."""
+    """The line where collections are nested too deeply for the recursive functions here, else None."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -116,17 +116,17 @@ def _syntax_problem(error: yaml.YAMLError, text: str, file: str) -> Problem:
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
     context = getattr(error, "context", None)
     hint = None
-    if "\\t" in repr(what):
-        hint = "YAML is indented with spaces, never with tabs"
+    if "\\t" in repr(what) or ("cannot start any token" in what and "\t" in text):
+        hint = "indent with spaces, not tabs"
     elif "mapping values are not allowed" in what:
-        hint = "put quotes around a text that contains `: `"
+        hint = "put quotes around a string that contains `: `"
     message = f"not valid YAML: {what}" + (f" ({context})" if context else "")
     return Problem("yaml-syntax", message, file, line, None, hint)
 
 
 @dataclass(slots=True)
 class _Builder:
-    """Turns the node graph into values and collects lines and problems on the way."""
+    """Turns the node graph into values; collects lines and problems."""
 
     file: str
     last_wins: bool
@@ -140,7 +140,10 @@ class _Builder:
         if id(node) in self.open_nodes or self.count > _LARGEST:
             if not any(problem.code == "yaml-alias" for problem in self.problems):
                 self._problem(
-                    "yaml-alias", f"more than {_LARGEST:,} values, or aliases without an end", node, path
+                    "yaml-alias",
+                    f"more than {_LARGEST:,} values, or aliases that contain themselves",
+                    node,
+                    path,
                 )
             return None
         if isinstance(node, yaml.ScalarNode):
@@ -165,19 +168,19 @@ class _Builder:
         own: dict[str, int] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._problem("yaml-key", "a key must be text, not a collection", key_node, path)
+                self._problem("yaml-key", "a key must be a string, not a mapping or a list", key_node, path)
                 continue
             line = key_node.start_mark.line + 1
             if key_node.tag == _TAG + "merge":
                 self._merge_into(values, own, value_node, path)
                 continue
             key = str(key_node.value)
-            if not _is_plain(key) or not (key or path in _WHOLE):
-                self._problem("yaml-key", "a key must be text, and not empty", key_node, path)
+            if not _is_plain(key) or not (key or path in _EMPTY_KEY_IN):
+                self._problem("yaml-key", "a key must be a non-empty string", key_node, path)
                 continue
             child = join(path, key)
             if key in own:
-                what = f"given twice, first in line {own[key]}"
+                what = f"duplicate key, first in line {own[key]}"
                 self._problem("duplicate-key", what, key_node, child, "keep one of the two")
                 if not self.last_wins:
                     continue
@@ -204,7 +207,7 @@ class _Builder:
     def _scalar(self, node: Any, path: str) -> Any:
         text, kind = str(node.value), str(node.tag).removeprefix(_TAG)
         if not _is_plain(text):
-            message = "holds a zero byte or half a character, which no text can"
+            message = "contains a zero byte or half a surrogate pair"
             self._problem("yaml-text", message, node, path)
             return None
         try:
@@ -223,7 +226,7 @@ class _Builder:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether file names, JSON and the terminal can hold `text`."""
+    """Whether file names, JSON and terminals can represent `text`."""
     if "\0" in text:
         return False
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

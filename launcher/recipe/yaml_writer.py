@@ -1,7 +1,4 @@
-"""A recipe as text for people: sections as in the shipped ones, comments where a value has a reason.
-
-What `snapshot` writes is for jobs: every value of a loaded recipe, and every text quoted.
-"""
+"""Write recipes as YAML: `recipe_text` for people, with comments; `snapshot` for jobs, with every value."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ from launcher.recipe.yaml_reader import parse_yaml
 WIDTH = 110
 _COMMENTS_AT = 37
 _CLOSE = ("precision", "sharding", "global_batch_size")
-"""Keys that stand together, without blank lines between them."""
+"""Keys without blank lines between them."""
 _BLOCKS = ("model", "data", "trainer", "launch")
-"""Sections that are written key by key, however short they are."""
+"""Sections that are always written with one key per line."""
 _OLD_BOOLEANS = ("y", "n", "yes", "no", "on", "off")
-"""Texts here, and booleans for other readers of YAML (1.1): quoted, as in the shipped recipes."""
+"""Strings here, but booleans in YAML 1.1: quoted."""
 
 
 def recipe_text(
     data: Mapping[str, Any], notes: Mapping[str, str] | None = None, head: Sequence[str] = ()
 ) -> str:
-    """A recipe of nested values, in their order, as YAML that the recipe's reader reads back.
+    """Nested values as YAML in their order, equal when read back.
 
-    notes: dotted path (`data.train[0].format`) -> the reason of the value, which becomes its comment.
+    notes: dotted path (`data.train[0].format`) -> the reason for the value, its comment.
     head: lines of the comment at the top, without `#`.
     """
     notes = notes or {}
@@ -75,7 +72,7 @@ def _entry(key: str, value: Any, path: str, notes: Mapping[str, str], indent: in
 
 
 def _item(item: Mapping[str, Any], path: str, notes: Mapping[str, str], indent: int) -> Iterator[str]:
-    """The lines of one mapping of a list: the dash stands before its first key."""
+    """The lines of one mapping of a list, with the dash before its first key."""
     lines = [
         line for key, value in item.items() for line in _entry(key, value, f"{path}.{key}", notes, indent + 2)
     ]
@@ -87,7 +84,7 @@ def _item(item: Mapping[str, Any], path: str, notes: Mapping[str, str], indent: 
 
 
 def _noted(line: str, note: str | None, indent: int) -> Iterator[str]:
-    """The line with its comment behind it, or above it where that would be too long."""
+    """The line with its comment after it, or above it where that would be too long."""
     if not note:
         yield line
         return
@@ -107,7 +104,7 @@ def _noted(line: str, note: str | None, indent: int) -> Iterator[str]:
 
 
 def _block_text(value: str, indent: int) -> list[str] | None:
-    """A text of several lines as a block, None where it is none or would not come back as it is."""
+    """A multi-line string as a block scalar; None for one line, or where it would not round-trip."""
     if "\n" not in value:
         return None
     lines = [f"{' ' * indent}{line}" if line else "" for line in value.split("\n")]
@@ -117,13 +114,13 @@ def _block_text(value: str, indent: int) -> list[str] | None:
 
 
 def flow(value: Any) -> str:
-    """A value on one line, as the recipe's reader (YAML 1.2) reads it back."""
+    """A value on one line, equal when read back."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{flow(str(key))}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(flow(item) for item in value) + "]"
     if isinstance(value, str):
-        # Alone, as a key and inside brackets: `?a` and `a: b` mean something else in one of these places.
+        # Plain where it round-trips alone, as a key and inside brackets.
         places = value, f"{{{value}: [{value}]}}"
         same = [parse_yaml(text, "").data for text in places] == [value, {value: [value]}]
         if same and value.lower() not in _OLD_BOOLEANS:
@@ -135,7 +132,7 @@ def flow(value: Any) -> str:
 
 
 def _letter(letter: str) -> str:
-    """A character between double quotes. Not as JSON has it: YAML knows no halves of characters."""
+    """A character between double quotes. Unlike JSON, YAML has no surrogate pairs."""
     if letter in '"\\':
         return f"\\{letter}"
     if letter.isprintable():
@@ -148,7 +145,7 @@ def _number(value: float) -> str:
     text = repr(value)
     mantissa, mark, exponent = text.partition("e")
     if not mark and 0 < abs(value) < 1e-3:
-        mantissa, mark, exponent = f"{Decimal(text):e}".partition("e")  # its own digits, unrounded
+        mantissa, mark, exponent = f"{Decimal(text):e}".partition("e")  # unrounded
     if not mark:
         return text
     made = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
@@ -157,12 +154,12 @@ def _number(value: float) -> str:
 
 _HEAD = """\
 # {recipe}
-# as it was when its job was submitted, with its parents and overrides; later edits of it change nothing here.
+# as it was when its job was submitted, with what it extends and overrides; later edits do not change this.
 """
 
 
 class _Dumper(yaml.SafeDumper):
-    """Every text between quotes: what looks like a number or a date stays a text for every reader."""
+    """Quotes every string, so that all YAML readers agree on what is a string."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -176,7 +173,10 @@ _Dumper.add_representer(str, _quoted)
 
 
 def snapshot(loaded: LoadedRecipe, hardware: Hardware) -> str:
-    """The recipe as YAML. hardware: what it is planned for, be it by --on."""
+    """A loaded recipe merged into one YAML file. hardware: what it is planned for, also by --on.
+
+    Paths are absolute; `${ENV:NAME}` under `trainer` and `launch.env` is resolved in the workers.
+    """
     data: dict[str, Any] = loaded.recipe.model_dump(exclude_unset=True)
     data["hardware"] = {
         "num_nodes": hardware.num_nodes,

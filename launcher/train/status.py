@@ -1,6 +1,6 @@
 """This rank's status file, written anew at every phase and, at most twice a second, at steps.
 
-Light to import: the first status is written before heavy imports. `launcher/facts/rank_status.py` reads it.
+Light to import: the first status is written before anything heavy is. `facts/rank_status.py` reads it.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def test_rows_that_are_for_something_else(capsys):
     ("model", "on", "code", "said"),
     [
         ("no/such-model", GPU, 2, "no configuration found"),
-        ("google-bert/bert-large-uncased", GPU, 2, "cannot learn"),
+        ("google-bert/bert-large-uncased", GPU, 2, "does not support"),
         ("Qwen/Qwen3-0.6B", "8xZ9", 2, "no device 'Z9'"),
         ("x" * 5000, GPU, 2, "no configuration found"),
         ("a\0b.gguf", GPU, 2, "no configuration found"),

@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(stopped):
     assert 4 in complete_checkpoints(stopped.out / "checkpoints"), "its size is what it was"
     code, _, said = stopped("--resume", "auto")
     assert code == 0
-    assert "checkpoint-4 is skipped: weights.bin is not what was written" in said
+    assert "checkpoint-4 is skipped: weights.bin" in said
     assert stopped.resumed()[1:] == [str(stopped.out / "checkpoints" / "checkpoint-2")]
 
 

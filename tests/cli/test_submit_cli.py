@@ -163,7 +163,7 @@ def test_a_setup_that_bash_cannot_read_is_refused_with_its_line(tmp_path, capsys
     assert main(["submit", "r.yaml", "--on", "8xA100-80GB", "--dry-run"]) == 2
     said = capsys.readouterr().err
     assert (
-        "r.yaml:6: launch.slurm.setup[2]: bash cannot read it: unexpected EOF while looking for matching"
+        "r.yaml:6: launch.slurm.setup[2]: bash reports a syntax error: unexpected EOF while looking for"
         in said
     )
 

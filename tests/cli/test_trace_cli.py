@@ -77,7 +77,7 @@ def child(monkeypatch):
             raise found
         return found
 
-    for module in ("commands.tracing", "facts.trace"):
+    for module in ("commands.tracing", "facts.memory_trace"):
         monkeypatch.setattr(f"launcher.{module}.ask_child", ask)
     for module in ("tracing", "foreign"):
         monkeypatch.setattr(f"launcher.commands.{module}.require_modules", lambda _names: None)
@@ -261,7 +261,7 @@ def test_a_type_that_transformers_does_not_know_is_refused(child, capsys, tmp_pa
     child.answers["model"] = Untraceable("Unrecognized model identifier: granite")
     code, _, err = plan(capsys, tmp_path, UNKNOWN)
     assert code == 2
-    assert "unknown-architecture" in err or "not supported" in err
+    assert "unsupported model_type 'granite'" in err
     assert "Unrecognized model identifier" in err
 
 

@@ -234,5 +234,5 @@ def test_every_family_has_the_classes_of_its_tasks_and_no_others_are_promised() 
             if task in tasks:
                 assert config in auto._model_mapping
             else:
-                with pytest.raises(RecipeError, match=f"cannot learn {task}"):
+                with pytest.raises(RecipeError, match=f"does not support {task}"):
                     read_model_spec(family, {"model_type": family}, "test", task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 
 import pytest
 from checkpoints import CONTENT, checkpoint
@@ -44,7 +45,7 @@ def test_a_flipped_byte_is_found_by_the_hash_alone(tmp_path):
     data[3] ^= 1
     (made / "global_step/optim.pt").write_bytes(data)
     assert defect(made, hashes=False) is None
-    assert defect(made, hashes=True) == ("global_step/optim.pt is not what was written: its SHA-256 differs")
+    assert re.search("global_step/optim.pt .*SHA-256", defect(made, hashes=True))
 
 
 @pytest.mark.parametrize("instead", ["nothing", "a folder", "a link to nowhere"])
@@ -92,7 +93,7 @@ def test_random_states_that_were_put_aside_leave_a_checkpoint_whole(tmp_path):
     (made / "rng_state_1.pth").rename(made / "rng_state_1.unreadable")
     assert defect(made, hashes=True) is None
     (made / "rng_state_1.unreadable").write_bytes(b"Random")
-    assert defect(made, hashes=True) == "rng_state_1.pth is not what was written: its SHA-256 differs"
+    assert re.search("rng_state_1.pth .*SHA-256", defect(made, hashes=True))
     (made / "rng_state_1.unreadable").unlink()
     assert defect(made, hashes=False) == "rng_state_1.pth is missing"
 
@@ -157,7 +158,7 @@ def test_a_manifest_that_is_none_is_told_apart_from_one_that_is_not_there(tmp_pa
     assert read_manifest(made) is None
     assert defect(made, hashes=True) == "its manifest.json cannot be read"
     (made / MANIFEST).unlink()
-    assert defect(made, hashes=True) == "it has no manifest.json: the save was not finished"
+    assert "no manifest.json" in defect(made, hashes=True)
 
 
 def test_the_manifest_that_the_absurd_ones_are_made_of_is_read(tmp_path):
@@ -190,10 +191,10 @@ def test_complete_and_incomplete_ones_are_told_apart(tmp_path):
     (tmp_path / "checkpoint-9").write_text("a file")
     assert list(complete_checkpoints(tmp_path)) == [3, 20, 100]
     assert complete_checkpoints(tmp_path)[20] == tmp_path / "checkpoint-20"
-    assert incomplete_checkpoints(tmp_path) == {
-        cut: "it has no manifest.json: the save was not finished",
-        saving: "it was not yet moved out of .saving: the save was not finished",
-    }
+    incomplete = incomplete_checkpoints(tmp_path)
+    assert incomplete.keys() == {cut, saving}
+    assert "no manifest.json" in incomplete[cut]
+    assert ".saving" in incomplete[saving]
 
 
 def test_a_folder_that_is_not_there_holds_none(tmp_path):

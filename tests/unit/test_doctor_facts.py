@@ -280,7 +280,7 @@ def test_a_child_that_hangs_keeps_what_it_said(tmp_path):
 def test_a_child_that_crashes_says_why(tmp_path):
     python = python_stand_in(tmp_path, "echo 'Segmentation fault' >&2; kill -SEGV $$")
     error = ask_stack(python, os.environ)["bitsandbytes"]["error"]
-    assert re.search(r"code -11: Segmentation fault", error)
+    assert re.search(r"-11: Segmentation fault", error)
     assert "cannot be started" in ask_stack(str(tmp_path / "none"), {})["torch"]["error"]
 
 
@@ -294,4 +294,4 @@ def test_the_real_child_calls_broken_and_missing_libraries_facts(tmp_path):
     assert tuple(found) == SECTIONS
     assert found["torch"]["error"] == "RuntimeError: libcudart.so.12: no such file"
     assert found["bitsandbytes"]["error"].startswith("cannot be imported: No module")
-    assert "ended with code 3: a banner" in found["deepspeed"]["error"]
+    assert "status 3: a banner" in found["deepspeed"]["error"]

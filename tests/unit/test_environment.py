@@ -90,7 +90,7 @@ def test_a_login_in_the_environment_or_the_netrc_file_counts(home, tmp_path, ser
 def test_a_key_that_the_server_refuses(home, online):
     added, (note,) = fixed_environment({**home, **online, "WANDB_API_KEY": "w" * 40}, "wandb")
     assert added == {"WANDB_MODE": "offline"}
-    assert note.startswith(f"wandb's server {online['WANDB_BASE_URL']} refuses this machine's key: ")
+    assert note.startswith(f"wandb's server {online['WANDB_BASE_URL']} rejects")
     assert "www" not in note
 
 

@@ -490,7 +490,7 @@ datasets:
     reading = axolotl.read(text, "a.yaml")
     assert reading.value("trainer.learning_rate") == 2e-5
     assert reading.taken["trainer.learning_rate"].place.line == 4
-    assert any(entry.key == "learning_rate" and "given twice" in entry.reason for entry in reading.dropped)
+    assert any(entry.key == "learning_rate" and "duplicate" in entry.reason for entry in reading.dropped)
     assert reading.value("precision") == "fp32"
     assert reading.value("data.train") == [{"path": "org/rows", "format": "text"}]
     for bad in ("a: [", "base_model: x\n---\nbase_model: y\n", "a: !!python/object:os.system x\n"):

@@ -29,43 +29,27 @@ def test_good_trainer_values(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "text"),
+    ("name", "value", "code", "path"),
     [
-        ("max_steps", True, "trainer.max_steps: is true, expected a whole number"),
-        ("max_steps", 1e3, "trainer.max_steps: is 1000.0, expected a whole number (write 1000)"),
-        ("learning_rate", "fast", 'trainer.learning_rate: is "fast" (text), expected a number'),
-        (
-            "save_strategy",
-            "step",
-            'trainer.save_strategy: is "step" (text), expected one of no, steps, epoch, best'
-            " (did you mean steps?)",
-        ),
-        ("eval_strategy", False, "trainer.eval_strategy: is false, expected one of no, steps, epoch"),
-        (
-            "group_by_length",
-            True,
-            "trainer.group_by_length: removed in transformers 5.23.0"
-            " (write `train_sampling_strategy: group_by_length`)",
-        ),
-        (
-            "gradient_checkpointing",
-            True,
-            "trainer.gradient_checkpointing: deprecated in transformers 5.23.0"
-            " (write `activation_checkpointing`)",
-        ),
+        ("max_steps", True, "wrong-type", "max_steps"),
+        ("max_steps", 1000.0, "wrong-type", "max_steps"),
+        ("learning_rate", "fast", "wrong-type", "learning_rate"),
+        ("save_strategy", "step", "wrong-choice", "save_strategy"),
+        ("eval_strategy", False, "wrong-type", "eval_strategy"),
+        ("group_by_length", True, "renamed-key", "group_by_length"),
+        ("gradient_checkpointing", True, "renamed-key", "gradient_checkpointing"),
         (
             "activation_checkpointing_kwargs",
             {"use_reentrent": False},
-            "trainer.activation_checkpointing_kwargs.use_reentrent: unknown key, expected one of"
-            " use_reentrant, preserve_rng_state, determinism_check, debug, early_stop, context_fn,"
-            " every_n_layers, offload (did you mean `use_reentrant`?)",
+            "unknown-key",
+            "activation_checkpointing_kwargs.use_reentrent",
         ),
-        ("num_train_epochs", 0, "trainer.num_train_epochs: is 0, expected more than 0"),
-        ("qqqq", 0, "trainer.qqqq: unknown key, expected a TrainingArguments field of transformers 5.23.0"),
+        ("num_train_epochs", 0, "wrong-value", "num_train_epochs"),
+        ("qqqq", 0, "unknown-key", "qqqq"),
     ],
 )
-def test_bad_trainer_values(name: str, value: Any, text: str) -> None:
-    assert [str(problem) for problem in check_trainer({name: value})] == [text]
+def test_bad_trainer_values(name: str, value: Any, code: str, path: str) -> None:
+    assert [(p.code, p.path) for p in check_trainer({name: value})] == [(code, f"trainer.{path}")]
 
 
 def test_good_adapter() -> None:
@@ -74,27 +58,18 @@ def test_good_adapter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "text"),
+    ("name", "value", "code"),
     [
-        ("r", 0, "adapter.r: is 0, expected at least 1"),
-        (
-            "rank",
-            8,
-            "adapter.rank: unknown key, expected a LoraConfig field of peft 0.21.2 (did you mean `r`?)",
-        ),
-        ("bias", "some", 'adapter.bias: is "some" (text), expected one of none, all, lora_only'),
-        ("lora_dropout", 2, "adapter.lora_dropout: is 2, expected a number from 0 to 1"),
-        ("task_type", "CAUSAL_LM", "adapter.task_type: not allowed here (`task` decides it)"),
-        (
-            "eva_config",
-            {"rho": 2},
-            "adapter.eva_config: is a mapping, expected a Python object (EvaConfig),"
-            " which a recipe cannot hold",
-        ),
+        ("r", 0, "wrong-value"),
+        ("rank", 8, "unknown-key"),
+        ("bias", "some", "wrong-choice"),
+        ("lora_dropout", 2, "wrong-value"),
+        ("task_type", "CAUSAL_LM", "owned-key"),
+        ("eva_config", {"rho": 2}, "wrong-type"),
     ],
 )
-def test_bad_adapter_values(name: str, value: Any, text: str) -> None:
-    assert [str(problem) for problem in check_adapter({name: value})] == [text]
+def test_bad_adapter_values(name: str, value: Any, code: str) -> None:
+    assert [(p.code, p.path) for p in check_adapter({name: value})] == [(code, f"adapter.{name}")]
 
 
 def test_resolved_references_get_the_type_of_their_field() -> None:
@@ -122,51 +97,21 @@ def test_good_values_of_the_fields_of_a_task(task: str, name: str, value: Any) -
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "value", "text"),
+    ("task", "name", "value", "code"),
     [
-        (
-            "dpo",
-            "loss_type",
-            ["sigmod"],
-            'trainer.loss_type: is "sigmod" (text), expected one of sigmoid, hinge, ipo, exo_pair, nca_pair,'
-            " robust, bco_pair, sppo_hard, aot, aot_unpaired, apo_zero, apo_down, discopop, sft, sigmoid_norm"
-            " (did you mean sigmoid?)",
-        ),
-        ("dpo", "beta", 0, "trainer.beta: is 0, expected more than 0"),
-        ("dpo", "beta", float("inf"), "trainer.beta: is Infinity, expected a finite number"),
-        ("dpo", "ld_alpha", 1.5, "trainer.ld_alpha: is 1.5, expected a number from 0 to 1"),
-        (
-            "dpo",
-            "max_length",
-            8,
-            "trainer.max_length: not allowed under `trainer:` (write `data.max_length`)",
-        ),
-        (
-            "dpo",
-            "generation_num_beams",
-            2,
-            "trainer.generation_num_beams: unknown key, expected a TrainingArguments field of transformers"
-            " 5.23.0, or a field that task dpo adds (trl 1.16.0) (it is a key of `task: seq2seq-lm`)",
-        ),
-        ("seq2seq-lm", "generation_num_beams", 0, "trainer.generation_num_beams: is 0, expected at least 1"),
-        (
-            "seq2seq-lm",
-            "predict_with_generat",
-            True,
-            "trainer.predict_with_generat: unknown key, expected a TrainingArguments field of transformers"
-            " 5.23.0 (did you mean `predict_with_generate`?)",
-        ),
-        (
-            "causal-lm",
-            "beta",
-            0.1,
-            "trainer.beta: unknown key, expected a TrainingArguments field of transformers 5.23.0"
-            " (it is a key of `task: dpo`)",
-        ),
+        ("dpo", "loss_type", ["sigmod"], "wrong-choice"),
+        ("dpo", "beta", 0, "wrong-value"),
+        ("dpo", "beta", float("inf"), "wrong-value"),
+        ("dpo", "ld_alpha", 1.5, "wrong-value"),
+        ("dpo", "max_length", 8, "owned-key"),
+        ("dpo", "generation_num_beams", 2, "unknown-key"),
+        ("seq2seq-lm", "generation_num_beams", 0, "wrong-value"),
+        ("seq2seq-lm", "predict_with_generat", True, "unknown-key"),
+        ("causal-lm", "beta", 0.1, "unknown-key"),
     ],
 )
-def test_bad_values_of_the_fields_of_a_task(task: str, name: str, value: Any, text: str) -> None:
-    assert [str(problem) for problem in check_trainer({name: value}, task=task)] == [text]
+def test_bad_values_of_the_fields_of_a_task(task: str, name: str, value: Any, code: str) -> None:
+    assert [(p.code, p.path) for p in check_trainer({name: value}, task=task)] == [(code, f"trainer.{name}")]
 
 
 def test_references_get_the_types_of_the_task() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.recipe.env import resolve_env
 from launcher.recipe.json_schema import recipe_json_schema
 from launcher.recipe.loading import LoadedRecipe, Origin, load_recipe
@@ -35,10 +35,15 @@ def load(folder: Path, text: str, *overrides: str) -> LoadedRecipe:
     return load_recipe(write(folder, text), overrides)
 
 
-def problems(folder: Path, text: str, *overrides: str) -> list[str]:
+def refused(folder: Path, text: str, *overrides: str) -> list[Problem]:
     with pytest.raises(RecipeError) as caught:
         load(folder, text, *overrides)
-    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
+    return caught.value.problems
+
+
+def problems(folder: Path, text: str, *overrides: str) -> list[tuple[str, str | None, int | None]]:
+    """(code, path, line) of each; the messages are in tests/golden/messages.txt."""
+    return [(problem.code, problem.path, problem.line) for problem in refused(folder, text, *overrides)]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +90,13 @@ def test_anchors_merge_and_endless_aliases() -> None:
 
 def test_duplicate_key_names_both_lines(tmp_path: Path) -> None:
     text = GOOD + "seed: 1\nprecision: bf16\nseed: 2\n"
-    assert problems(tmp_path, text) == ["r.yaml:5: seed: given twice, first in line 3 (keep one of the two)"]
+    (only,) = refused(tmp_path, text)
+    assert (only.code, only.path, only.line) == ("duplicate-key", "seed", 5)
+    assert "line 3" in only.message
 
 
 def test_syntax_error_has_its_line(tmp_path: Path) -> None:
-    (only,) = problems(tmp_path, GOOD + "trainer: [1\nseed: 2\n")
-    assert only.startswith("r.yaml:4: not valid YAML:")
+    assert problems(tmp_path, GOOD + "trainer: [1\nseed: 2\n") == [("yaml-syntax", None, 4)]
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
@@ -113,35 +119,29 @@ learning_rate: 1e-4
 model_name: x
 zzz: 1
 """
-    fields = "expected a TrainingArguments field of transformers"
-    found = problems(tmp_path, text)
-    for line in (
-        "r.yaml:1: model: `name_or_path` (weights) or `config` (random weights) is required"
-        " (e.g. name_or_path: bigcode/starcoder)",
-        "r.yaml:1: model.nam_or_path: unknown key (did you mean `name_or_path`?)",
-        'r.yaml:1: model.dtype: is "fp32" (text), expected one of auto, float32, bfloat16, float16'
-        " (did you mean float32?)",
-        "r.yaml:1: model.lora_alpha: unknown key (`lora_alpha` belongs under `adapter:`)",
-        "r.yaml:2: adapter.r: is 0, expected at least 1",
-        'r.yaml:4: data.train[0].format: is "chatt" (text), expected one of auto, text, instruction,'
-        " prompt-completion, chat, classification, tokens, image, preference (did you mean chat?)",
-        "r.yaml:4: data.train[0].weight: is 0, expected more than 0",
-        "r.yaml:5: data.eval.splt: unknown key (did you mean `split`?)",
-        'r.yaml:6: data.max_length: is "2048" (text), expected a whole number (write 2048 without quotes)',
-        'r.yaml:7: data.packing: is "yes" (text), expected true or false (write true)',
-        "r.yaml:8: task: ppo is not a task here (trl trains it: GRPOTrainer and RLOOTrainer generate while"
-        " they train, which a recipe cannot say)",
-        'r.yaml:10: trainer.learning_rate: is "1e-4" (text), expected a number (write 1e-4 without quotes)',
-        f"r.yaml:11: trainer.lr: unknown key, {fields} 5.23.0 (did you mean `learning_rate`?)",
-        "r.yaml:12: trainer.evaluation_strategy: removed in transformers 5.23.0 (write `eval_strategy`)",
-        "r.yaml:13: trainer.bf16: not allowed under `trainer:` (`precision` decides it)",
-        "r.yaml:14: batch_size: unknown key (did you mean `trainer.per_device_train_batch_size`?)",
-        "r.yaml:15: learning_rate: unknown key (`learning_rate` belongs under `trainer:`)",
-        "r.yaml:16: model_name: unknown key (write `model.name_or_path`)",
-        "r.yaml:17: zzz: unknown key",
-    ):
-        assert line in found
-    assert len(found) == 21
+    assert problems(tmp_path, text) == [
+        ("missing-key", "model", 1),
+        ("wrong-choice", "model.dtype", 1),
+        ("unknown-key", "model.nam_or_path", 1),
+        ("unknown-key", "model.lora_alpha", 1),
+        ("wrong-value", "adapter.r", 2),
+        ("unknown-key", "adapter.lora_r", 2),
+        ("wrong-choice", "data.train[0].format", 4),
+        ("wrong-value", "data.train[0].weight", 4),
+        ("missing-key", "data.eval.split", 5),
+        ("unknown-key", "data.eval.splt", 5),
+        ("wrong-type", "data.max_length", 6),
+        ("wrong-type", "data.packing", 7),
+        ("unsupported", "task", 8),
+        ("wrong-type", "trainer.learning_rate", 10),
+        ("unknown-key", "trainer.lr", 11),
+        ("renamed-key", "trainer.evaluation_strategy", 12),
+        ("owned-key", "trainer.bf16", 13),
+        ("unknown-key", "batch_size", 14),
+        ("unknown-key", "learning_rate", 15),
+        ("unknown-key", "model_name", 16),
+        ("unknown-key", "zzz", 17),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,7 @@ zzz: 1
     ],
 )
 def test_keys_that_exclude_each_other(tmp_path: Path, text: str, path: str) -> None:
-    (only,) = problems(tmp_path, text)
-    assert f": {path}: " in only
+    assert [problem.path for problem in refused(tmp_path, text)] == [path]
 
 
 def test_extends_merges_and_remembers_places(tmp_path: Path) -> None:
@@ -181,36 +180,37 @@ def test_extends_merges_and_remembers_places(tmp_path: Path) -> None:
 
 def test_extends_refuses_cycles_and_absent_files(tmp_path: Path) -> None:
     write(tmp_path, "extends: r.yaml\n" + GOOD, "b.yaml")
-    assert problems(tmp_path, "extends: b.yaml\n") == [
-        "b.yaml:1: extends: a recipe cannot extend itself: r.yaml -> b.yaml -> r.yaml"
-    ]
-    (only,) = problems(tmp_path, "extends: nowhere.yaml\n" + GOOD)
-    assert "extends: no file nowhere.yaml and no shipped recipe `nowhere.yaml`" in only
+    (only,) = refused(tmp_path, "extends: b.yaml\n")
+    assert (only.code, only.file, only.line) == ("extends-cycle", f"{tmp_path}/b.yaml", 1)
+    assert "r.yaml -> b.yaml -> r.yaml" in only.message
+    assert problems(tmp_path, "extends: nowhere.yaml\n" + GOOD) == [("extends-missing", "extends", 1)]
 
 
 def test_what_is_missing_altogether_is_missing_in_the_given_file(tmp_path: Path) -> None:
     write(tmp_path, "seed: 1\n", "b.yaml")
-    assert problems(tmp_path, "extends: b.yaml\nmodel: {name_or_path: m}\n") == [
-        "r.yaml: data: required, but not given: Training and evaluation rows"
-    ]
+    (only,) = refused(tmp_path, "extends: b.yaml\nmodel: {name_or_path: m}\n")
+    assert (only.code, only.path) == ("missing-key", "data")
+    assert (only.file, only.line) == (f"{tmp_path}/r.yaml", None)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\nb: \x07\n", "r.yaml:2: not valid YAML: "),
-        ("a: " + "[" * 70 + "]" * 70, "r.yaml:1: nested more than 64 levels deep"),
-        ("- " * 70 + "a", "r.yaml:1: nested more than 64 levels deep"),
-        (GOOD + "seed: " + "9" * 30, "r.yaml:3: seed: the number 9" + "9" * 29 + " is beyond 64 bits"),
-        (GOOD + "seed: !!int abc", "r.yaml:3: seed: cannot read 'abc' with the tag `tag:yaml.org,2002:int`"),
-        (GOOD + "fixes: !!set {a}", "r.yaml:3: fixes: cannot read a collection with the tag `tag:"),
-        (GOOD + 'python: "a\\0b"', "r.yaml:3: python: holds a zero byte or half a character"),
-        (GOOD + "'': 1", "r.yaml:3: a key must be text, and not empty"),
-        (GOOD + "extends: " + "x" * 5000, "r.yaml:3: extends: no file "),
+        ("a: 1\nb: \x07\n", ("yaml-syntax", None, 2)),
+        ("a: " + "[" * 70 + "]" * 70, ("yaml-syntax", None, 1)),
+        ("- " * 70 + "a", ("yaml-syntax", None, 1)),
+        (GOOD + "seed: " + "9" * 30, ("yaml-number", "seed", 3)),
+        (GOOD + "seed: !!int abc", ("yaml-tag", "seed", 3)),
+        (GOOD + "fixes: !!set {a}", ("yaml-tag", "fixes", 3)),
+        (GOOD + 'python: "a\\0b"', ("yaml-text", "python", 3)),
+        (GOOD + "'': 1", ("yaml-key", None, 3)),
+        (GOOD + "extends: " + "x" * 5000, ("extends-missing", "extends", 3)),
     ],
-)  # fmt: skip
-def test_text_that_no_recipe_holds(tmp_path: Path, text: str, expected: str) -> None:
-    assert problems(tmp_path, text)[0].startswith(expected)
+)
+def test_text_that_no_recipe_contains(
+    tmp_path: Path, text: str, expected: tuple[str, str | None, int]
+) -> None:
+    assert problems(tmp_path, text)[0] == expected
 
 
 def test_paths_of_a_hooks_file_and_a_generation_config(tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_paths_of_a_hooks_file_and_a_generation_config(tmp_path: Path) -> None:
 
 
 def test_overrides_that_do_not_fit(tmp_path: Path) -> None:
-    found = problems(tmp_path, GOOD, "seed", "data.train[3].path=x", "trainer.max_stepz=3")
-    assert found == [
-        "--set: seed: cannot read 'seed' (write --set key=value, e.g. --set trainer.max_steps=100)",
-        "--set: data.train[3].path: `data.train` has 1 entries, so there is no [3]",
-        "--set: trainer.max_stepz: unknown key, expected a TrainingArguments field of"
-        " transformers 5.23.0 (did you mean `max_steps`?)",
+    found = refused(tmp_path, GOOD, "seed", "data.train[3].path=x", "trainer.max_stepz=3")
+    assert [(problem.code, problem.path) for problem in found] == [
+        ("override", "seed"),
+        ("override", "data.train[3].path"),
+        ("unknown-key", "trainer.max_stepz"),
     ]
+    assert {problem.file for problem in found} == {"--set"}
 
 
 def test_references_stay_in_trainer_and_resolve_elsewhere(
@@ -244,25 +244,25 @@ def test_references_stay_in_trainer_and_resolve_elsewhere(
     assert recipe.trainer == {"run_name": "x-${ENV:RUN}", "max_steps": "${ENV:STEPS_:7}"}
     assert recipe.launch.env == {"KEY": "${ENV:RUN}"}
     assert recipe.data.max_length == 512
-    assert problems(tmp_path, GOOD + "trainer: {run_name: '${ENV:NOT_SET_}'}") == [
-        "r.yaml:3: trainer.run_name: the environment variable NOT_SET_ is not set"
-        " (set it, or give a default: ${ENV:NOT_SET_:value})"
-    ]
+    (only,) = refused(tmp_path, GOOD + "trainer: {run_name: '${ENV:NOT_SET_}'}")
+    assert (only.code, only.path, only.line) == ("env-missing", "trainer.run_name", 3)
+    assert "NOT_SET_" in only.message
 
 
 def test_a_wrong_value_from_the_environment_is_not_shown(
     tmp_path: Path, environment: pytest.MonkeyPatch
 ) -> None:
     environment.setenv("STEPS", "hunter2")
-    (only,) = problems(tmp_path, GOOD + "trainer: {max_steps: '${ENV:STEPS}'}")
-    assert "${ENV:STEPS}" in only
-    assert "hunter2" not in only
+    (only,) = refused(tmp_path, GOOD + "trainer: {max_steps: '${ENV:STEPS}'}")
+    assert "${ENV:STEPS}" in only.message
+    assert "hunter2" not in str(only)
 
 
 def test_resolve_env() -> None:
     assert resolve_env("a-${ENV:A}-${ENV:B:b:c}", {"A": "1"}) == "a-1-b:c"
-    with pytest.raises(RecipeError, match="the environment variable A is not set"):
+    with pytest.raises(RecipeError) as caught:
         resolve_env("${ENV:A}", {})
+    assert [problem.code for problem in caught.value.problems] == ["env-missing"]
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -276,33 +276,33 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 
 
 def test_absent_recipe() -> None:
-    with pytest.raises(RecipeError, match="no such file and no shipped recipe of that name"):
+    with pytest.raises(RecipeError) as caught:
         load_recipe("nowhere.yaml")
+    assert [problem.code for problem in caught.value.problems] == ["recipe-missing"]
 
 
 @pytest.mark.parametrize(
     ("asked", "hint"),
     [
-        ("kettle.yml", "did you mean `{}/kettle.yaml`?"),
-        ("ketle.yaml", "did you mean `{}/kettle.yaml`?"),
-        ("llama3_8b_ful.yaml", "did you mean `llama3_8b_full`?"),
-        ("nowhere.yaml", "`effilaunch recipes` lists the shipped ones"),
+        ("kettle.yml", "`{}/kettle.yaml`"),
+        ("ketle.yaml", "`{}/kettle.yaml`"),
+        ("llama3_8b_ful.yaml", "`llama3_8b_full`"),
+        ("nowhere.yaml", "`effilaunch recipes`"),
     ],
 )
 def test_a_similar_recipe_is_named(tmp_path: Path, asked: str, hint: str) -> None:
     (tmp_path / "kettle.yaml").touch()
     with pytest.raises(RecipeError) as caught:
         load_recipe(tmp_path / asked)
-    assert caught.value.problems[0].hint == hint.format(tmp_path)
+    assert hint.format(tmp_path) in caught.value.problems[0].hint
 
 
 def test_empty_and_unreadable_recipes(tmp_path: Path) -> None:
-    assert problems(tmp_path, "") == [
-        "r.yaml:1: the recipe is empty, expected a mapping with at least `model:` and `data:`"
-    ]
+    assert problems(tmp_path, "") == [("wrong-type", None, 1)]
     (tmp_path / "r.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecipeError, match="cannot be read: it is not UTF-8 text"):
+    with pytest.raises(RecipeError) as caught:
         load_recipe(tmp_path / "r.yaml")
+    assert [problem.code for problem in caught.value.problems] == ["unreadable"]
 
 
 def test_schema_lists_the_fields_of_the_libraries() -> None:
@@ -326,8 +326,8 @@ def test_loading_imports_no_heavy_library(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        (GOOD + "fixes: {disable: kbit-compile}\n", "write [kbit-compile]"),
-        (GOOD.replace("[{path: a.jsonl}]", "a.jsonl"), "write [{path: a.jsonl}]"),
+        (GOOD + "fixes: {disable: kbit-compile}\n", "[kbit-compile]"),
+        (GOOD.replace("[{path: a.jsonl}]", "a.jsonl"), "[{path: a.jsonl}]"),
     ],
 )
 def test_a_word_where_a_list_is_meant(tmp_path: Path, text: str, hint: str) -> None:
@@ -335,4 +335,5 @@ def test_a_word_where_a_list_is_meant(tmp_path: Path, text: str, hint: str) -> N
     file.write_text(text, encoding="utf-8")
     with pytest.raises(RecipeError) as caught:
         load_recipe(file)
-    assert [problem.hint for problem in caught.value.problems] == [hint]
+    (only,) = caught.value.problems
+    assert only.hint.endswith(hint)

@@ -1,4 +1,4 @@
-"""Rules between the keys of a recipe: what a task reads, learns and measures."""
+"""Rules between the keys of a recipe; tests/golden/messages.txt has the messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import RecipeError
+from launcher.errors import Problem, RecipeError
 from launcher.recipe.data_paths import is_glob, is_hub_id, is_loaded_hub_id, is_url
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.tasks import TASKS
@@ -32,10 +32,16 @@ def load(folder: Path, *, task: str = "causal-lm", source: str = "path: a.jsonl"
     return load_recipe(file)
 
 
-def problems(folder: Path, **parts: str) -> list[str]:
+def refused(folder: Path, **parts: str) -> list[Problem]:
     with pytest.raises(RecipeError) as caught:
         load(folder, **parts)
-    return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
+    assert all(problem.file == f"{folder}/r.yaml" and problem.line for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def problems(folder: Path, **parts: str) -> list[tuple[str, str | None]]:
+    """(code, path) of each; the messages are in tests/golden/messages.txt."""
+    return [(problem.code, problem.path) for problem in refused(folder, **parts)]
 
 
 @pytest.mark.parametrize("task", NAMES)
@@ -45,10 +51,9 @@ def test_each_task_reads_its_formats_and_no_others(tmp_path, task):
         if form in FORMATS[task]:
             assert load(tmp_path, task=task, source=source).recipe.data.train[0].format == form
         else:
-            (only,) = problems(tmp_path, task=task, source=source)
-            expected = f"r.yaml:3: data.train[0].format: is {form}, but task {task} reads {FORMATS[task][0]}"
-            assert only.startswith(expected)
-            assert f"({form} rows are for `task: " in only
+            (only,) = refused(tmp_path, task=task, source=source)
+            assert (only.code, only.path) == ("conflict", "data.train[0].format")
+            assert FORMATS[task][0] in only.message
 
 
 def test_everything_a_recipe_of_the_new_keys_can_say(tmp_path):
@@ -72,22 +77,23 @@ def test_everything_a_recipe_of_the_new_keys_can_say(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "hint"),
+    ("task", "alternative"),
     [
-        ("grpo", "trl trains it: GRPOTrainer and RLOOTrainer generate while they train"),
-        ("PPO", "trl trains it: GRPOTrainer"),
-        ("kto", "trl trains it with KTOTrainer"),
-        ("orpo", "trl trains it under trl.experimental"),
-        ("vlm", "axolotl and LLaMA-Factory train models that read images and text"),
-        ("image_text_to_text", "axolotl and LLaMA-Factory"),
+        ("grpo", "GRPOTrainer"),
+        ("PPO", "RLOOTrainer"),
+        ("kto", "KTOTrainer"),
+        ("orpo", "trl.experimental"),
+        ("vlm", "axolotl"),
+        ("image_text_to_text", "LLaMA-Factory"),
     ],
 )
-def test_tasks_of_others_are_refused_with_a_pointer(tmp_path, task, hint):
-    (only,) = problems(tmp_path, task=task)
-    assert only.startswith(f"r.yaml:1: task: {task} is not a task here ({hint}")
+def test_unsupported_tasks_are_refused_with_an_alternative(tmp_path, task, alternative):
+    (only,) = refused(tmp_path, task=task)
+    assert (only.code, only.path) == ("unsupported", "task")
+    assert alternative in only.hint
 
 
-def test_the_pointers_name_trainers_that_trl_has():
+def test_the_alternatives_name_trainers_that_trl_has():
     trl = pytest.importorskip("trl")
     for name in ("GRPOTrainer", "RLOOTrainer", "KTOTrainer", "DPOTrainer"):
         assert hasattr(trl, name)
@@ -99,138 +105,125 @@ def test_the_pointers_name_trainers_that_trl_has():
      ("text-classification", "sequence-classification"), ("vit", "image-classification"),
      ("causal_lm", "causal-lm"), ("preference", "dpo")],
 )  # fmt: skip
-def test_other_words_for_a_task(tmp_path, task, meant):
-    (only,) = problems(tmp_path, task=task)
-    expected = f'r.yaml:1: task: is "{task}" (text), expected one of {", ".join(NAMES)}'
-    assert only == f"{expected} (did you mean {meant}?)"
+def test_other_names_of_a_task(tmp_path, task, meant):
+    (only,) = refused(tmp_path, task=task)
+    assert (only.code, only.path) == ("wrong-choice", "task")
+    assert meant in only.hint
+    assert all(name in only.message for name in NAMES)
 
 
 @pytest.mark.parametrize(
-    ("parts", "expected"),
+    ("parts", "code", "path"),
     [
-        ({"task": "dpo", "data": "packing: true"}, "data.packing: is only for task causal-lm"),
-        (
-            {"task": "seq2seq-lm", "data": "padding_free: true"},
-            "data.padding_free: is only for task causal-lm",
-        ),
-        ({"task": "seq2seq-lm", "data": "fim: {rate: 0.5}"}, "data.fim: is only for task causal-lm"),
-        ({"task": "dpo", "data": "overlong: drop"}, "data.overlong: is drop, but trl cuts preference rows"),
-        ({"data": "eval: [{path: b, weight: 2}]"}, "data.eval[0].weight: is only for training rows"),
-        ({"task": "dpo", "data": "loss_on: all"}, "data.loss_on: is only for task causal-lm"),
-        ({"task": "dpo", "data": "streaming: true"}, "data.streaming: is only for task causal-lm"),
-        ({"task": "seq2seq-lm", "data": "overlong: split"}, "data.overlong: is split, which is only for"),
-        (
-            {"source": "path: a, format: chat", "data": "overlong: split"},
-            "data.overlong: is split, but only text rows can be split",
-        ),
-        (
-            {"source": "path: a, format: chat", "data": "fim: {rate: 1}"},
-            "data.fim: needs text rows, but those of `data.train[0]` are chat",
-        ),
-        (
-            {"source": "path: a, format: text", "data": "loss_on: completion"},
-            "data.loss_on: is completion, but the text rows of `data.train[0]` can only learn all",
-        ),
-        ({"data": "packing: true, padding_free: true"}, "data.padding_free: excludes `data.packing`"),
-        ({"data": "metrics: [perplexity]"}, "data.metrics: needs `data.eval`"),
+        ({"task": "dpo", "data": "packing: true"}, "conflict", "data.packing"),
+        ({"task": "seq2seq-lm", "data": "padding_free: true"}, "conflict", "data.padding_free"),
+        ({"task": "seq2seq-lm", "data": "fim: {rate: 0.5}"}, "conflict", "data.fim"),
+        ({"task": "dpo", "data": "overlong: drop"}, "conflict", "data.overlong"),
+        ({"data": "eval: [{path: b, weight: 2}]"}, "conflict", "data.eval[0].weight"),
+        ({"task": "dpo", "data": "loss_on: all"}, "conflict", "data.loss_on"),
+        ({"task": "dpo", "data": "streaming: true"}, "conflict", "data.streaming"),
+        ({"task": "seq2seq-lm", "data": "overlong: split"}, "conflict", "data.overlong"),
+        ({"source": "path: a, format: chat", "data": "overlong: split"}, "conflict", "data.overlong"),
+        ({"source": "path: a, format: chat", "data": "fim: {rate: 1}"}, "conflict", "data.fim"),
+        ({"source": "path: a, format: text", "data": "loss_on: completion"}, "conflict", "data.loss_on"),
+        ({"data": "packing: true, padding_free: true"}, "conflict", "data.padding_free"),
+        ({"data": "metrics: [perplexity]"}, "conflict", "data.metrics"),
         (
             {
                 "data": "eval: [{path: b}], metrics: [accuracy]",
                 "more": "trainer: {prediction_loss_only: true}",
             },
-            "trainer.prediction_loss_only: is true",
+            "conflict",
+            "trainer.prediction_loss_only",
         ),
-        (
-            {"data": "eval: {split: 0.1}, metrics: [perplexty]"},
-            'data.metrics[0]: is "perplexty" (text), expected one of perplexity, accuracy (did you',
-        ),
-        ({"data": "eval: {split: 0.1}, metrics: [bleu]"}, "(it is a metric of task seq2seq-lm)"),
-        (
-            {"data": "eval: {split: 0.1}, metrics: [zzz]"},
-            "(`python:` names a file with a compute_metrics of yours)",
-        ),
+        ({"data": "eval: {split: 0.1}, metrics: [perplexty]"}, "wrong-choice", "data.metrics[0]"),
+        ({"data": "eval: {split: 0.1}, metrics: [bleu]"}, "wrong-choice", "data.metrics[0]"),
+        ({"data": "eval: {split: 0.1}, metrics: [zzz]"}, "wrong-choice", "data.metrics[0]"),
         (
             {"task": "dpo", "data": "eval: {split: 0.1}, metrics: [accuracy]"},
-            "expected nothing: task dpo has",
+            "wrong-choice",
+            "data.metrics[0]",
         ),
-        (
-            {"data": "eval: {split: 0.1, metrics: [accuracy]}"},
-            "data.eval.metrics: unknown key (write `data.metrics`)",
-        ),
-        (
-            {"data": "eval: [{path: a.jsonl, metrics: [accuracy]}]"},
-            "data.eval[0].metrics: unknown key (write `data.metrics`)",
-        ),
-        ({"source": "path: a.jsonl, weight: 0"}, "data.train[0].weight: is 0, expected more than 0"),
-        (
-            {"source": "path: a.jsonl, weight: .inf"},
-            "data.train[0].weight: is Infinity, expected a finite number",
-        ),
-        ({"source": "path: a.jsonl, split: test"}, "data.train[0].split: is only for a data set of the hub"),
-        ({"source": "path: 'https://huggingface.co/datasets/a/b'"}, "(write `path: a/b`)"),
-        ({"source": "path: 's3://a/b.jsonl'"}, "data.train[0].path: a URL is not read (write a file, "),
-        ({"source": "path: ''"}, "data.train[0].path: is empty (name a file)"),
-        (
-            {"source": "path: a, columns: {texts: b}"},
-            "data.train[0].columns.texts: unknown field, expected one of"
-            " text, instruction, output, input, prompt, completion, messages, tools (did you mean `text`?)",
-        ),
+        ({"data": "eval: {split: 0.1, metrics: [accuracy]}"}, "unknown-key", "data.eval.metrics"),
+        ({"data": "eval: [{path: a.jsonl, metrics: [accuracy]}]"}, "unknown-key", "data.eval[0].metrics"),
+        ({"source": "path: a.jsonl, weight: 0"}, "wrong-value", "data.train[0].weight"),
+        ({"source": "path: a.jsonl, weight: .inf"}, "wrong-type", "data.train[0].weight"),
+        ({"source": "path: a.jsonl, split: test"}, "conflict", "data.train[0].split"),
+        ({"source": "path: 'https://huggingface.co/datasets/a/b'"}, "unsupported", "data.train[0].path"),
+        ({"source": "path: 's3://a/b.jsonl'"}, "unsupported", "data.train[0].path"),
+        ({"source": "path: ''"}, "wrong-value", "data.train[0].path"),
+        ({"source": "path: a, columns: {texts: b}"}, "unknown-key", "data.train[0].columns.texts"),
         (
             {"source": "path: a, format: text, columns: {completion: b}"},
-            "data.train[0].columns.completion: unknown",
+            "unknown-key",
+            "data.train[0].columns.completion",
         ),
-        ({"data": "streaming: true"}, "data.streaming: needs `trainer.max_steps`"),
-        (
-            {"data": "streaming: true", "more": "trainer: {num_train_epochs: 1}"},
-            "(write `max_steps:` in place of `num_train_epochs:`)",
-        ),
+        ({"data": "streaming: true"}, "conflict", "data.streaming"),
+        ({"data": "streaming: true", "more": "trainer: {num_train_epochs: 1}"}, "conflict", "data.streaming"),
         (
             {"data": "streaming: true, eval: {split: 0.1}", "more": "trainer: {max_steps: 5}"},
-            "data.eval: cannot be cut from rows that are streamed",
+            "conflict",
+            "data.eval",
         ),
-        *(
-            (
-                {
-                    "data": "streaming: true, eval: [{path: b.jsonl}]",
-                    "more": f"trainer: {{max_steps: 5, {name}: epoch}}",
-                },
-                f"trainer.{name}: is epoch, but a stream is one epoch without end (write steps",
-            )
-            for name in ("eval_strategy", "save_strategy", "logging_strategy")
+        (
+            {
+                "data": "streaming: true, eval: [{path: b.jsonl}]",
+                "more": "trainer: {max_steps: 5, eval_strategy: epoch}",
+            },
+            "conflict",
+            "trainer.eval_strategy",
+        ),
+        (
+            {
+                "data": "streaming: true, eval: [{path: b.jsonl}]",
+                "more": "trainer: {max_steps: 5, save_strategy: epoch}",
+            },
+            "conflict",
+            "trainer.save_strategy",
+        ),
+        (
+            {
+                "data": "streaming: true, eval: [{path: b.jsonl}]",
+                "more": "trainer: {max_steps: 5, logging_strategy: epoch}",
+            },
+            "conflict",
+            "trainer.logging_strategy",
         ),
         (
             {"task": "image-classification", "more": "trainer: {remove_unused_columns: true}"},
-            "trainer.remove_unused_columns: is true, but images are read from columns",
+            "conflict",
+            "trainer.remove_unused_columns",
         ),
         (
             {"more": "trainer: {include_num_input_tokens_seen: all}"},
-            "trainer.include_num_input_tokens_seen: not allowed under `trainer:`",
+            "owned-key",
+            "trainer.include_num_input_tokens_seen",
         ),
-        ({"more": "early_stopping: {patience: 1}"}, "early_stopping: needs `data.eval`"),
-        (
-            {"more": "trainer: {push_to_hub: true}"},
-            "trainer.push_to_hub: needs `hub_model_id`: the repository would be called `checkpoints`",
-        ),
+        ({"more": "early_stopping: {patience: 1}"}, "conflict", "early_stopping"),
+        ({"more": "trainer: {push_to_hub: true}"}, "conflict", "trainer.push_to_hub"),
         (
             {
                 "data": "eval: {split: 0.1}",
                 "more": "early_stopping: {patience: 1}\ntrainer: {load_best_model_at_end: false}",
             },
-            "trainer.load_best_model_at_end: is false, but `early_stopping` ends with the best checkpoint",
+            "conflict",
+            "trainer.load_best_model_at_end",
         ),
         (
             {
                 "data": "eval: {split: 0.1}",
                 "more": "early_stopping: {patience: 1}\ntrainer: {eval_strategy: no}",
             },
-            "trainer.eval_strategy: is no, but `early_stopping` needs evaluations",
+            "conflict",
+            "trainer.eval_strategy",
         ),
         (
             {
                 "data": "eval: {split: 0.1}",
                 "more": "early_stopping: {patience: 1}\ntrainer: {save_strategy: steps}",
             },
-            "early_stopping: needs equal strategies, but `eval_strategy` is epoch and `save_",
+            "conflict",
+            "early_stopping",
         ),
         (
             {
@@ -238,7 +231,8 @@ def test_other_words_for_a_task(tmp_path, task, meant):
                 "more": "early_stopping: {patience: 1}\n"
                 "trainer: {eval_strategy: steps, eval_steps: 4, save_steps: 6}",
             },
-            "early_stopping: needs `save_steps` (6) to be a multiple of `eval_steps` (4)",
+            "conflict",
+            "early_stopping",
         ),
         (
             {
@@ -246,54 +240,46 @@ def test_other_words_for_a_task(tmp_path, task, meant):
                 "more": "early_stopping: {patience: 1}\n"
                 "trainer: {eval_strategy: steps, eval_steps: 0.1, save_steps: 500}",
             },
-            "early_stopping: needs `save_steps` (500) to be a multiple of `eval_steps` (0.1)",
+            "conflict",
+            "early_stopping",
         ),
         (
             {"data": "eval: {split: 0.1}", "more": "early_stopping: {patience: 0}"},
-            "early_stopping.patience: is 0, expected at least 1",
+            "wrong-value",
+            "early_stopping.patience",
         ),
-        ({"model": "add_tokens: [a, a]"}, 'model.add_tokens[1]: "a" (text) is given twice'),
-        ({"model": "add_tokens: ['']"}, 'model.add_tokens[0]: is "" (text), expected at least 1'),
-        (
-            {"model": "gguf_file: a.gguf", "task": "seq2seq-lm"},
-            "model.gguf_file: is only for causal language models",
-        ),
-        (
-            {"task": "image-classification", "data": "max_length: 64"},
-            "data.max_length: means nothing for images",
-        ),
-        (
-            {"task": "image-classification", "model": "tokenizer: a"},
-            "model.tokenizer: means nothing for images",
-        ),
-        ({"data": "fim: {rate: 2}"}, "data.fim.rate: is 2, expected at most 1"),
-        ({"data": "packng: true"}, "data.packng: unknown key (did you mean `packing`?)"),
+        ({"model": "add_tokens: [a, a]"}, "wrong-value", "model.add_tokens[1]"),
+        ({"model": "add_tokens: ['']"}, "wrong-value", "model.add_tokens[0]"),
+        ({"model": "gguf_file: a.gguf", "task": "seq2seq-lm"}, "conflict", "model.gguf_file"),
+        ({"task": "image-classification", "data": "max_length: 64"}, "conflict", "data.max_length"),
+        ({"task": "image-classification", "model": "tokenizer: a"}, "conflict", "model.tokenizer"),
+        ({"data": "fim: {rate: 2}"}, "wrong-value", "data.fim.rate"),
+        ({"data": "packng: true"}, "unknown-key", "data.packng"),
         (
             {"task": "dpo", "more": "trainer: {loss_type: [sigmoid, ipo], loss_weights: [1.0]}"},
-            "trainer.loss_weights: has 1 entries for 2 of `loss_type` (give one weight for each loss)",
+            "conflict",
+            "trainer.loss_weights",
         ),
-        (
-            {"task": "dpo", "more": "trainer: {loss_type: exo_pair}"},
-            "trainer.loss_type: is exo_pair, which needs `label_smoothing`",
-        ),
+        ({"task": "dpo", "more": "trainer: {loss_type: exo_pair}"}, "conflict", "trainer.loss_type"),
         (
             {"task": "dpo", "more": "trainer: {loss_type: aot, use_weighting: true}"},
-            "trainer.use_weighting: cannot weigh the pairs of aot losses",
+            "conflict",
+            "trainer.use_weighting",
         ),
         (
             {"task": "dpo", "more": "trainer: {label_smoothing_factor: 0.1}"},
-            "trainer.label_smoothing_factor: has no effect: the loss of trl's trainer does not read it",
+            "conflict",
+            "trainer.label_smoothing_factor",
         ),
         (
             {"task": "reward", "more": "trainer: {label_smoothing_factor: 0.1}"},
-            "trainer.label_smoothing_factor: has no effect: the loss of trl's trainer does not read it",
+            "conflict",
+            "trainer.label_smoothing_factor",
         ),
     ],
 )
-def test_rule(tmp_path, parts, expected):
-    (only,) = problems(tmp_path, **parts)
-    assert expected in only
-    assert only.startswith("r.yaml:")
+def test_rule(tmp_path, parts, code, path):
+    assert problems(tmp_path, **parts) == [(code, path)]
 
 
 @pytest.mark.parametrize(
@@ -324,7 +310,7 @@ def test_rule(tmp_path, parts, expected):
         {"data": "fim: null, loss_on: null, metrics: []", "more": "early_stopping: null"},
     ],
 )  # fmt: skip
-def test_what_the_rules_let_through(tmp_path, parts):
+def test_what_the_rules_accept(tmp_path, parts):
     load(tmp_path, **parts)
 
 
@@ -338,7 +324,7 @@ def test_what_the_rules_let_through(tmp_path, parts):
         ("org/" + "n" * 97, False), ("", False), ("a\0/b", False),
     ],
 )  # fmt: skip
-def test_what_is_a_data_set_of_the_hub(tmp_path, text, expected):
+def test_what_is_a_hub_dataset(tmp_path, text, expected):
     (tmp_path / "here").mkdir()
     assert is_hub_id(text, tmp_path) is expected
 
@@ -363,37 +349,38 @@ def test_patterns_and_urls():
 
 
 @pytest.mark.parametrize(
-    ("line", "hint"),
+    ("line", "key"),
     [
-        ("early_stopping_patience: 3", "write `early_stopping.patience`"),
-        ("sample_packing: true", "write `data.packing`"),
-        ("sequence_len: 8", "write `data.max_length`"),
-        ("cutoff_len: 8", "write `data.max_length`"),
-        ("val_set_size: 0.1", "write `data.eval`"),
-        ("num_epochs: 1", "did you mean `trainer.num_train_epochs`?"),
-        ("datasets: []", "write `data.train`"),
-        ("train_on_inputs: false", "write `data.loss_on`"),
-        ("output_dir: out", "`run --output-dir` decides it"),
-        ("stage: sft", "write `task` for what is trained, `sharding.zero_stage` for ZeRO"),
-        ("rl: dpo", "write `task: dpo`"),
-        ("bf16: true", "write `precision: bf16`"),
-        ("trainer: {early_stopping_patience: 3}", "write `early_stopping.patience`"),
-        ("trainer: {max_seq_length: 3}", "write `data.max_length`"),
-        ("trainer: {packing: true}", "write `data.packing`"),
-        ("trainer: {metric_for_best_modell: a}", "did you mean `metric_for_best_model`?"),
-        ("trainer: {beta: 0.1}", "it is a key of `task: dpo`"),
-        ("trainer: {predict_with_generate: true}", "it is a key of `task: seq2seq-lm`"),
+        ("early_stopping_patience: 3", "early_stopping.patience"),
+        ("sample_packing: true", "data.packing"),
+        ("sequence_len: 8", "data.max_length"),
+        ("cutoff_len: 8", "data.max_length"),
+        ("val_set_size: 0.1", "data.eval"),
+        ("num_epochs: 1", "trainer.num_train_epochs"),
+        ("datasets: []", "data.train"),
+        ("train_on_inputs: false", "data.loss_on"),
+        ("output_dir: out", "run --output-dir"),
+        ("stage: sft", "sharding.zero_stage"),
+        ("rl: dpo", "task: dpo"),
+        ("bf16: true", "precision: bf16"),
+        ("trainer: {early_stopping_patience: 3}", "early_stopping.patience"),
+        ("trainer: {max_seq_length: 3}", "data.max_length"),
+        ("trainer: {packing: true}", "data.packing"),
+        ("trainer: {metric_for_best_modell: a}", "metric_for_best_model"),
+        ("trainer: {beta: 0.1}", "task: dpo"),
+        ("trainer: {predict_with_generate: true}", "task: seq2seq-lm"),
     ],
 )
-def test_spellings_of_other_tools(tmp_path, line, hint):
-    (only,) = problems(tmp_path, more=line)
-    assert only.endswith(f"({hint})")
+def test_names_of_other_tools(tmp_path, line, key):
+    (only,) = refused(tmp_path, more=line)
+    assert only.code == "unknown-key"
+    assert f"`{key}`" in only.hint
 
 
 @pytest.mark.parametrize("key", ["max_length: 5", "sync_ref_model: true", "padding_free: true"])
 def test_dpo_fields_that_are_decided_elsewhere(tmp_path, key):
-    (only,) = problems(tmp_path, task="dpo", more=f"trainer: {{{key}}}")
-    assert f"trainer.{key.partition(':')[0]}: not allowed under `trainer:` (" in only
+    found = problems(tmp_path, task="dpo", more=f"trainer: {{{key}}}")
+    assert found == [("owned-key", f"trainer.{key.partition(':')[0]}")]
 
 
 def test_a_best_metric_that_nothing_measures_is_refused(tmp_path):
@@ -407,30 +394,31 @@ def test_a_best_metric_that_nothing_measures_is_refused(tmp_path):
         file.write_text(text.replace("NAME", good))
         load_recipe(file)
     file.write_text(text.replace("NAME", "eval_f9"))
-    with pytest.raises(RecipeError, match="what is measured is loss, perplexity") as caught:
+    with pytest.raises(RecipeError) as caught:
         load_recipe(file)
-    assert caught.value.problems[0].line == 3
+    (only,) = caught.value.problems
+    assert (only.code, only.path, only.line) == ("conflict", "trainer.metric_for_best_model", 3)
+    assert "loss, perplexity" in only.message
 
 
 @pytest.mark.parametrize(
-    ("adapter", "expected"),
+    ("adapter", "code"),
     [
-        ("init_lora_weights: corda", "reads data before the run"),
-        ("init_lora_weights: eva", "as if nothing were asked for"),
-        ("init_lora_weights: loftq", "needs `loftq_config` with loftq_bits and loftq_iter"),
-        ("init_lora_weights: loftq, loftq_config: {loftq_bits: 4}", "with loftq_iter"),
+        ("init_lora_weights: corda", "unsupported"),
+        ("init_lora_weights: eva", "unsupported"),
+        ("init_lora_weights: loftq", "conflict"),
+        ("init_lora_weights: loftq, loftq_config: {loftq_bits: 4}", "conflict"),
     ],
 )
-def test_beginnings_of_an_adapter_that_need_more_than_a_name(tmp_path, adapter, expected):
-    (only,) = problems(tmp_path, more=f"adapter: {{type: lora, {adapter}}}")
-    assert "adapter.init_lora_weights" in only
-    assert expected in only
+def test_initialisations_of_an_adapter_that_need_more_than_a_name(tmp_path, adapter, code):
+    found = problems(tmp_path, more=f"adapter: {{type: lora, {adapter}}}")
+    assert found == [(code, "adapter.init_lora_weights")]
 
 
 @pytest.mark.parametrize(
     "init", ["pissa", "olora", "gaussian", "true", "loftq, loftq_config: {loftq_bits: 4, loftq_iter: 1}"]
 )
-def test_other_beginnings_are_taken(tmp_path, init):
+def test_other_initialisations_are_accepted(tmp_path, init):
     load(tmp_path, more=f"adapter: {{type: lora, init_lora_weights: {init}}}")
 
 
@@ -441,8 +429,8 @@ def test_other_beginnings_are_taken(tmp_path, init):
         *((name, "hardware.devices_per_node") for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "GROUP_RANK")),
         ("MASTER_ADDR", "launch.hostfile"),
         ("MASTER_PORT", "launch.hostfile"),
-        ("CUDA_VISIBLE_DEVICES", "the shell"),
-        ("EFFILAUNCH_RESUME", "the shell"),
+        ("CUDA_VISIBLE_DEVICES", "shell"),
+        ("EFFILAUNCH_RESUME", "shell"),
         ("ACCELERATE_USE_FSDP", "`sharding`"),
         ("ACCELERATE_USE_DEEPSPEED", "`sharding`"),
         ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "`sharding`"),
@@ -454,12 +442,12 @@ def test_other_beginnings_are_taken(tmp_path, init):
     ],
 )
 def test_variables_of_the_run_itself_are_refused(tmp_path, name, instead):
-    (only,) = problems(tmp_path, more=f"launch: {{env: {{{name}: '1'}}}}")
-    assert f"launch.env.{name}" in only
-    assert instead in only
+    (only,) = refused(tmp_path, more=f"launch: {{env: {{{name}: '1'}}}}")
+    assert (only.code, only.path) == ("owned-key", f"launch.env.{name}")
+    assert instead in only.hint
 
 
-def test_other_variables_are_taken(tmp_path):
+def test_other_variables_are_accepted(tmp_path):
     names = (
         "NCCL_DEBUG", "NCCL_P2P_DISABLE", "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "HF_HOME",
         "PYTORCH_ALLOC_CONF", "TORCH_DISTRIBUTED_DEBUG", "ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE",

@@ -23,7 +23,7 @@ from launcher.facts.rank_status import REPORT, read_statuses
 from launcher.facts.safe_files import exists, is_dir, is_file, read_bytes, read_json, read_jsonl, read_record
 from launcher.recipe.hook_file import read_hooks
 from launcher.recipe.loading import load_recipe
-from launcher.recipe.merged_yaml import load_layers
+from launcher.recipe.merged_yaml import load_merged
 from launcher.recipe.yaml_reader import parse_yaml
 from launcher.schedulers.hostfile import read_hostfile
 from launcher.schedulers.slurm_requeue import last_requeue
@@ -122,9 +122,9 @@ def test_a_long_chain_of_extends_is_refused_where_it_is_too_long(tmp_path: Path)
     for number in range(600):
         (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
     (tmp_path / "600.yaml").write_text(RECIPE)
-    (problem,) = (p for p in load_layers(tmp_path / "0.yaml", ()).problems if p.path == "extends")
+    (problem,) = (p for p in load_merged(tmp_path / "0.yaml", ()).problems if p.path == "extends")
     assert (problem.code, problem.line, problem.file) == ("extends-depth", 1, str(tmp_path / "32.yaml"))
-    assert load_layers(tmp_path / "570.yaml", ()).problems == []
+    assert load_merged(tmp_path / "570.yaml", ()).problems == []
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_layers_with_many_keys_are_merged_in_linear_time(tmp_path: Path) -> None
     (tmp_path / "low.yaml").write_text(RECIPE + many)
     (tmp_path / "high.yaml").write_text("extends: low.yaml\n" + many.replace("x", "y"))
     began = time.process_time()
-    layered = load_layers(tmp_path / "high.yaml", ())
+    merged = load_merged(tmp_path / "high.yaml", ())
     assert time.process_time() - began < 20  # quadratic: minutes
-    assert layered.data["launch"]["env"]["V14999"] == "y"
-    assert layered.place("launch.env.V14999").file == str(tmp_path / "high.yaml")
-    assert layered.place("trainer.max_steps").file == str(tmp_path / "low.yaml")
+    assert merged.data["launch"]["env"]["V14999"] == "y"
+    assert merged.position("launch.env.V14999").file == str(tmp_path / "high.yaml")
+    assert merged.position("trainer.max_steps").file == str(tmp_path / "low.yaml")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def own_hello(place: JobMember, asked: str) -> Hello:
         place.job, fingerprint(asked), place.member, place.node_rank, place.local_task, socket.gethostname(),
         os.getpid(), tuple(gpu.index for gpu in gpus),
         {name: installed[name] for name in COMPARED if name in installed},
-        probe.boot_id(), tuple(gpu.uuid for gpu in gpus), tuple(gpu.size for gpu in gpus),
+        probe.boot_id(), tuple(gpu.uuid for gpu in gpus), tuple(gpu.total for gpu in gpus),
     )  # fmt: skip
 
 

@@ -1,0 +1,247 @@
+"""The messages of every problem that `launcher/recipe` can report, in one golden file.
+
+After a deliberate change of a message or a new rule:
+
+EFFILAUNCH_UPDATE_GOLDEN=1 .venv/bin/pytest tests/unit/test_recipe_messages.py
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import pkgutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher.recipe
+from launcher.errors import Problem, RecipeError
+from launcher.recipe.hook_file import read_hooks
+from launcher.recipe.loading import load_recipe
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "messages.txt"
+MODULES = [
+    importlib.import_module(f"launcher.recipe.{module.name}")
+    for module in pkgutil.iter_modules(launcher.recipe.__path__)
+    if module.name not in ("generate_tables", "source_tables")
+]
+BUILDERS = ("Problem", "_conflict", "_problem")
+"""Functions whose calls construct a problem."""
+
+BASE = {"model": "{name_or_path: m}", "data": "{train: [{path: a.jsonl}]}"}
+EVAL = "{train: [{path: a.jsonl}], eval: {split: 0.1}}"
+TOKEN = "hf_" + "a1B2" * 8
+
+
+def data(source: str = "path: a.jsonl", **more: str) -> str:
+    """A `data:` section with one source."""
+    return f"{{train: [{{{source}}}]{''.join(f', {key}: {value}' for key, value in more.items())}}}"
+
+
+RECIPES: list[dict[str, str]] = [
+    {"todo": "x"},
+    {"todo": "[choose a learning rate]"},
+    {"task": "grpo"}, {"task": "kto"}, {"task": "orpo"}, {"task": "vlm"}, {"task": "sft"},
+    {"sharding": "{pp_size: 2, ep_size: 2}"},
+    {"trainer": f"{{run_name: {TOKEN}}}"},
+    {"trainer": "{run_name: '${ENV:HF_TOKEN}'}"},
+    {"launch": f"{{slurm: {{setup: [export HF_TOKEN={TOKEN}]}}}}"},
+    {"launch": "{env: {'1A': x, RANK: '0', MASTER_ADDR: a, CUDA_VISIBLE_DEVICES: '0', FSDP_VERSION: '2'}}"},
+    {"trainer": "{output_dir: a, bf16: true}"},
+    {"global_batch_size": "8", "trainer": "{gradient_accumulation_steps: 2}"},
+    {"trainer": "{max_steps: 2, num_train_epochs: 1}"},
+    {"trainer": "{max_steps: 0}"},
+    {"model": "{name_or_path: m, compile_blocks: true}", "trainer": "{torch_compile: true}"},
+    {"model": "{}"},
+    {"model": "{name_or_path: m, config: llama}"},
+    {"adapter": "{path: a, r: 8}"},
+    {"adapter": "{init_lora_weights: corda}"}, {"adapter": "{init_lora_weights: eva}"},
+    {"adapter": "{init_lora_weights: loftq}"},
+    {"trainer": "{eval_strategy: steps}"},
+    {"trainer": "{load_best_model_at_end: true}"},
+    {"data": EVAL, "early_stopping": "{patience: 1}", "trainer": "{save_strategy: steps}"},
+    {"data": EVAL, "early_stopping": "{patience: 1}",
+     "trainer": "{eval_strategy: steps, eval_steps: 4, save_steps: 6}"},
+    {"data": EVAL, "trainer": "{metric_for_best_model: eval_f9}"},
+    {"early_stopping": "{patience: 1}"},
+    {"data": EVAL, "early_stopping": "{patience: 1}",
+     "trainer": "{load_best_model_at_end: false, eval_strategy: no, save_strategy: no}"},
+    {"trainer": "{push_to_hub: true}"},
+    {"trainer": "{optim: adamw_torch_xla}"}, {"trainer": "{optim: galore_adamw}"},
+    {"data": data("path: 's3://a/b'")}, {"data": data("path: 'hf://a/b'")}, {"data": data("path: ''")},
+    {"data": data("path: a.jsonl, split: test")},
+    {"data": data("path: a.jsonl, format: image")},
+    {"data": "{train: [{path: a.jsonl}], eval: [{path: b.jsonl, weight: 2}]}"},
+    {"data": data("path: a.jsonl, columns: {texts: b, zzz: c}")},
+    {"task": "seq2seq-lm", "data": data(padding_free="true")},
+    {"task": "seq2seq-lm", "model": "{name_or_path: m, gguf_file: a.gguf}"},
+    {"task": "image-classification", "data": data(max_length="64")},
+    {"task": "dpo", "data": data(pad_to_multiple_of="8")},
+    {"task": "reward", "data": data(pad_to_multiple_of="8")},
+    {"model": "{name_or_path: m, add_tokens: [a, a]}"},
+    {"data": data("path: a.jsonl, format: text", loss_on="completion")},
+    {"data": data(packing="true", padding_free="true")},
+    {"task": "dpo", "data": data(overlong="drop")},
+    {"data": data("path: a.jsonl, format: chat", overlong="split", fim="{rate: 1}")},
+    {"data": data(metrics="[perplexity]")},
+    {"data": data(eval="{split: 0.1}", metrics="[accuracy]"), "trainer": "{prediction_loss_only: true}"},
+    {"data": data(eval="{split: 0.1}", metrics="[perplexty, bleu, zzz]")},
+    {"task": "dpo", "data": data(eval="{split: 0.1}", metrics="[accuracy]")},
+    {"data": data(streaming="true", eval="{split: 0.1}"), "trainer": "{logging_strategy: epoch}"},
+    {"data": data(streaming="true"), "trainer": "{num_train_epochs: 1}"},
+    # the schema
+    {"data": "{eval: {splt: 0.1}}"},
+    {"zzz": "1", "batch_size": "8", "learning_rate": "1", "model_name": "x", "stage": "sft"},
+    {"output_dir": "o", "evaluation_strategy": "no", "data": "1"},
+    {"seed": "-1", "precision": "[]", "fixes": "{disable: a}"},
+    {"data": "{train: [], max_length: '2048', packing: yes}"},
+    {"data": "{train: {path: a.jsonl}, max_dropped: .inf, max_truncated: 2}", "python": "3", "seed": "2.0"},
+    {"model": "{name_or_path: m, dtype: fp32, add_tokens: [''], lora_alpha: 3}"},
+    # fields of trainer and adapter
+    {"trainer": "{max_steps: true, learning_rate: '1e-4', num_train_epochs: 0, beta: 0.1, lr: 1}"},
+    {"trainer": "{save_strategy: step, group_by_length: true, gradient_checkpointing: true, qqqq: 0, r: 8}"},
+    {"trainer": "{activation_checkpointing_kwargs: {use_reentrent: true}, dispatch_batche: 1}"},
+    {"trainer": "{max_seq_length: 3, lr_scheduler_kwargs: {a: [.inf]}, weight_decay: .nan, run_name: 3}"},
+    {"task": "dpo", "trainer": "{max_length: 8, ld_alpha: 1.5, predict_with_generate: true}"},
+    {"adapter": "{rank: 8, bias: some, lora_dropout: 2, task_type: A, eva_config: {rho: 2}, max_steps: 1}"},
+    {"adapter": "{rank_pattern: {q: 0}, alpha_pattern: {q: 0}, trainable_token_indices: [-1]}"},
+    # references
+    {"trainer": "{run_name: '${ENV:NOT_SET_}', hub_model_id: '${ENV:'}"},
+    # Slurm
+    {"launch": "{slurm: {gres: a, gpus_per_node: 2, setup: ['#SBATCH --x'], time: abc, mem: 64GB,"
+     " partition: $P, qos: ''}}"},
+    {"launch": "{slurm: {time: '0', partition: \"a\\n\", options: {time: 1, tim: 1, m: 1, mail: 1, --x: 1,"
+     " hold: false, comment: ''}}}"},
+    {"launch": "{slurm: {nodes: 2, comment: a, prepare: {gres: a, nodes: 1}}}"},
+]  # fmt: skip
+TEXTS = {
+    "empty": "",
+    "list": "[]",
+    "mapping": "{}",
+    "syntax": "model: [1\nseed: 2\n",
+    "tab": "model:\n\ta: 1\n",
+    "colon": "model: a: b\n",
+    "control character": "a: 1\nb: \x07\n",
+    "depth": "[" * 70 + "]" * 70,
+    "alias": "model: &a [*a]\n",
+    "tag": "seed: !!int abc\nfixes: !!set {a}\nhardware: !!python/name:a [1]\n",
+    "keys": "[1]: 2\n'': 1\nseed: 1\nseed: 2\nmodel: {<<: 3}\n",
+    "values": 'python: "a\\0b"\nseed: ' + "9" * 30 + "\n",
+    "extends type": "extends: 3\n",
+    "extends absent": "extends: llama3_8b_ful\n",
+    "extends absent too": "extends: nowhere\n",
+    "extends cycle": "extends: r.yaml\n",
+}
+OVERRIDES = [
+    "seed",
+    "extends=a",
+    "seed=[1",
+    "data.train[3].path=x",
+    "model[0]=1",
+    "data.train.path=x",
+    "seed=\ud800",
+]
+HOOKS = {
+    "syntax": "x = 1\ndef f(row:\n",
+    "bytes": "x = '\0'\n",
+    "none": "",
+    "misnomer": "def format_rows(row): pass\n",
+    "arguments": "def format_row(): pass\n",
+    "coroutine": "async def format_row(row): pass\n",
+}
+
+
+def attempt(call: object, *arguments: object) -> list[Problem]:
+    try:
+        return list(call(*arguments) or ())  # type: ignore[operator]
+    except RecipeError as error:
+        return error.problems
+
+
+def cases(folder: Path) -> dict[str, list[Problem]]:
+    """Name of a case -> its problems."""
+    file = folder / "r.yaml"
+
+    def load(text: str, *overrides: str) -> list[Problem]:
+        file.write_text(text, encoding="utf-8")
+        return attempt(lambda: load_recipe(file, overrides) and ())
+
+    found = {}
+    for parts in RECIPES:
+        text = "".join(f"{key}: {value}\n" for key, value in {**BASE, **parts}.items())
+        name = "; ".join(f"{key}: {value}" for key, value in parts.items())
+        found[name.replace(TOKEN, "TOKEN").replace("\n", "\\n")] = load(text)
+    found |= {f"text: {name}": load(text) for name, text in TEXTS.items()}
+    good = "".join(f"{key}: {value}\n" for key, value in BASE.items())
+    found |= {f"--set {override}": load(good, override) for override in OVERRIDES}
+    file.write_bytes(b"\xff\xfe")
+    found["not UTF-8"] = attempt(load_recipe, file)
+    found["folder"] = attempt(load_recipe, folder)
+    found["absent"] = attempt(load_recipe, folder / "nowhere.yaml")
+    found["misspelt"] = attempt(load_recipe, folder / "rr.yaml")
+    for number in range(34):
+        (folder / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    (folder / "34.yaml").write_text(good)
+    found["extends depth"] = attempt(load_recipe, folder / "0.yaml")
+    hooks = folder / "hooks.py"
+    for name, text in HOOKS.items():
+        hooks.write_text(text, encoding="utf-8")
+        found[f"hooks: {name}"] = attempt(read_hooks, hooks)
+    hooks.write_bytes(b"\xff")
+    found["hooks: not UTF-8"] = attempt(read_hooks, hooks)
+    found["hooks: folder"] = attempt(read_hooks, folder)
+    found["hooks: absent"] = attempt(read_hooks, folder / "nowhere.py")
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, set[tuple[str, int]]]:
+    """The text of the golden file, and (module, line) of each call that constructed a problem."""
+    folder = tmp_path_factory.mktemp("messages")
+    calls: set[tuple[str, int]] = set()
+
+    def recorded(build: object) -> object:
+        def wrapper(*arguments: object, **named: object) -> object:
+            caller = sys._getframe(1)
+            calls.add((caller.f_globals["__name__"], caller.f_lineno))
+            return build(*arguments, **named)  # type: ignore[operator]
+
+        return wrapper
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in MODULES:
+            for name in BUILDERS:
+                build = vars(module).get(name)
+                # the schema's `_problem` and the reader's method are no mere constructors
+                if callable(build) and (name == "Problem" or build.__code__.co_argcount >= 3):
+                    patch.setattr(module, name, recorded(build))
+        blocks = []
+        for name, problems in cases(folder).items():
+            lines = [f"  {problem.code}: {problem}".replace(f"{folder}/", "") for problem in problems]
+            blocks.append("\n".join([name, *(line.replace(str(folder), ".") for line in lines)]))
+    return "\n\n".join(blocks).encode("ascii", "backslashreplace").decode() + "\n", calls
+
+
+def test_every_message_is_as_recorded(seen):
+    if os.environ.get("EFFILAUNCH_UPDATE_GOLDEN"):
+        GOLDEN.write_text(seen[0], encoding="utf-8")
+    assert seen[0] == GOLDEN.read_text("utf-8"), f"deliberate? {__doc__}"
+
+
+def test_every_case_has_problems(seen):
+    assert [block for block in seen[0].split("\n\n") if "\n" not in block.strip()] == []
+
+
+def test_every_problem_has_a_case(seen):
+    """A new rule needs a recipe above that triggers it."""
+    missing = []
+    for module in MODULES:
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text("utf-8"))):
+            builds = isinstance(node, ast.Call) and getattr(node.func, "id", "") in BUILDERS
+            if builds and len(node.args) + len(node.keywords) >= 3:
+                lines = range(node.lineno, node.end_lineno + 1)
+                if not any((module.__name__, line) in seen[1] for line in lines):
+                    missing.append(f"{module.__name__}:{node.lineno}")
+    assert missing == []
