@@ -69,8 +69,8 @@ def tokenizer_folder() -> Path:
 
 def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
     """(seconds, tokens, packs) of this project's preparation."""
-    from launcher.commands.gather import gather
     from launcher.execute.run_dir import write_run_dir
+    from launcher.inputs.planning_facts import gather
     from launcher.plan.planner import make_plan
     from launcher.recipe.loading import load_recipe
     from launcher.render.bundle import render

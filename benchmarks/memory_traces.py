@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.commands import tracing
 from launcher.facts.memory_trace import Trace, Untraceable
+from launcher.inputs import model_trace
 from launcher.plan.plan import Plan
 
 TIMEOUT_S = 300
@@ -24,9 +24,9 @@ def trace_of(name: str, plan: Plan) -> Trace | None:
     import launcher.train.adapters
     import launcher.train.trace  # noqa: F401
 
-    tracing.ask_child = ask_forked
+    model_trace.ask_child = ask_forked
     try:
-        step, versions = tracing.trace_plan(plan)
+        step, versions = model_trace.trace_plan(plan)
     except Untraceable as error:
         print(f"{name}: no trace: {error}", file=sys.stderr)
         return None

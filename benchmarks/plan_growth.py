@@ -22,8 +22,8 @@ from typing import Any
 
 from kept import keep
 
-from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit
+from launcher.inputs.planning_facts import gather
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.commands.tracing import trace_request
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.memory_trace import CHILD
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
+from launcher.inputs.model_trace import trace_request
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe

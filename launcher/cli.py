@@ -31,35 +31,35 @@ def dispatch(args: argparse.Namespace) -> Outcome:
         case "run":
             return _dispatch_run(args)
         case "plan":
-            from launcher.commands.planning import plan_command
+            from launcher.commands.plan import plan_command
 
             return plan_command(
                 args.recipe, args.overrides, args.on, args.explain,
                 ranking=args.search, trace=args.trace, html=args.html,
             )  # fmt: skip
         case "prepare":
-            from launcher.commands.preparing import prepare_command
+            from launcher.commands.prepare import prepare_command
 
             return prepare_command(
                 args.recipe, args.overrides, on=args.on, show=args.show, tiny=args.tiny, as_json=args.json
             )
         case "validate":
-            from launcher.commands.planning import validate_command
+            from launcher.commands.plan import validate_command
 
             return validate_command(args.recipes)
         case "estimate":
-            from launcher.commands.estimating import estimate_command
+            from launcher.commands.estimate import estimate_command
 
             return estimate_command(args.target, args.on, args.overrides, args.tensor_parallel)
         case "ladder":
-            from launcher.commands.laddering import ladder_command
+            from launcher.commands.ladder import ladder_command
 
             return ladder_command(
                 args.recipe, args.overrides, on=args.on, tiny=args.tiny, steps=args.steps,
                 only=args.only, output_dir=args.output_dir, as_json=args.json,
             )  # fmt: skip
         case "drill":
-            from launcher.commands.drilling import drill_command
+            from launcher.commands.drill import drill_command
 
             return drill_command(
                 args.recipe, args.overrides, on=args.on, tiny=args.tiny, steps=args.steps,
@@ -85,7 +85,7 @@ def _dispatch_run(args: argparse.Namespace) -> Outcome:
     from launcher.execute.signals import ended_by_signals
 
     with ended_by_signals():
-        from launcher.commands.running import run_command
+        from launcher.commands.run import run_command
 
         return run_command(
             args.recipe, args.overrides, on=args.on, dry_run=args.dry_run, tiny=args.tiny,
@@ -98,7 +98,7 @@ def _dispatch_rehearsal(args: argparse.Namespace) -> Outcome:
     from launcher.execute.signals import ended_by_signals
 
     with ended_by_signals():
-        from launcher.commands.rehearsing import rehearse_command
+        from launcher.commands.rehearse import rehearse_command
 
         return rehearse_command(
             args.recipe, args.overrides, on=args.on, seconds=args.seconds, output_dir=args.output_dir,
@@ -110,26 +110,26 @@ def _dispatch_results(args: argparse.Namespace) -> Outcome:
     """The commands that take a run directory and what lies in it; the same rule for imports."""
     match args.command:
         case "merge":
-            from launcher.commands.merging import merge_command
+            from launcher.commands.merge import merge_command
 
             return merge_command(
                 args.run_dir, args.output, args.dtype, args.push, args.checkpoint, allow_code=args.allow_code
             )
         case "eval":
-            from launcher.commands.evaluating import eval_command
+            from launcher.commands.eval import eval_command
 
             return eval_command(
                 args.run_dir, args.checkpoint, args.data, args.output, allow_code=args.allow_code
             )
         case "generate":
-            from launcher.commands.generating import generate_command
+            from launcher.commands.generate import generate_command
 
             return generate_command(
                 args.run_dir, args.prompt, args.max_new_tokens, checkpoint=args.checkpoint,
                 interactive=args.interactive, as_json=args.json, allow_code=args.allow_code,
             )  # fmt: skip
         case "report":
-            from launcher.commands.reporting import report_command
+            from launcher.commands.report import report_command
 
             return report_command(args.paths, args.output)
         case _:
@@ -140,18 +140,18 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
     """The commands that look at files and the machine, or list what is known; the same rule for imports."""
     match args.command:
         case "lint":
-            from launcher.commands.linting import lint_command
+            from launcher.commands.lint import lint_command
 
             return lint_command(args.files, args.recipe, fix=args.fix)
         case "doctor":
-            from launcher.commands.doctoring import check_usage, doctor_command
+            from launcher.commands.doctor import check_usage, doctor_command
 
             check_usage(args)
             if not args.rehearse:
                 return doctor_command(args.recipe, args.on, args.bundle, args.overrides)
             return _dispatch_rehearsal(args)
         case "diagnose":
-            from launcher.commands.diagnosing import diagnose_command
+            from launcher.commands.diagnose import diagnose_command
 
             return diagnose_command(args.paths, apply=args.apply)
         case "init":
@@ -162,22 +162,22 @@ def _dispatch_knowledge(args: argparse.Namespace) -> Outcome:
                 columns=args.columns, output=args.output, as_json=args.json,
             )  # fmt: skip
         case "completion":
-            from launcher.commands.completing import completion_command
+            from launcher.commands.completion import completion_command
 
             return completion_command(args.shell, build_parser())
         case "import":
-            from launcher.commands.importing import import_command
+            from launcher.commands.import_ import import_command
 
             return import_command(args.files, args.output, args.on)
-    from launcher.commands import catalogue
+    from launcher.commands import recipes
 
     match args.command:
         case "fixes":
-            return catalogue.fixes_command(args.id)
+            return recipes.fixes_command(args.id)
         case "recipes":
-            return catalogue.recipes_command(args.name, copy=args.copy)
+            return recipes.recipes_command(args.name, copy=args.copy)
         case _:
-            return catalogue.schema_command()
+            return recipes.schema_command()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

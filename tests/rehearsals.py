@@ -27,7 +27,7 @@ launch: {launch}
 COMMAND = """
 import sys
 sys.executable = sys.argv[6]
-from launcher.commands.rehearsing import rehearse_command
+from launcher.commands.rehearse import rehearse_command
 from launcher.errors import EffilaunchError
 from launcher.report.outcome import emit, emit_error
 try:

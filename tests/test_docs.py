@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import main
-from launcher.commands.rehearsing import TOLD
+from launcher.commands.rehearse import TOLD
 from launcher.doctor.rehearsal import TITLES as REHEARSED
 from launcher.facts.machine_facts import Machine
 from launcher.knowledge.diagnose.findings import Edit, Frame

@@ -71,7 +71,9 @@ def planned(recipe: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_the_plan_is_the_golden_one(recipe, capsys, monkeypatch):
-    monkeypatch.setattr("launcher.commands.gather.probe_processor", lambda: None)  # each machine has its own
+    monkeypatch.setattr(
+        "launcher.inputs.planning_facts.probe_processor", lambda: None
+    )  # each machine has its own
     text = planned(recipe, capsys)
     file = GOLDEN / f"{recipe.stem}.json"
     if os.environ.get(UPDATE):

@@ -88,7 +88,7 @@ def main(folder: Path, number: int, settings: dict[str, Any]) -> int:
 
 def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> None:
     """The head's command, from the group to its goodbye."""
-    from launcher.commands.adapting import run_tries
+    from launcher.execute.attempts import run_attempts
     from launcher.execute.nodes.group import Group
     from launcher.execute.run_dir import write_run_dir
     from launcher.execute.supervise import Limits
@@ -106,7 +106,7 @@ def lead(place: Any, folder: Path, settings: dict[str, Any], rhythm: Any) -> Non
     with leaving_together(group):
         group.await_all(20.0, echo)
         write_run_dir(bundle, folder / "run", resume=False)
-        run_tries(
+        run_attempts(
             recipe(folder, **given), facts("2x1xcpu"), bundle, folder / "run", devices="", resume=None,
             say=echo, limits=Limits(**{"leave": 0.3, **settings.get("limits", {})}), first_pause_s=0.1,
             group=group,

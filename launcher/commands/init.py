@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.commands.fitting import Fitting, default_model, fit
-from launcher.commands.gather import gather
-from launcher.commands.looking import Sight, goals_of, look, rows_for, rows_words, suggestion
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
+from launcher.inputs.data_survey import Sight, goals_of, look, rows_for, rows_words, suggestion
+from launcher.inputs.fitting_method import Fitting, default_model, fit
+from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import GOALS, Rows, draft

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import find_hardware, gather
-from launcher.commands.room import check_room
+from launcher.doctor.start_checks import check_room
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -26,6 +24,8 @@ from launcher.execute.record import total_seconds
 from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import read_jsonl, write_text
+from launcher.inputs.first_rows import data_problems
+from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.plan.draft import Draft
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe

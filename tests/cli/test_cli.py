@@ -248,7 +248,7 @@ def test_usage_errors_and_help(capsys):
 
 
 def test_our_own_bug_is_exit_70_with_a_log(capsys, file, monkeypatch):
-    import launcher.commands.planning as planning
+    import launcher.commands.plan as planning
 
     def broken(*_):
         raise ZeroDivisionError("seven")

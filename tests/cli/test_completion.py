@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.commands.completing import KIND_OF
+from launcher.commands.completion import KIND_OF
 from launcher.facts.shipped import recipes_dir
 from launcher.parsing import COMMANDS
 from launcher.render.completion import KINDS

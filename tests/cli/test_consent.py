@@ -9,8 +9,8 @@ import os
 import pytest
 
 from launcher.cli import main
-from launcher.commands import consent
 from launcher.execute.run_dir import MARKER
+from launcher.inputs import finished_run
 
 STRANGER = 54321
 HOOKS = (
@@ -45,7 +45,7 @@ def code_of(capsys, command, folder, *more):
 
 @pytest.mark.parametrize("foreign", [".", "plan.json", "hooks.py"])
 def test_eval_asks_before_it_runs_a_strangers_hooks(run, capsys, foreign):
-    consent.consent_to_code(run, "eval", hooks=True, allowed=False)  # all of it is the user's own
+    finished_run.consent_to_code(run, "eval", hooks=True, allowed=False)  # all of it is the user's own
     os.chown(run / foreign, STRANGER, -1)
     assert code_of(capsys, "eval", run) == "foreign-code"
     assert code_of(capsys, "eval", run, "--checkpoint", "checkpoint-1") == "foreign-code"
@@ -101,15 +101,15 @@ def test_without_code_nobody_is_asked(run, capsys, settings):
     plan(run, settings)
     os.chown(run, STRANGER, -1)
     for command in ("eval", "generate", "merge"):
-        consent.consent_to_code(run, command, hooks=True, allowed=False)
+        finished_run.consent_to_code(run, command, hooks=True, allowed=False)
 
 
 def test_a_link_belongs_to_whom_it_leads(run, tmp_path):
     os.chown(run, STRANGER, -1)
     link = tmp_path / "mine"
     link.symlink_to(run)
-    with pytest.raises(consent.RecipeError):
-        consent.consent_to_code(link, "eval", hooks=True, allowed=False)
+    with pytest.raises(finished_run.RecipeError):
+        finished_run.consent_to_code(link, "eval", hooks=True, allowed=False)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_a_link_belongs_to_whom_it_leads(run, tmp_path):
 def test_at_a_terminal_it_is_a_question(run, monkeypatch, capsys, answer, runs):
     os.chown(run, STRANGER, -1)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    monkeypatch.setattr(consent, "can_ask", lambda: True)
+    monkeypatch.setattr(finished_run, "can_ask", lambda: True)
     if runs:
-        consent.consent_to_code(run, "eval", hooks=True, allowed=False)
+        finished_run.consent_to_code(run, "eval", hooks=True, allowed=False)
     else:
-        with pytest.raises(consent.RecipeError):
-            consent.consent_to_code(run, "eval", hooks=True, allowed=False)
+        with pytest.raises(finished_run.RecipeError):
+            finished_run.consent_to_code(run, "eval", hooks=True, allowed=False)
     assert str(run / "hooks.py") in capsys.readouterr().err
 
 

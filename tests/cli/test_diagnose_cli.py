@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.cli import main
-from launcher.commands.running import with_recipe_lines
+from launcher.commands.run import with_recipe_lines
 from launcher.errors import MachineError, RunFailed
 from launcher.execute.endings import run_failure
 from launcher.knowledge.failures.catalogue import FAILURES
@@ -112,7 +112,7 @@ def test_a_shipped_recipe_is_changed_in_the_current_folder(run_dir, capsys, monk
     shipped.mkdir()
     (shipped / "mine.yaml").write_text(RECIPE)
     (run_dir / "plan.json").write_text(json.dumps({"recipe": str(shipped / "mine.yaml")}))
-    monkeypatch.setattr("launcher.commands.diagnosing.recipes_dir", lambda: shipped)
+    monkeypatch.setattr("launcher.commands.diagnose.recipes_dir", lambda: shipped)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.commands import first_rows
+from launcher.inputs import first_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

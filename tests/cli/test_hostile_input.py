@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
-from launcher.commands.doctoring import bundle_path, private_here
+from launcher.commands.doctor import bundle_path, private_here
 from launcher.errors import RecipeError
 from launcher.render.new_file import write_new
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.cli import main
-from launcher.commands import laddering
+from launcher.commands import ladder
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.facts import probe
 
@@ -64,16 +64,16 @@ def climb(tmp_path, monkeypatch, capsys):
 
     def run(*arguments, faults=None, machine=None):
         runs = Runs(faults)
-        monkeypatch.setattr(laddering, "prepare_data", runs.prepare)
-        monkeypatch.setattr(laddering, "execute", runs.execute)
-        monkeypatch.setattr(laddering, "require_modules", lambda names: None)
+        monkeypatch.setattr(ladder, "prepare_data", runs.prepare)
+        monkeypatch.setattr(ladder, "execute", runs.execute)
+        monkeypatch.setattr(ladder, "require_modules", lambda names: None)
 
         def check(plan):
             if machine and machine(plan):
                 raise MachineError(Problem("missing-package", "bitsandbytes is not installed"))
             return ""
 
-        monkeypatch.setattr(laddering, "check_machine", check)
+        monkeypatch.setattr(ladder, "check_machine", check)
         capsys.readouterr()
         code = main(["ladder", "r.yaml", "--on", "cpu", "--json", *arguments])
         out, err = capsys.readouterr()

@@ -10,7 +10,7 @@ import pytest
 from reports import metrics, planned, result, write_finished, write_run
 
 from launcher.cli import main
-from launcher.commands.reporting import reported, unlike
+from launcher.commands.report import reported, unlike
 from launcher.errors import Interrupted, Problem, RunFailed
 
 
@@ -151,7 +151,7 @@ def test_a_run_leaves_its_report_however_it_ends(tmp_path):
 
 def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, capsys, monkeypatch):
     run = write_run(tmp_path / "a")
-    monkeypatch.setattr("launcher.commands.reporting.run_page", lambda *_: 1 / 0)
+    monkeypatch.setattr("launcher.commands.report.run_page", lambda *_: 1 / 0)
     with reported(run, print):
         pass
     assert "report.html was not written: division by zero" in capsys.readouterr().err

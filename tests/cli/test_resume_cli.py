@@ -14,10 +14,11 @@ import pytest
 from checkpoints import checkpoint
 
 from launcher.cli import main
-from launcher.commands import resuming, running
-from launcher.commands.finished import finished_run
+from launcher.commands import run
 from launcher.errors import Interrupted, Problem, RunFailed
+from launcher.execute import start_point
 from launcher.facts.checkpoint import FINISHED_BEFORE, complete_checkpoints
+from launcher.inputs.finished_run import finished_run
 from launcher.render.bundle import render
 
 RECIPE = """\
@@ -102,10 +103,10 @@ def runs(tmp_path, monkeypatch, capsys):
         argvs = {name: (sys.executable, "-c", script, "{run_dir}") for name, script in scripts}
         return replace(render(plan), **argvs)
 
-    monkeypatch.setattr(running, "render", rendered)
-    monkeypatch.setattr(running, "check_machine", lambda plan: "0")
-    monkeypatch.setattr(running, "remember_run", lambda *_: "")
-    monkeypatch.setattr(running, "result_text", lambda *_: "")
+    monkeypatch.setattr(run, "render", rendered)
+    monkeypatch.setattr(run, "check_machine", lambda plan: "0")
+    monkeypatch.setattr(run, "remember_run", lambda *_: "")
+    monkeypatch.setattr(run, "result_text", lambda *_: "")
     return Runs(tmp_path, capsys)
 
 
@@ -253,7 +254,7 @@ def test_a_start_that_was_cut_off_keeps_where_it_came_from(stopped, monkeypatch,
         raise Interrupted(Problem("interrupted", "SIGINT"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(running, "readable_checkpoint", cut_off)
+        patched.setattr(run, "readable_checkpoint", cut_off)
         assert stopped("--resume", first, out=new)[0] == 130
     assert stopped("--resume", "auto", "--dry-run", out=new)[0] == 0
     assert stopped("--resume", first, out=new)[0] == 0
@@ -355,7 +356,7 @@ def test_other_ranks_are_told_and_another_engine_is_refused(stopped):
 def test_a_finished_run_has_nothing_left(stopped, monkeypatch):
     assert stopped("--resume", "auto")[0] == 0
     before = contents(stopped.out)
-    monkeypatch.setattr(running, "check_machine", lambda plan: pytest.fail("it asked for devices"))
+    monkeypatch.setattr(run, "check_machine", lambda plan: pytest.fail("it asked for devices"))
     code, data, said = stopped("--resume", "auto")
     assert (code, data["result"]["steps"]) == (0, 6)
     assert "nothing is left to train" in said
@@ -479,7 +480,7 @@ def test_zero_on_other_ranks_is_converted_before_devices_are_taken(stopped, monk
         (twin / "latest_universal").write_text("global_step2_universal")
         return twin
 
-    monkeypatch.setattr(resuming, "converted", converted)
+    monkeypatch.setattr(start_point, "converted", converted)
     assert stopped("--resume", "auto", "--set", "sharding.engine=deepspeed", on="1xA100-80GB")[0] == 0
     assert asked == [(checkpoint, "2 ranks wrote it, 1 rank shall read it")]
     assert stopped.resumed()[1:] == [str(out / "converted" / "checkpoint-2")]

@@ -9,9 +9,9 @@ import pytest
 from factories import BASE
 
 from launcher.cli import main
-from launcher.commands.gather import gather
 from launcher.facts.hardware import Processor
 from launcher.facts.probe import host_memory_bytes
+from launcher.inputs.planning_facts import gather
 from launcher.recipe.loading import load_recipe
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
@@ -71,7 +71,7 @@ def test_the_time_is_a_range_that_says_it_was_predicted(capsys, tmp_path):
 
 @pytest.mark.parametrize("on", ["2x24GB", "2xcpu"])
 def test_no_time_without_published_figures(capsys, tmp_path, monkeypatch, on):
-    monkeypatch.setattr("launcher.commands.gather.probe_processor", lambda: None)
+    monkeypatch.setattr("launcher.inputs.planning_facts.probe_processor", lambda: None)
     small = OPEN.replace("huggyllama/llama-7b", "facebook/opt-125m")
     code, out, _ = called(capsys, small, tmp_path, "--search", "--on", on, "--json")
     assert code == 0
@@ -83,7 +83,9 @@ def test_no_time_without_published_figures(capsys, tmp_path, monkeypatch, on):
 
 
 def test_a_processor_whose_units_are_known_is_timed(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.commands.gather.probe_processor", lambda: Processor(1e11, 4e11, "made up"))
+    monkeypatch.setattr(
+        "launcher.inputs.planning_facts.probe_processor", lambda: Processor(1e11, 4e11, "made up")
+    )
     small = OPEN.replace("huggyllama/llama-7b", "facebook/opt-125m")
     low, high = json.loads(called(capsys, small, tmp_path, "--on", "2xcpu", "--json")[1])["time"][
         "seconds_per_step"

@@ -205,7 +205,9 @@ def test_a_job_that_cannot_be_traced_gets_one_warning_that_says_why(child, capsy
 
 def test_plans_that_change_with_each_trace_end_with_a_warning(child, capsys, tmp_path, monkeypatch):
     lengths = iter(range(100))
-    monkeypatch.setattr("launcher.commands.tracing.choices_of", lambda *_: {"sequence_length": next(lengths)})
+    monkeypatch.setattr(
+        "launcher.inputs.model_trace.choices_of", lambda *_: {"sequence_length": next(lengths)}
+    )
     code, data, _ = plan(capsys, tmp_path, BASE, "--trace", "--json")
     assert code == 0
     assert [w for w in data["warnings"] if "each of 4 traces led to another plan" in w]
@@ -218,7 +220,7 @@ def test_missing_packages_end_with_four(child, capsys, tmp_path, monkeypatch):
             Problem("package-missing", "not installed: torch", hint="pip install 'effilaunch[train]'")
         )
 
-    monkeypatch.setattr("launcher.commands.tracing.require_modules", missing)
+    monkeypatch.setattr("launcher.inputs.model_trace.require_modules", missing)
     code, _, err = plan(capsys, tmp_path, BASE, "--trace")
     assert code == 4
     assert "effilaunch[train]" in err
@@ -269,7 +271,7 @@ def test_without_the_training_packages_it_is_refused_with_the_way_out(child, cap
     def missing(_names):
         raise MachineError(Problem("package-missing", "not installed: torch", hint="pip"))
 
-    monkeypatch.setattr("launcher.commands.foreign.require_modules", missing)
+    monkeypatch.setattr("launcher.inputs.model_spec.require_modules", missing)
     code, _, err = plan(capsys, tmp_path, UNKNOWN)
     assert code == 2
     assert "not installed: torch" in err

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.foreign import find_spec
 from launcher.errors import RecipeError
 from launcher.facts.lora import adapted_by
 from launcher.facts.memory_trace import Untraceable
+from launcher.inputs.model_spec import find_spec
 from launcher.train.adapters import new_adapter
 from launcher.train.trace import ANSWERS
 

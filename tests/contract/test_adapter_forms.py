@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from cases import cases
 
-from launcher.commands.foreign import find_spec
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
 from launcher.facts.model import FAMILY_TASKS
+from launcher.inputs.model_spec import find_spec
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.tiny import NARROW, tiny_recipe

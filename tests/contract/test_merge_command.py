@@ -16,7 +16,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
 from launcher.cli import main
-from launcher.commands.merging import card_facts
+from launcher.commands.merge import card_facts
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import LORA, trained

@@ -13,11 +13,11 @@ import yaml
 from forked import Forks
 from grounds import tokenizer_of_1024_words, unlike_rows, write_rows
 
-from launcher.commands.gather import gather
 from launcher.execute.resume import show_start
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind
 from launcher.facts.checkpoint import defect, read_manifest
+from launcher.inputs.planning_facts import gather
 from launcher.plan.planner import make_plan
 from launcher.plan.resumed_states import judge
 from launcher.recipe.loading import load_recipe

@@ -13,9 +13,9 @@ from checkpoints import checkpoint
 from factories import BASE, facts, recipe
 
 from launcher.cli import main
-from launcher.commands import adapting
-from launcher.commands.adapting import run_tries
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
+from launcher.execute import attempts
+from launcher.execute.attempts import run_attempts
 from launcher.execute.run_dir import write_next_try, write_run_dir
 from launcher.facts.safe_files import write_text
 from launcher.plan.planner import make_plan
@@ -96,13 +96,13 @@ def tries(tmp_path, monkeypatch):
                 command=(sys.executable, "-c", script, "{run_dir}"),
             )
 
-        monkeypatch.setattr(adapting, "render", rendered)
-        monkeypatch.setattr(adapting, "require_modules", require)
+        monkeypatch.setattr(attempts, "render", rendered)
+        monkeypatch.setattr(attempts, "require_modules", require)
         loaded, told = recipe(tmp_path, text, **overrides), facts(on)
         bundle = rendered(make_plan(loaded, told))
         write_run_dir(bundle, tmp_path / "run", resume=resume is not None)
         said = []
-        plan, result = run_tries(
+        plan, result = run_attempts(
             loaded, told, bundle, tmp_path / "run", devices="0", resume=resume, say=said.append
         )
         return plan, result, said

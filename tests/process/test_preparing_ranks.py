@@ -14,9 +14,9 @@ import pytest
 from factories import facts, recipe
 from supervised import bundle_of
 
-from launcher.commands import adapting
-from launcher.commands.adapting import run_tries
 from launcher.errors import RecipeError, RunFailed
+from launcher.execute import attempts
+from launcher.execute.attempts import run_attempts
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.supervise import Limits
 from launcher.facts.rank_status import PREPARED, PREPARES
@@ -71,7 +71,7 @@ def tried(tmp_path):
             bundle, prepare=render(bundle.plan).prepare, command=(*bundle.command, WORKER)
         )  # the rank prepares, as workers do
         write_run_dir(bundle, tmp_path / "run", resume=False)
-        run_tries(
+        run_attempts(
             recipe(tmp_path, **given), facts("2xcpu"), bundle, tmp_path / "run", devices="", resume=None,
             say=lambda line: None, limits=Limits(leave=0.2), first_pause_s=0.1,
         )  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_rank_that_dies_preparing_is_not_restarted(tried, tmp_path, monkeypatc
 
 def test_data_that_does_not_fit_the_memory_of_a_rank_is_no_matter_of_the_batch(tried, monkeypatch):
     monkeypatch.setattr("launcher.execute.endings.has_killed", lambda *_: True)
-    monkeypatch.setattr(adapting, "adapt", lambda *_, **__: pytest.fail("nothing to adapt"))
+    monkeypatch.setattr(attempts, "adapt", lambda *_, **__: pytest.fail("nothing to adapt"))
     with pytest.raises(RunFailed) as caught:
         tried(KILL, on_oom="adapt")
     assert caught.value.problems[0].code == "sigkill-oom"

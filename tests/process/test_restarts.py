@@ -21,9 +21,9 @@ from factories import facts, recipe
 from supervised import bundle_of, ranks
 
 from launcher.cli import main
-from launcher.commands.adapting import run_tries
 from launcher.errors import Interrupted, MachineError, RecipeError, RunFailed
 from launcher.execute import start
+from launcher.execute.attempts import run_attempts
 from launcher.execute.run_dir import (
     claimed,
     default_run_dir,
@@ -50,7 +50,7 @@ class Tried:
         loaded = recipe(self.folder, **given)
         bundle = bundle_of(self.folder, script, **given)
         write_run_dir(bundle, self.run_dir, resume=self.run_dir.exists())
-        _, result = run_tries(
+        _, result = run_attempts(
             loaded, facts("2xcpu"), bundle, self.run_dir, devices="", resume=None, say=self.said.append,
             limits=limits, first_pause_s=pause_s,
         )  # fmt: skip
@@ -302,7 +302,7 @@ def test_a_run_whose_name_was_taken_meanwhile_takes_the_next(tmp_path, monkeypat
     """Another start makes its folder between this one's look and its first file."""
     monkeypatch.chdir(tmp_path)
     proposed = tmp_path / "runs" / "smoke" / "20260101T000000Z"
-    monkeypatch.setattr("launcher.commands.resuming.default_run_dir", lambda *_: proposed)
+    monkeypatch.setattr("launcher.execute.start_point.default_run_dir", lambda *_: proposed)
     (proposed / "logs").mkdir(parents=True)
     assert main(["run", str(root / "recipes" / "smoke.yaml"), "--on", "cpu", "--tiny", "--dry-run"]) == 0
     assert (proposed.parent / f"{proposed.name}-2" / "plan.json").is_file()

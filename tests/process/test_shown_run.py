@@ -6,11 +6,11 @@ import pytest
 from supervised import bundle_of, ranks
 from terminal import terminal
 
-from launcher.commands.showing import Showing
 from launcher.errors import RunFailed
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
+from launcher.report.run_display import Showing
 from launcher.report.screen import Screen
 
 # The first rank loads for a while, and says how much of it.

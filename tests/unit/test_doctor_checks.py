@@ -22,7 +22,7 @@ from machines import (
     with_stack,
 )  # fmt: skip
 
-from launcher.commands.doctoring import subject_of
+from launcher.commands.doctor import subject_of
 from launcher.facts.machine_facts import ModelFacts
 from launcher.facts.software import install_hint
 from launcher.knowledge.doctor import CHECKS, examine

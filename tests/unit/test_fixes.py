@@ -10,9 +10,9 @@ import pytest
 from factories import BASE, facts, plan, recipe
 from fix_cases import CASES, CONTRARY, NOT_ON_CPU, SHOWN, plan_of
 
-from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.requirements import holds, requirements
+from launcher.inputs.planning_facts import gather
 from launcher.plan import decide, fixes
 from launcher.plan.draft import EXPLICIT
 from launcher.plan.fixes import FIXES, apply_fixes

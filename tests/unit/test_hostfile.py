@@ -10,8 +10,8 @@ import pytest
 from factories import BASE, recipe
 
 from launcher.cli import main
-from launcher.commands.gather import find_hardware
 from launcher.errors import RecipeError
+from launcher.inputs.planning_facts import find_hardware
 from launcher.report.outcome import note
 from launcher.schedulers.hostfile import Host, parse_hostfile
 from launcher.schedulers.local import split_address

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from factories import BASE, facts, recipe
 
-from launcher.commands.gather import gather
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
+from launcher.inputs.planning_facts import gather
 from launcher.plan.as_run import predict_as_run
 from launcher.plan.ladder import (
     RUNGS,

@@ -7,8 +7,8 @@ import json
 import pytest
 from factories import BASE, facts, plan, recipe
 
-from launcher.commands.gather import load_profile
 from launcher.errors import RecipeError
+from launcher.inputs.planning_facts import load_profile
 from launcher.knowledge.lint.against_recipe import AgainstRecipe
 from launcher.knowledge.lint.check import lint_text
 from launcher.plan.planner import make_plan

@@ -13,8 +13,8 @@ from factories import plan
 from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
-from launcher.commands import running
-from launcher.commands.running import check_machine, run_command
+from launcher.commands import run
+from launcher.commands.run import check_machine, run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import start
 from launcher.execute.binding import bind_order
@@ -132,8 +132,8 @@ def gpus(*indices: str, gib: int = 80) -> list[Gpu]:
 
 def test_one_machine_under_two_names_is_refused(place, tmp_path, monkeypatch):
     """As node2 and node2.cluster in a hostfile: its GPUs would be used twice."""
-    monkeypatch.setattr(running.probe, "visible_gpus", lambda: gpus("0", "1"))
-    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    monkeypatch.setattr(run.probe, "visible_gpus", lambda: gpus("0", "1"))
+    monkeypatch.setattr(run, "require_modules", lambda names: None)
     with Closing(Group(place, "asked", FAST)) as group:
         other = Other(second(place))
         group.await_all(10.0, print)
@@ -151,8 +151,8 @@ def test_one_machine_under_two_names_is_refused(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
 def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, monkeypatch, sees):
     """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
-    monkeypatch.setattr(running.probe, "visible_gpus", lambda: gpus(*sees))
-    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    monkeypatch.setattr(run.probe, "visible_gpus", lambda: gpus(*sees))
+    monkeypatch.setattr(run, "require_modules", lambda names: None)
     place = replace(place, num_nodes=1, tasks_per_node=2)
     bundle = render(plan(tmp_path, "2xA100-80GB"))
     with Closing(Group(place, "asked", FAST)) as group:
@@ -168,8 +168,8 @@ def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, mo
 
 
 def test_a_gpu_too_few_is_told_with_its_machine(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(running.probe, "visible_gpus", lambda: gpus("0"))
-    monkeypatch.setattr(running, "require_modules", lambda names: None)
+    monkeypatch.setattr(run.probe, "visible_gpus", lambda: gpus("0"))
+    monkeypatch.setattr(run, "require_modules", lambda names: None)
     with Closing(Group(place, "asked", FAST)) as group:
         other = Other(second(place))
         group.await_all(10.0, print)

@@ -14,7 +14,7 @@ from factories import facts, recipe
 from machines import GIB, HEALTHY, folder, verdict
 from memory_cases import states_of
 
-from launcher.commands import swapping
+from launcher.doctor import start_checks
 from launcher.errors import MachineError, RecipeError
 from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
@@ -256,20 +256,20 @@ def small(tmp_path, where):
 def machine(monkeypatch):
     """What `run` reads of the machine, healthy unless changed."""
     found = {"build": HEALTHY.build, "stack": dict(HEALTHY.stack)}
-    monkeypatch.setattr(swapping, "read_build", lambda environ: found["build"])
-    monkeypatch.setattr(swapping, "ask_stack", lambda python, environ: found["stack"])
+    monkeypatch.setattr(start_checks, "read_build", lambda environ: found["build"])
+    monkeypatch.setattr(start_checks, "ask_stack", lambda python, environ: found["stack"])
     return found
 
 
 def test_a_run_starts_where_folder_and_libaio_are(tmp_path, machine):
     plan = small(tmp_path, tmp_path / "new" / "swap")
-    swapping.check_nvme(plan)
+    start_checks.check_nvme(plan)
     assert not (tmp_path / "new").exists(), "a check makes nothing"
     without = {**machine["stack"]["deepspeed"], "compatible": {"cpu_adam": True, "async_io": False}}
     machine["build"] = replace(HEALTHY.build, libaio=False)
     machine["stack"]["deepspeed"] = without
     with pytest.raises(MachineError) as raised:
-        swapping.check_nvme(plan)
+        start_checks.check_nvme(plan)
     said = {problem.code: problem for problem in raised.value.problems}
     assert MachineError.exit_code == 4
     assert {"aio-missing", "deepspeed-ops"} == set(said)
@@ -280,37 +280,37 @@ def test_a_run_starts_where_folder_and_libaio_are(tmp_path, machine):
 
 
 def test_a_plan_only_warns_of_what_is_missing_here(tmp_path, machine):
-    assert swapping.nvme_words(small(tmp_path, tmp_path / "swap")) == []
+    assert start_checks.nvme_words(small(tmp_path, tmp_path / "swap")) == []
     machine["build"] = replace(HEALTHY.build, libaio=False)
     (tmp_path / "file").write_text("x")
-    first, second = swapping.nvme_words(small(tmp_path, tmp_path / "file" / "swap"))
+    first, second = start_checks.nvme_words(small(tmp_path, tmp_path / "file" / "swap"))
     assert "not writable" in first
     assert "libaio-dev" in second
-    assert swapping.nvme_words(factories.plan(tmp_path)) == []
+    assert start_checks.nvme_words(factories.plan(tmp_path)) == []
 
 
 def test_a_run_without_such_an_offload_asks_nothing(tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("the machine was asked")
 
-    monkeypatch.setattr(swapping, "read_build", never)
-    monkeypatch.setattr(swapping, "ask_stack", never)
+    monkeypatch.setattr(start_checks, "read_build", never)
+    monkeypatch.setattr(start_checks, "ask_stack", never)
     plan = factories.plan(tmp_path)
-    swapping.check_nvme(plan)
-    with swapping.holding_nvme(plan, never):
+    start_checks.check_nvme(plan)
+    with start_checks.holding_nvme(plan, never):
         pass
 
 
 def test_a_folder_that_cannot_be_and_one_without_room_are_refused(tmp_path, machine):
     (tmp_path / "file").write_text("x")
     with pytest.raises(MachineError) as raised:
-        swapping.check_nvme(small(tmp_path, tmp_path / "file" / "swap"))
+        start_checks.check_nvme(small(tmp_path, tmp_path / "file" / "swap"))
     assert raised.value.problems[0].code == "nvme-folder"
     assert "not writable" in raised.value.problems[0].message
     plan = small(tmp_path, tmp_path / "swap")
     host = replace(plan.memory.host, nvme=10**18)
     with pytest.raises(MachineError, match="the run needs"):
-        swapping.check_nvme(replace(plan, memory=replace(plan.memory, host=host)))
+        start_checks.check_nvme(replace(plan, memory=replace(plan.memory, host=host)))
 
 
 # --- whose the files are ---------------------------------------------------------------------------------
@@ -345,16 +345,16 @@ def test_files_of_a_killed_run_are_removed_and_no_others(tmp_path):
 def test_what_a_killed_run_left_counts_as_room(tmp_path, machine):
     where = tmp_path / "swap"
     plan = small(tmp_path, where)
-    free = swapping.read_folder(where).free
+    free = start_checks.read_folder(where).free
     host = replace(plan.memory.host, nvme=free + 10 * GIB)
     plan = replace(plan, memory=replace(plan.memory, host=host))
     with claimed(where):
         pass
     leave_files(where)
     with pytest.raises(MachineError, match="the run needs"):
-        swapping.check_nvme(plan)
+        start_checks.check_nvme(plan)
     os.truncate(where / "zero_stage_3" / "optimizer" / "rank0" / "0_20.tensor.swp", 20 * GIB)
-    swapping.check_nvme(plan)
+    start_checks.check_nvme(plan)
 
 
 def test_files_of_somebody_elses_run_are_not_touched(tmp_path):

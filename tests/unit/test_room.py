@@ -8,8 +8,8 @@ import pytest
 from checkpoints import checkpoint
 from factories import plan, with_settings
 
-from launcher.commands import room
-from launcher.commands.room import check_room
+from launcher.doctor import start_checks
+from launcher.doctor.start_checks import check_room
 from launcher.errors import MachineError
 from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
@@ -19,7 +19,7 @@ LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}
 
 def disk_of(monkeypatch, free):
     there = read_folder
-    monkeypatch.setattr(room, "read_folder", lambda path: replace(there(path), free=free))
+    monkeypatch.setattr(start_checks, "read_folder", lambda path: replace(there(path), free=free))
 
 
 def test_a_disk_without_room_for_the_checkpoints_is_refused_with_numbers(tmp_path, monkeypatch):

@@ -6,8 +6,8 @@ import tempfile
 
 import pytest
 
-from launcher.commands.aside import run_dir_aside
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
+from launcher.execute.scratch_run_dir import scratch_run_dir
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def scratch(tmp_path, monkeypatch):
 )
 def test_refusals_leave_no_folder(scratch, raised, left):
     def refused():
-        with run_dir_aside("prepare") as folder:
+        with scratch_run_dir("prepare") as folder:
             (folder / "logs").mkdir()
             if raised is not None:
                 raise raised(Problem("x", "x"))
@@ -37,6 +37,6 @@ def test_refusals_leave_no_folder(scratch, raised, left):
 
 def test_a_folder_that_cannot_be_made_is_named(scratch, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(scratch / "absent"))
-    with pytest.raises(MachineError) as caught, run_dir_aside("prepare"):
+    with pytest.raises(MachineError) as caught, scratch_run_dir("prepare"):
         pass
     assert caught.value.problems[0].code == "tmp-unwritable"

@@ -14,10 +14,10 @@ from dataclasses import replace
 import pytest
 from terminal import terminal
 
-from launcher.commands.showing import showing
 from launcher.report.colour import is_coloured, is_terminal, painted
 from launcher.report.live import Memory, Moment, duration, live_line, row_line
 from launcher.report.outcome import Outcome, echo, emit, harmless, note
+from launcher.report.run_display import showing
 from launcher.report.screen import Screen, columns_of, cut
 
 GIB = 2**30

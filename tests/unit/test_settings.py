@@ -19,7 +19,7 @@ from launcher.tasks import TASKS
 from launcher.train.job import Job
 
 LITERAL_READ = re.compile(r"\.(?:at|value)\(\s*f?\"(?:task|\w+\.\w+)")
-BY_TEXT = {"launcher/commands/consent.py"}  # a plan.json of somebody else may lack any setting
+BY_TEXT = {"launcher/inputs/finished_run.py"}  # a plan.json of somebody else may lack any setting
 KINDS = {"int": {int}, "float": {int, float}, "str": {str}, "bool": {bool}, "none": {type(None)}}
 
 

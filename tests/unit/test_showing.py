@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from factories import plan
 
-from launcher.commands.showing import Showing
 from launcher.execute.record import NewRows
 from launcher.facts.rank_status import RankStatus
+from launcher.report.run_display import Showing
 
 GIB = 2**30
 HERE = socket.gethostname()

@@ -9,8 +9,8 @@ import shlex
 import pytest
 
 from launcher.cli import main
-from launcher.commands.gather import usable_cores
 from launcher.errors import RecipeError
+from launcher.inputs.planning_facts import usable_cores
 from launcher.schedulers.slurm_allocation import (
     expand_counts,
     expand_hosts,

@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 from factories import plan
 
-from launcher.commands.running import check_machine
+from launcher.commands.run import check_machine
 from launcher.errors import MachineError
 from launcher.facts.software import PACKAGES, installed_versions, require_modules
 from launcher.knowledge.doctor.needs import NEEDED, needed_modules

@@ -7,10 +7,10 @@ from collections import defaultdict
 import pytest
 
 from launcher.cli import main
-from launcher.commands.fitting import default_model, fit, model_keys
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.probe import shipped_model_names
+from launcher.inputs.fitting_method import default_model, fit, model_keys
 from launcher.parsing import build_parser
 from launcher.plan.starting import GOALS, LONGEST, Rows, Start, draft, first_length
 from launcher.recipe.yaml_writer import recipe_text

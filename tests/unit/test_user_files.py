@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.commands.gather import load_profile
 from launcher.errors import EffilaunchError, RecipeError
 from launcher.execute.nodes.hello import prepared_data
 from launcher.execute.output import LogFile, Output, errors_in
@@ -21,6 +20,7 @@ from launcher.execute.run_dir import last_step, read_stopped
 from launcher.facts.model_config import find_model_config
 from launcher.facts.rank_status import REPORT, read_statuses
 from launcher.facts.safe_files import exists, is_dir, is_file, read_bytes, read_json, read_jsonl, read_record
+from launcher.inputs.planning_facts import load_profile
 from launcher.recipe.hook_file import read_hooks
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import load_merged

@@ -81,7 +81,7 @@ def _refuse_existing(targets: dict[str, Path]) -> None:
 
 def _against(recipe: str) -> Rule:
     """Return the rule that compares with the plan of a recipe, planned without its own base profile."""
-    from launcher.commands.gather import gather
+    from launcher.inputs.planning_facts import gather
     from launcher.knowledge.lint.against_recipe import AgainstRecipe
     from launcher.plan.planner import make_plan
     from launcher.recipe.loading import load_recipe

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launcher.commands.consent import consent_to_code
-from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.facts.software import require_modules
+from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
 from launcher.report.results_text import evaluated_text
@@ -26,7 +25,7 @@ def eval_command(
     require_modules(("torch", "transformers", "datasets"))
     from launcher.train.evaluate import evaluate
 
-    with words_aside():
+    with output_on_stderr():
         found = evaluate(folder, checkpoint, None if data is None else Path(data), note).to_json()
     at_end = _at_end(folder) if checkpoint is None and data is None else None
     told = {"run_dir": run_dir, "data": data or "the rows held out", **found, "at_end": at_end}

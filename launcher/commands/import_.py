@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.model_config import NOT_HERE
 from launcher.importing.join import Imported, import_files
 from launcher.importing.reading import Dropped, Effect
 from launcher.importing.writing import beside, recipe_text
+from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe

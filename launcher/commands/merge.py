@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.consent import consent_to_code
-from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.execute.record import read_run, without_secrets
 from launcher.execute.run_dir import locked
 from launcher.facts.redaction import hider, secret_values
 from launcher.facts.software import require_modules
+from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.knowledge.lint.document import printable
 from launcher.report.model_card import CardFacts, model_card
 from launcher.report.outcome import Outcome, note
@@ -111,7 +110,7 @@ def _merge(
         facts = card_facts(folder, merged.to_json(), place)
         return model_card(facts if checkpoint is None else _of_checkpoint(facts, checkpoint))
 
-    with words_aside():
+    with output_on_stderr():
         return merge(folder, target, dtype, card, checkpoint).to_json()
 
 
@@ -128,7 +127,7 @@ def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict
     from launcher.train.publishing import send
 
     note(f"pushing {printable(str(folder))} to {printable(repository.id)}")
-    with words_aside():
+    with output_on_stderr():
         send(folder, repository, card)
     return repository.to_json()
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import gather
-from launcher.commands.room import check_room
-from launcher.commands.running import check_machine
+from launcher.commands.run import check_machine
 from launcher.commands.striking import Drill, drop_weights, losses, new_record, strike
+from launcher.doctor.start_checks import check_room
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -23,6 +21,8 @@ from launcher.errors import (
 )
 from launcher.execute.drilled import Watched, interruptible
 from launcher.execute.run_dir import FULL, claimed, default_run_dir, unwritable
+from launcher.inputs.first_rows import data_problems
+from launcher.inputs.planning_facts import gather
 from launcher.plan.drill import (
     Fault,
     Losses,

@@ -9,11 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.adapting import as_adapted, run_tries
-from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import find_hardware, gather
-from launcher.commands.planning import bundle_json
-from launcher.commands.resuming import (
+from launcher.commands.plan import bundle_json
+from launcher.doctor.start_checks import check_nvme, check_room, holding_nvme
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.execute.attempts import as_adapted, run_attempts
+from launcher.execute.endings import KnownFailure
+from launcher.execute.nodes.group import Group
+from launcher.execute.remember import remember_run
+from launcher.execute.resume import earlier_pace
+from launcher.execute.run_dir import Record, read_record, with_record, written
+from launcher.execute.start_point import (
     Beginning,
     beginning,
     check_data,
@@ -24,17 +29,10 @@ from launcher.commands.resuming import (
     set_newer_aside,
     with_own_folder,
 )
-from launcher.commands.room import check_room
-from launcher.commands.showing import Showing, showing
-from launcher.commands.swapping import check_nvme, holding_nvme
-from launcher.errors import MachineError, Problem, RecipeError
-from launcher.execute.endings import KnownFailure
-from launcher.execute.nodes.group import Group
-from launcher.execute.remember import remember_run
-from launcher.execute.resume import earlier_pace
-from launcher.execute.run_dir import Record, read_record, with_record, written
 from launcher.facts import probe
 from launcher.facts.software import require_modules
+from launcher.inputs.first_rows import data_problems
+from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.diagnose.patch import edits
 from launcher.knowledge.doctor.needs import needed_modules
 from launcher.knowledge.lint.document import printable
@@ -45,6 +43,7 @@ from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
+from launcher.report.run_display import Showing, showing
 from launcher.report.text import adapted_lines, plan_text, result_text
 from launcher.schedulers.rendezvous import (
     Request,
@@ -132,7 +131,7 @@ def _run(
     begins = with_own_folder(begins)
     run_dir = begins.run_dir
     start = partial(
-        run_tries, planned, facts, bundle, run_dir, devices=devices, say=say, group=group,
+        run_attempts, planned, facts, bundle, run_dir, devices=devices, say=say, group=group,
         looking=shown.looking(run_dir),
     )  # fmt: skip
     try:
@@ -153,7 +152,7 @@ def _hold_and(
     shown: Showing,
 ) -> tuple[Plan, dict[str, Any]]:
     """Start the run in its written directory, which is its own from the first file to the last process."""
-    from launcher.commands.reporting import reported  # what it takes is for no dry run
+    from launcher.commands.report import reported  # what it takes is for no dry run
 
     say = shown.say
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.commands.consent import consent_to_code
-from launcher.commands.finished import finished_run, words_aside
 from launcher.errors import Problem, RecipeError
 from launcher.facts.software import require_modules
+from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.report.outcome import Outcome, harmless, note
 
 ENDS = "Ctrl-D ends it; Ctrl-C ends an answer"
@@ -41,7 +40,7 @@ def generate_command(
     require_modules(("torch", "transformers"))
     from launcher.train.generate import answer, converse, load_trained
 
-    with words_aside():
+    with output_on_stderr():
         trained = load_trained(folder, note, checkpoint)
     if interactive:
         _greet(chats=trained.chats, writes=trained.writes)

@@ -11,7 +11,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.aside import run_dir_aside
 from launcher.errors import Problem, RecipeError
 from launcher.execute.following import Look, blind
 from launcher.execute.restarts import LENGTH
@@ -34,6 +33,7 @@ from launcher.execute.run_dir import (
     unwritable,
     write_run_dir,
 )
+from launcher.execute.scratch_run_dir import scratch_run_dir
 from launcher.execute.start import prepare_data
 from launcher.facts.checkpoint import (
     FINISHED_BEFORE,
@@ -272,7 +272,7 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
     expected = _manifest(begins.checkpoint).data
     if expected is None:
         return
-    with run_dir_aside("resume") as aside:
+    with scratch_run_dir("resume") as aside:
         write_run_dir(bundle, aside, resume=False)
         prepare_data(bundle, aside, samples=0, echo=say, look=look)
         found = read_record(aside / "data.json").get("key")

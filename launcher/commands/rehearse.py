@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.gather import find_hardware, gather
-from launcher.commands.running import check_machine
+from launcher.commands.run import check_machine
 from launcher.doctor.rehearsal import Planned, judge
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
@@ -24,6 +23,7 @@ from launcher.facts import probe
 from launcher.facts.rank_status import read_statuses
 from launcher.facts.rehearsal_course import COURSE, PREFIX, RESULT, SHARES, Course
 from launcher.facts.safe_files import parse_json, write_text
+from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan

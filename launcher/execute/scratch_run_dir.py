@@ -12,7 +12,7 @@ from launcher.errors import Interrupted, MachineError, Problem, RecipeError
 
 
 @contextlib.contextmanager
-def run_dir_aside(purpose: str) -> Iterator[Path]:
+def scratch_run_dir(purpose: str) -> Iterator[Path]:
     """An empty folder below TMPDIR; it is removed, unless a failure ends this whose error names its logs.
 
     purpose: part of the folder's name. MachineError where none can be made.

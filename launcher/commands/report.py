@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import __version__
-from launcher.commands.diagnosing import recipe_of, with_recipe
+from launcher.commands.diagnose import recipe_of, with_recipe
 from launcher.errors import EffilaunchError, Interrupted, Problem, RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.facts.redaction import hider, secret_values

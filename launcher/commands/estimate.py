@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.foreign import find_spec
-from launcher.commands.gather import find_calibration, find_hardware, gather
 from launcher.errors import DoesNotFit, Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.measured_runs import Calibration
 from launcher.facts.model import FAMILY_TASKS, ModelSpec, architectures_of
 from launcher.facts.model_config import find_model_config
+from launcher.inputs.model_spec import find_spec
+from launcher.inputs.planning_facts import find_calibration, find_hardware, gather
 from launcher.memory.estimate import estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.published import hf_page_bytes, zero_paper_bytes

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import gather
-from launcher.commands.running import check_machine
-from launcher.commands.showing import Showing, showing
+from launcher.commands.run import check_machine
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import claimed, default_run_dir, write_run_dir
@@ -19,6 +16,8 @@ from launcher.execute.start import execute, prepare_data
 from launcher.facts import probe
 from launcher.facts.safe_files import write_text
 from launcher.facts.software import require_modules
+from launcher.inputs.first_rows import data_problems
+from launcher.inputs.planning_facts import gather
 from launcher.knowledge.doctor.needs import NEEDED
 from launcher.memory.estimate import MemoryEstimate
 from launcher.plan.as_run import predict_as_run
@@ -36,6 +35,7 @@ from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import dump_json, render
 from launcher.report.ladder import ladder_page, ladder_text, rung_line
 from launcher.report.outcome import SCHEMA_VERSION, Outcome
+from launcher.report.run_display import Showing, showing
 
 DATA = "data.json"
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.first_rows import judged_data
-from launcher.commands.gather import check_model, gather, recipe_hardware
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
+from launcher.inputs.first_rows import judged_data
+from launcher.inputs.planning_facts import check_model, gather, recipe_hardware
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
@@ -81,7 +81,7 @@ def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
     """What a trace adds to the plan, for programs and for people; nothing without one."""
     if facts.trace is None:
         return {}, ""
-    from launcher.commands.tracing import trace_rows
+    from launcher.inputs.model_trace import trace_rows
     from launcher.report.trace_text import trace_text
 
     compared = trace_rows(plan, facts)
@@ -90,7 +90,7 @@ def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
 
 def _with_page(shown: Outcome, recipe: str, html: str) -> Outcome:
     """The plan, also written as a page: in the file `html`, with "" in one that is named by the recipe."""
-    from launcher.commands.reporting import write_plan_page
+    from launcher.commands.report import write_plan_page
 
     path = str(write_plan_page(shown.data, recipe, html, shown.problems))
     return replace(shown, data={**shown.data, "page": path}, text=f"{shown.text}\nwrote {printable(path)}\n")
@@ -108,7 +108,7 @@ def _nvme_words(plan: Plan) -> list[str]:
     """What stands in the way of an offload to NVMe here; its checks are loaded where one is planned."""
     if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
         return []
-    from launcher.commands.swapping import nvme_words
+    from launcher.doctor.start_checks import nvme_words
 
     return nvme_words(plan)
 

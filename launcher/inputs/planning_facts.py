@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.first_rows import hook_names, judged_data
-from launcher.commands.foreign import can_trace, find_spec
 from launcher.errors import Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import Hardware, device_facts, parse_hardware, probe_processor, with_host_memory
@@ -20,6 +18,8 @@ from launcher.facts.model_config import find_model_config
 from launcher.facts.safe_files import LARGEST_TEXT, is_file, read_bytes, read_text
 from launcher.facts.shipped import ds_configs_dir
 from launcher.facts.software import installed_versions
+from launcher.inputs.first_rows import hook_names, judged_data
+from launcher.inputs.model_spec import can_trace, find_spec
 from launcher.plan.inputs import Facts
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import Recipe
@@ -267,7 +267,7 @@ def gather(
 
 
 def _traced(loaded: LoadedRecipe, facts: Facts) -> Facts:
-    from launcher.commands.tracing import with_trace  # few plans are traced
+    from launcher.inputs.model_trace import with_trace  # few plans are traced
 
     return with_trace(loaded, facts)
 

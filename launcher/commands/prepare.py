@@ -5,20 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from launcher.commands.aside import run_dir_aside
-from launcher.commands.first_rows import data_problems
-from launcher.commands.gather import gather
-from launcher.commands.showing import showing
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.execute.run_dir import write_run_dir
+from launcher.execute.scratch_run_dir import scratch_run_dir
 from launcher.execute.start import prepare_data
 from launcher.facts.safe_files import read_record
 from launcher.facts.software import require_modules
+from launcher.inputs.first_rows import data_problems
+from launcher.inputs.planning_facts import gather
 from launcher.plan.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.report.colour import is_coloured
 from launcher.report.outcome import Outcome
+from launcher.report.run_display import showing
 from launcher.report.text import prepared_text
 
 NEEDED = ("transformers", "datasets")
@@ -39,7 +39,7 @@ def prepare_command(
     except DoesNotFit as error:
         plan = error.nearest_miss  # the data does not ask how large the device is
     bundle = render(plan)
-    with run_dir_aside("prepare") as run_dir:
+    with scratch_run_dir("prepare") as run_dir:
         write_run_dir(bundle, run_dir, resume=False)
         with showing(as_json=as_json, on_stderr=True) as shown:
             prepare_data(bundle, run_dir, samples=show or 0, echo=shown.say, look=shown.look)

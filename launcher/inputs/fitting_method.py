@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.foreign import find_spec
-from launcher.commands.gather import gather
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import FAMILY_TASKS
 from launcher.facts.model_config import find_model_config, has_chat_template
 from launcher.facts.probe import resolve_path
 from launcher.facts.safe_files import expanded, is_dir
+from launcher.inputs.model_spec import find_spec
+from launcher.inputs.planning_facts import gather
 from launcher.plan.inputs import Facts
 from launcher.plan.planner import make_plan
 from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of

@@ -70,7 +70,7 @@ def _given(loaded: LoadedRecipe, dotted: str) -> Any:
     return value
 
 
-def run_tries(
+def run_attempts(
     loaded: LoadedRecipe,
     facts: Facts,
     bundle: Bundle,
