@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from failures_page import linked, page_text
 from recipe_page import NOTE, recipe_page, shown_value, table
@@ -24,7 +23,7 @@ from recipe_page import NOTE, recipe_page, shown_value, table
 from launcher import errors
 from launcher.importing.axolotl import row_types
 from launcher.importing.mapping import mapping_rows
-from launcher.parsing import COMMANDS, build_parser
+from launcher.parsing import COMMANDS, Command, Parser
 from launcher.plan.fixes import FIXES
 from launcher.plan.fixes.fix import Fix
 from launcher.plan.planner import make_plan
@@ -59,42 +58,34 @@ PAGES = {
 
 
 def commands_page() -> str:
-    """Every command with its arguments, as the parser has them."""
-    parser = build_parser()
-    commands: Any = next(action for action in parser._actions if isinstance(action.choices, dict))
+    """The help of every command, 100 columns wide."""
     parts = ["# Command reference", NOTE, COMMON]
-    for name, summary, _ in COMMANDS:
-        rows = [_argument(action) for action in commands.choices[name]._actions if action.dest not in SHARED]
-        more = f" More: [{PAGES[name]}](../{PAGES[name]})" if _exists(PAGES.get(name)) else ""
-        parts += [f"## {name}", f"{summary[0].upper()}{summary[1:]}.{more}"]
-        parts += [table(("argument", "meaning"), rows)] if rows else []
+    for command in COMMANDS:
+        page = PAGES.get(command.name, "")
+        more = f" More: [{page}](../{page})" if page else ""
+        parts.append(f"## {command.name}")
+        parts.append(f"{command.summary[0].upper()}{command.summary[1:]}.{more}")
+        parts.append(f"```\n{help_of(command)}```")
     codes = [(f"`{code}`", meaning) for code, meaning in exit_codes()]
-    return "\n\n".join([*parts, "## Exit codes", table(("code", "meaning"), codes)]) + "\n"
+    return "\n\n".join([*parts, "## Exit status", table(("status", "meaning"), codes)]) + "\n"
+
+
+def help_of(command: Command) -> str:
+    """Usage and arguments, without the summary between them."""
+    width = partial(argparse.HelpFormatter, width=100)
+    parser = Parser(prog=f"effilaunch {command.name}", formatter_class=width)
+    return command.fill(parser).format_help()
 
 
 COMMON = (
-    "`effilaunch COMMAND --help` says the same. Every command takes `--json`: one object on stdout, with "
-    "`schema_version` and `command`, and in place of a page of errors `problems[{code, message, file, line, "
-    "path, hint}]`; what is said meanwhile goes to stderr."
+    "Every command takes `--json`: it prints one object on stdout, with `schema_version` and `command`, and "
+    "on failure `errors[{code, message, file, line, path, hint}]`; progress goes to stderr. Options and "
+    "positional arguments may be interleaved.\n\n"
+    "To complete commands, options, files, recipes and devices with the tab key, add "
+    "`source <(effilaunch completion bash)` to `~/.bashrc`, the same with `zsh` to `~/.zshrc` after "
+    "`compinit`, or `effilaunch completion fish | source` to `~/.config/fish/config.fish`. "
+    "`effilaunch` must be on `PATH`."
 )
-SHARED = ("help", "json")
-
-
-def _exists(page: str | None) -> bool:
-    return page is not None and (DOCS / page).is_file()
-
-
-def _argument(action: argparse.Action) -> tuple[str, str]:
-    """The words of an argument and what it does, with choices and repetition."""
-    shown = str(action.metavar or (action.dest.upper() if action.nargs != 0 else ""))
-    if action.choices:
-        shown = "|".join(map(str, action.choices))
-    flags = ", ".join(action.option_strings)
-    name = f"{flags} {shown}".strip()
-    name = {"?": f"[{name}]" if not flags else f"{flags} [{shown}]",
-            "+": f"{name}…"}.get(str(action.nargs), name)  # fmt: skip
-    again = "; may be repeated" if isinstance(action.default, list) and action.option_strings else ""
-    return f"`{name}`", f"{action.help or ''}{again}"
 
 
 def exit_codes() -> list[tuple[int, str]]:

@@ -1,13 +1,13 @@
-"""Every error a user can meet, as a tree. Each class owns one exit code of the command line.
+"""The tree of errors that users see. Each class has its exit status.
 
     EffilaunchError
-    ├── RecipeError      2   the recipe, its data paths or the command line are wrong
+    ├── RecipeError      2   the recipe, its data paths or the command line is wrong
     ├── DoesNotFit       3   no plan fits the hardware
     ├── MachineError     4   this machine lacks something (a package, a binary, a device)
     ├── RunFailed        5   the run started and failed
     └── Interrupted    130   a signal ended it
 
-Anything else that escapes is our own bug (70): the command line writes a log and names its path.
+Any other exception is a bug of effilaunch (70): the command line writes a log and prints its path.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, and how to mend it."""
+    """One thing that is wrong, and how to fix it."""
 
     code: str
     """Stable kebab-case name, e.g. `unknown-key`."""
     message: str
-    """What is wrong and what was expected, one sentence."""
+    """What is wrong and what was expected, in one sentence."""
     file: str | None = None
     line: int | None = None
     path: str | None = None
@@ -45,23 +45,23 @@ class Problem:
 
 
 def _on_one_line(name: str) -> str:
-    """A name with escapes for what would move the cursor or begin a line."""
+    """The name with control characters escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 class EffilaunchError(Exception):
-    """Base of all errors that carry problems a user can act on."""
+    """Base of the errors with problems that the user can act on."""
 
     exit_code: ClassVar[int] = 70
 
     def __init__(self, problems: Problem | Sequence[Problem] | str) -> None:
-        if isinstance(problems, str):  # torch rebuilds a dataloader worker's error from its text alone
+        if isinstance(problems, str):  # torch rebuilds the error of a dataloader worker from its text
             problems = Problem("error-in-worker", problems.strip().splitlines()[-1])
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Problems survive the way from a child process; an exception's own pickle would lose them."""
+        """Pickle the problems, which the pickle of an exception would lose between processes."""
         return type(self), (self.problems,)
 
 
@@ -72,9 +72,9 @@ class RecipeError(EffilaunchError):
 
 
 class DoesNotFit(EffilaunchError):
-    """No plan fits; `nearest_miss` is the plan (planner's type) that came closest.
+    """No plan fits.
 
-    `would_fit`: changes (the planner's Alternative) with each of which something fits.
+    nearest_miss: the plan that came closest. would_fit: single changes (Alternative) with which a plan fits.
     """
 
     exit_code = 3
@@ -91,13 +91,13 @@ class DoesNotFit(EffilaunchError):
 
 
 class MachineError(EffilaunchError):
-    """This machine lacks a package, a binary or a device that the command needs."""
+    """This machine lacks a package, a program or a device that the command needs."""
 
     exit_code = 4
 
 
 class RunFailed(EffilaunchError):
-    """The run was started and did not finish."""
+    """The run started and did not finish."""
 
     exit_code = 5
 

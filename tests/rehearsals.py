@@ -32,7 +32,7 @@ from launcher.errors import EffilaunchError
 from launcher.report.outcome import emit, emit_error
 try:
     asked = rehearse_command(
-        sys.argv[1], [], on=sys.argv[2], seconds=float(sys.argv[3]), output_dir=sys.argv[4], as_json=True,
+        sys.argv[1], on=sys.argv[2], seconds=float(sys.argv[3]), output_dir=sys.argv[4], as_json=True,
         meet_s=float(sys.argv[5]))
     code = emit("doctor", asked, as_json=True)
 except EffilaunchError as error:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from test_docs import DOCUMENTS, ROOT, blocks
 
-from launcher.cli import build_parser, main
+from launcher.cli import main
+from launcher.parsing import parse
 from launcher.recipe.hook_file import read_hooks
 
 LANGUAGES = {
@@ -190,15 +191,15 @@ def test_every_command_runs_or_its_recipe_plans(path, checkout, capsys):
         for command, *arguments in ours(words):
             globbed = [sorted(map(str, Path().glob(word))) or [word] for word in arguments]
             arguments = [word for found in globbed for word in found]
-            args = build_parser().parse_args([command, *arguments])
+            options = parse([command, *arguments])[1]
             if any(word.startswith(UNSHOWN) for word in arguments):
                 continue  # parsed: the reader's own files
             if command in LOOKS:
                 assert main([command, *arguments]) == 0, (words, capsys.readouterr())
-            elif recipe := vars(args).get("recipe") or vars(args).get("target"):
+            elif recipe := options.get("recipe") or options.get("target"):
                 assert command in PLANNED
-                hardware = ["--on", args.on] if args.on else []
-                assert main(["plan", recipe, *overrides(args), *hardware]) == 0, (
+                hardware = ["--on", options["on"]] if options["on"] else []
+                assert main(["plan", recipe, *overrides(options), *hardware]) == 0, (
                     words,
                     capsys.readouterr(),
                 )
@@ -206,11 +207,10 @@ def test_every_command_runs_or_its_recipe_plans(path, checkout, capsys):
                 assert command in TRIED, words
 
 
-def overrides(args) -> list[str]:
+def overrides(options) -> list[str]:
     """Those of a command, as words; the hosts of a page are not in this folder."""
-    return [
-        word for key in args.overrides if not key.startswith("launch.hostfile") for word in ("--set", key)
-    ]
+    keys = [key for key in options["overrides"] if not key.startswith("launch.hostfile")]
+    return [word for key in keys for word in ("--set", key)]
 
 
 def test_what_is_only_planned_here_is_tried_elsewhere():

@@ -26,7 +26,6 @@ from launcher.knowledge.doctor import CHECKS, Verdict
 from launcher.knowledge.doctor import Finding as Answer
 from launcher.knowledge.doctor.check import Status
 from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
-from launcher.parsing import COMMANDS
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
@@ -356,17 +355,6 @@ def test_pages_made_from_the_code_are_current():
     made = module_of(ROOT / "docs" / "make.py").PAGES_OF
     for name, text in made.items():
         assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text(), f"python docs/make.py: {name}"
-
-
-def test_every_command_and_argument_is_in_its_reference(capsys):
-    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for name, _, _ in COMMANDS:
-        chapter = page.split(f"\n## {name}\n", 1)[1].split("\n## ", 1)[0]
-        assert main([name, "--help"]) == 0
-        options = set(re.findall(r"(--[a-z-]+)", capsys.readouterr().out.split("options:", 1)[1]))
-        assert {
-            option for option in options - {"--help", "--json"} if not re.search(rf"[` ]{option}\b", chapter)
-        } == set()
 
 
 def test_trainer_and_adapter_fields_that_are_named_exist():

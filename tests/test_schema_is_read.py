@@ -247,7 +247,7 @@ def is_read(name: str, read: set[str]) -> bool:
 
 # `run` itself does what on_oom and launch.max_restarts say: a worker that is gone cannot; and it watches.
 OF_THE_RUN = ("execute/attempts.py", "execute/start.py")
-RUNNING = modules("commands", "execute")
+RUNNING = modules("execute")
 READERS = {**modules("train", "render"), **{name: RUNNING[name] for name in OF_THE_RUN}}
 READ = all_read(READERS)
 

@@ -1,73 +1,55 @@
-"""`completion`: the words of the command line as a script for a shell."""
+"""`completion`: the script that lets a shell ask argcomplete, and the words that are offered."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import Any, cast
 
-from launcher.facts.hardware import DEVICES
-from launcher.facts.probe import shipped_model_names
-from launcher.plan.fixes import FIXES
-from launcher.recipe.merged_yaml import shipped_names
-from launcher.render.completion import SCRIPTS, Argument, Command
 from launcher.report.outcome import Outcome
 
-KIND_OF: dict[str, str] = {
-    "RECIPE": "recipe",
-    "RECIPE|MODEL": "recipe",
-    "RECIPE|RUN_DIR": "recipe-or-folder",
-    "RUN_DIR": "folder",
-    "D": "folder",
-    "RUN_DIR|LOG": "file",
-    "auto|PATH": "file",
-    "DS_CONFIG": "file",
-    "FILE": "file",
-    "DATA": "file",
-    "MODEL": "model",
-    "HW": "hardware",
-    "ID": "fix",
-}
-"""What the help calls a value -> what is offered for it; for the others nothing is."""
+SHIPPED = ("RECIPE", "NAME")
+FILES = ("FILE", "DATA", "DS_CONFIG", "LOG", "PATH")
+FOLDERS = ("DIR", "RUN_DIR", "MODEL")
+"""Parts of metavars; an argument such as RECIPE|RUN_DIR offers what each part does."""
 
 
-def completion_command(shell: str, parser: argparse.ArgumentParser) -> Outcome:
-    """The script for `shell`, made of all commands of `parser`."""
-    names = {
-        "recipe": [name for name in shipped_names() if "/" not in name],  # not the bases
-        "hardware": ["cpu", *DEVICES],
-        "model": shipped_model_names(),
-        "fix": [fix.id for fix in FIXES],
-    }
-    script = SCRIPTS[shell](tuple(_commands(parser)), names)
+def completion_command(shell: str) -> Outcome:
+    """The script for bash, zsh or fish."""
+    from argcomplete.shell_integration import shellcode
+
+    script = shellcode(["effilaunch"], use_defaults=False, shell=shell)
     return Outcome({"shell": shell, "script": script}, script)
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[Command]:
-    (group,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    for listed in group._choices_actions:
-        actions = group.choices[listed.dest]._actions
-        yield Command(
-            listed.dest,
-            listed.help or "",
-            tuple(_argument(action, listed.dest) for action in actions if action.option_strings),
-            tuple(_argument(action, listed.dest) for action in actions if not action.option_strings),
-        )
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell, whose line argcomplete finds in the environment, and exit."""
+    import argcomplete
+
+    argcomplete.autocomplete(parser, always_complete_options=False, default_completer=cast(Any, offers))
 
 
-def _argument(action: argparse.Action, command: str) -> Argument:
-    label = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
-    choices = tuple(str(choice) for choice in action.choices or ())
-    kind = "choices" if choices else KIND_OF.get(label, "text")
-    if action.dest == "recipe":
-        kind = "recipe"
-    elif command == "recipes" and label == "NAME":
-        kind = "shipped"
-    return Argument(
-        tuple(action.option_strings),
-        action.help or label,
-        "" if action.nargs == 0 else kind,
-        label.partition("[")[0],
-        choices,
-        many=isinstance(action, argparse._AppendAction) or action.nargs in ("+", "*"),
-        optional=action.nargs == "?",
-    )
+def offers(prefix: str, action: argparse.Action, **_: Any) -> Iterable[str]:
+    """The words for the value of an argument, chosen by its metavar."""
+    from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+
+    from launcher.facts.hardware import DEVICES
+    from launcher.facts.probe import shipped_model_names
+    from launcher.plan.fixes import FIXES
+    from launcher.recipe.merged_yaml import shipped_names
+
+    for kind in str(action.metavar).split("|"):
+        if kind in SHIPPED:
+            yield from (name for name in shipped_names() if "/" not in name)  # not the base recipes
+        if kind == "RECIPE":
+            yield from FilesCompleter(["yaml", "yml"])(prefix)
+        elif kind in FILES:
+            yield from FilesCompleter()(prefix)
+        elif kind in FOLDERS:
+            yield from DirectoriesCompleter()(prefix)
+        if kind == "MODEL":
+            yield from shipped_model_names()
+        elif kind == "HW":
+            yield from ("cpu", *DEVICES)
+        elif kind == "ID":
+            yield from (fix.id for fix in FIXES)

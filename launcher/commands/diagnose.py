@@ -1,4 +1,4 @@
-"""`diagnose`: find the known failure of a run, and the recipe lines to change."""
+"""`diagnose`: why a run failed, and the recipe lines to change."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import os
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.redaction import hide_in, hider, secret_values
-from launcher.facts.safe_files import parse_json
 from launcher.facts.shipped import recipes_dir
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
-from launcher.knowledge.diagnose.patch import edits, write_fixed
-from launcher.knowledge.diagnose.run_dir import is_run_dir
+from launcher.knowledge.diagnose.patch import write_fixed
+from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome
@@ -32,19 +30,19 @@ OTHER_FORMS = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-"""First bytes of a file -> its format. A log is UTF-8 text."""
+"""First bytes of files that are no logs."""
 _BEGINNING = 4096
 
 
 def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
-    """Diagnose run directories and logs; with `apply`, write a changed recipe next to the original."""
+    """Diagnose run directories and logs; with `apply`, write the fixed recipe next to the original."""
     for path in paths:
         _refuse_other_forms(path)
     try:
         diagnosis = diagnose(paths, FAILURES)
     except (EOFError, zlib.error):
-        message = "cannot diagnose: a compressed log is cut off or damaged"
-        hint = "unpack it as far as it goes: zcat LOG.gz > LOG"
+        message = "cannot diagnose: a compressed log is truncated or damaged"
+        hint = "unpack what is readable: zcat LOG.gz > LOG"
         raise RecipeError(Problem("log-unreadable", message, hint=hint)) from None
     recipe = recipe_of(paths)
     if recipe is not None:
@@ -56,13 +54,13 @@ def diagnose_command(paths: Sequence[str], *, apply: bool) -> Outcome:
         return Outcome(data, text)
     try:
         mended = str(_apply(diagnosis, recipe))
-    except RecipeError as error:  # the diagnosis is worth having all the same
+    except RecipeError as error:  # the diagnosis is shown anyway
         return Outcome(data, text, error.problems, RecipeError.exit_code)
     return Outcome({**data, "mended": mended}, f"{text}\nwrote {mended}\n")
 
 
 def _refuse_other_forms(given: str) -> None:
-    """RecipeError for a name that no file can have, and for a file that is no text."""
+    """Raise RecipeError for an invalid file name, and for a file that is not text."""
     if given == STDIN:
         if sys.stdin is None:
             raise RecipeError(Problem("usage", "standard input is closed", hint="name a log"))
@@ -70,7 +68,7 @@ def _refuse_other_forms(given: str) -> None:
     try:
         path = Path(given)
         if not path.is_file():
-            (path / "plan.json").is_file()  # a folder that may not be entered says so here
+            (path / "plan.json").is_file()  # raises if the folder may not be entered
             return
         with path.open("rb") as stream:
             begins = stream.read(_BEGINNING)
@@ -83,12 +81,12 @@ def _refuse_other_forms(given: str) -> None:
     if found is None:
         found = _no_text(begins)
     if found is not None:
-        hint = "unpack it, or save it as UTF-8, first"
+        hint = "unpack it or convert it to UTF-8"
         raise RecipeError(Problem("log-unreadable", f"cannot diagnose: it is {found}", given, hint=hint))
 
 
 def _no_text(begins: bytes) -> str | None:
-    """What a file of these first bytes is, None for text: a log that was emptied begins with zeros."""
+    """What these first bytes are if not text. A log that was truncated while open begins with zeros."""
     shown = begins.lstrip(b"\0")
     if shown.count(b"\0") * 3 > len(shown) and not shown[::2].count(b"\0"):
         return "text in UTF-16"
@@ -96,40 +94,14 @@ def _no_text(begins: bytes) -> str | None:
     return "a binary file" if b"\0" in shown and wrong * 10 > len(shown) else None
 
 
-def recipe_of(paths: Sequence[str]) -> Path | None:
-    """The recipe of the first run directory: the original where it still is, else the copy kept there."""
-    for folder in filter(is_run_dir, map(Path, paths)):
-        copy = folder / "recipe.yaml"
-        for record in ("plan.json", "submit.json"):  # what a job has run is a copy of the recipe
-            try:
-                original = Path(parse_json((folder / record).read_text("utf-8"))["recipe"])
-                if original.is_file() and original.read_bytes() == copy.read_bytes():
-                    return original
-            except (OSError, ValueError, KeyError, TypeError):
-                pass  # a run directory that was cut off while it was written still has its copy
-        if copy.is_file():
-            return copy
-    return None
-
-
-def with_recipe(diagnosis: Diagnosis, recipe: Path) -> Diagnosis:
-    """The findings with the lines of the recipe that they change; without, where it cannot be read."""
-    try:
-        text = recipe.read_text("utf-8", errors="replace")
-    except OSError:  # the logs tell what they tell
-        return diagnosis
-    findings = [replace(f, recipe=edits(str(recipe), text, f.failure.changes)) for f in diagnosis.findings]
-    return replace(diagnosis, findings=findings)
-
-
 def _apply(diagnosis: Diagnosis, recipe: Path | None) -> Path:
-    """Write the changed recipe and return its path; RecipeError if there is nothing to change."""
+    """Write the fixed recipe and return its path. Raises RecipeError if there is nothing to write."""
     if recipe is None:
-        message, hint = "--apply needs the recipe", "name the run directory of the failed run"
+        message, hint = "--apply needs a recipe", "name the run directory of the failed run"
         raise RecipeError(Problem("no-recipe", message, hint=hint))
     edited = [finding for finding in diagnosis.findings if finding.recipe]
     if not edited:
-        message = "no recipe change is known that fixes this"
+        message = "no change of the recipe is known to fix this"
         raise RecipeError(
             Problem("nothing-to-apply", message, str(recipe), hint="apply the fix above manually")
         )

@@ -1,4 +1,4 @@
-"""`doctor`: what this machine has, and whether it can run a recipe."""
+"""`doctor`: check this machine, and whether it can run a recipe."""
 
 from __future__ import annotations
 
@@ -32,39 +32,44 @@ from launcher.report.outcome import Outcome
 
 _ENV = "launch.env."
 _USERS = ("USER", "LOGNAME", "SUDO_USER", "WANDB_ENTITY", "WANDB_USERNAME", "WANDB_EMAIL")
-"""Variables that name a person."""
-
-
-def check_usage(asked: Any) -> None:
-    """RecipeError for options of `doctor` that say nothing together. asked: the command line, as argparse
-    reads it."""
-    options = {"--on": asked.on is not None, "--set": bool(asked.overrides), "--rehearse": asked.rehearse}
-    of_a_rehearsal = {
-        "--seconds": asked.seconds is not None,
-        "--output-dir": asked.output_dir is not None,
-        "--node-rank": asked.node_rank is not None,
-        "--master-addr": asked.master_addr is not None,
-    }
-    alone = next((name for name, given in options.items() if given and asked.recipe is None), None)
-    if alone is not None:
-        why = "needs a recipe to run" if alone == "--rehearse" else "applies to a recipe"
-        hint = f"effilaunch doctor RECIPE {alone}" + {"--on": " HW", "--set": " K=V"}.get(alone, "")
-        raise RecipeError(Problem("usage", f"{alone} {why}", hint=hint))
-    if not asked.rehearse and (alone := next((n for n, given in of_a_rehearsal.items() if given), None)):
-        message = f"{alone} requires --rehearse"
-        raise RecipeError(Problem("usage", message, hint=f"effilaunch doctor RECIPE --rehearse {alone} …"))
-    if asked.rehearse and asked.bundle is not None:
-        message = "--bundle and --rehearse cannot be combined"
-        raise RecipeError(Problem("usage", message, hint="run one after the other"))
+"""Environment variables with the name of a person."""
 
 
 def doctor_command(
-    recipe: str | None, on: str | None, bundle: str | None, overrides: Sequence[str] = ()
+    recipe: str | None,
+    *,
+    overrides: Sequence[str],
+    on: str | None,
+    bundle: str | None,
+    rehearse: bool,
+    **rehearsal: Any,
 ) -> Outcome:
-    """Every check; exit 4 when one fails.
+    """Check this machine, for the recipe if one is given; exit status 4 if a check fails.
 
-    bundle: the file of a redacted report, "" for a name of our own, None for no report.
+    bundle: write a redacted report to this file, "" for a default name. rehearse: run the rehearsal instead.
+    rehearsal: its options.
     """
+    options = {"--on": on is not None, "--set": bool(overrides), "--rehearse": rehearse}
+    if recipe is None and (named := [name for name, given in options.items() if given]):
+        raise _usage(f"{named[0]} needs a recipe", f"effilaunch doctor RECIPE {named[0]} …")
+    of_rehearsal = ("seconds", "output_dir", "node_rank", "master_addr")
+    named = [f"--{name.replace('_', '-')}" for name in of_rehearsal if rehearsal[name] is not None]
+    if named and not rehearse:
+        raise _usage(f"{named[0]} needs --rehearse", f"effilaunch doctor RECIPE --rehearse {named[0]} …")
+    if rehearse and bundle is not None:
+        raise _usage("--bundle reports the checks, which --rehearse omits", "run one after the other")
+    if recipe is not None and rehearse:
+        from launcher.commands.rehearse import rehearse_command
+
+        return rehearse_command(recipe, overrides=overrides, on=on, **rehearsal)
+    return _check(recipe, overrides, on, bundle)
+
+
+def _usage(message: str, hint: str) -> RecipeError:
+    return RecipeError(Problem("usage", message, hint=hint))
+
+
+def _check(recipe: str | None, overrides: Sequence[str], on: str | None, bundle: str | None) -> Outcome:
     target = None if bundle is None else bundle_path(bundle, Path.cwd())
     plan, findings = (None, []) if recipe is None else examine_recipe(recipe, on, overrides)
     machine = gather_machine(subject_of(plan, recipe))
@@ -87,9 +92,9 @@ def doctor_command(
 def examine_recipe(
     recipe: str, on: str | None, overrides: Sequence[str] = ()
 ) -> tuple[Plan | None, list[Finding]]:
-    """The plan (the nearest miss where nothing fits), and what planning says of this machine.
+    """The plan, or the nearest miss if none fits, and the findings of planning.
 
-    RecipeError when the recipe itself is wrong, on every machine.
+    Raises RecipeError if the recipe is wrong on every machine.
     """
     loaded = load_recipe(recipe, overrides)
     absent = data_problems(loaded)
@@ -106,7 +111,7 @@ def examine_recipe(
 
 
 def _planned(loaded: LoadedRecipe, on: str | None) -> tuple[Plan | None, Sequence[Problem]]:
-    """A plan, or what stands in its way: a model that cannot be found, no room, a device that is too old."""
+    """The plan, or the problems: the model is not found, nothing fits, the device is too old."""
     try:
         loaded, facts = gather(loaded, on)
     except MachineError as error:
@@ -119,7 +124,7 @@ def _planned(loaded: LoadedRecipe, on: str | None) -> tuple[Plan | None, Sequenc
         return make_plan(loaded, facts), ()
     except DoesNotFit as error:
         return error.nearest_miss, error.problems
-    except RecipeError as error:  # the recipe reads well: it is this hardware that the planner refuses
+    except RecipeError as error:  # the recipe is valid: the planner refuses it for this hardware
         return None, error.problems
 
 
@@ -132,13 +137,13 @@ def _verdict(problems: Sequence[Problem], found: str) -> Verdict:
 
 
 def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
-    """Where to look for what a plan needs."""
+    """What the machine facts are gathered for: the needs of the plan."""
     if plan is None:
         return Subject(sys.executable, Path.cwd() / "runs")
     env = {
         name: value
         for name, value in plan.launch.env.items()
-        if "{" not in value  # a value that is bound late is not known here
+        if "{" not in value  # values such as {master_port} are only known at the start
     }
     env |= fixed_environment({**os.environ, **env}, "none")[0]
     return Subject(
@@ -154,31 +159,29 @@ def subject_of(plan: Plan | None, recipe: str | None) -> Subject:
 
 
 def bundle_path(given: str, folder: Path) -> Path:
-    """A file that does not exist yet; RecipeError otherwise."""
+    """The new file of the report. Raises RecipeError if it exists or cannot be written."""
     name = given or f"effilaunch-doctor-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.md"
     try:
         path = folder / Path(name).expanduser()
         taken, here = path.exists() or path.is_symlink(), path.parent.is_dir()
-    except (OSError, RuntimeError) as error:  # a name that is too long, the home of nobody
+    except (OSError, RuntimeError) as error:  # the name is too long, or the home of an unknown user
         reason = getattr(error, "strerror", None) or str(error)
-        raise RecipeError(Problem("bundle-name", f"invalid file name: {reason}", name)) from None
+        raise RecipeError(Problem("bundle-name", f"not a valid file name: {reason}", name)) from None
     if taken:
-        hint = "choose a new file; a recipe comes before --bundle"
-        raise RecipeError(
-            Problem("bundle-exists", "already exists and is not overwritten", str(path), hint=hint)
-        )
+        hint = "name a new file; the recipe comes before --bundle"
+        raise RecipeError(Problem("bundle-exists", "exists already", str(path), hint=hint))
     if not here:
         hint = "create the folder first"
         raise RecipeError(Problem("bundle-folder", "its folder does not exist", str(path), hint=hint))
-    if not os.access(path.parent, os.W_OK):  # said before the checks, which take their time
-        raise RecipeError(Problem("bundle-unwritable", "its folder is not writable", str(path)))
+    if not os.access(path.parent, os.W_OK):  # before the checks, which take seconds
+        raise RecipeError(Problem("bundle-unwritable", "its folder cannot be written to", str(path)))
     return path
 
 
 def write_bundle(path: Path, findings: Sequence[Finding], machine: Machine, asked: str | None) -> None:
-    """The redacted report. RecipeError when it cannot be written."""
+    """Write the redacted report. Raises RecipeError if that fails."""
     private = private_here()
-    # Strings first, each alone: JSON would escape what a pattern looks for.
+    # Redact each string by itself: JSON escapes would hide matches of the patterns.
     rows = redact_json([finding.to_json() for finding in findings], private)
     facts = redact_json(machine.to_json(), private)
     assert isinstance(rows, list), "a list stays one"
@@ -192,7 +195,7 @@ def write_bundle(path: Path, findings: Sequence[Finding], machine: Machine, aske
 
 
 def private_here() -> Private:
-    """Names and secrets of this user and machine."""
+    """The names and secrets of this user and machine."""
     try:
         home = Path.home()
     except RuntimeError:  # neither $HOME nor an entry for this user

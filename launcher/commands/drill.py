@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.run import check_machine
 from launcher.commands.striking import Drill, drop_weights, losses, new_record, strike
-from launcher.doctor.start_checks import check_room
+from launcher.doctor.start_checks import check_machine, check_room
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -44,8 +43,8 @@ UNDISTURBED = ("00-undisturbed", "00-undisturbed-again")
 
 def drill_command(
     recipe: str,
-    overrides: Sequence[str],
     *,
+    overrides: Sequence[str],
     on: str | None,
     tiny: bool,
     steps: int,

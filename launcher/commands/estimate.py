@@ -30,16 +30,16 @@ from launcher.tasks import DEFAULT_TASK, task_named
 
 
 def estimate_command(
-    target: str, on: Sequence[str], overrides: Sequence[str], tensor_parallel: int = 1
+    target: str, *, on: Sequence[str], overrides: Sequence[str], tensor_parallel: int
 ) -> Outcome:
-    """Memory by component: a recipe over what it leaves open, or a model over the usual strategies."""
+    """Estimate a recipe for all values that it leaves open, or a model for the usual strategies."""
     if _is_recipe(target):
         loaded = load_recipe(target, overrides)
         spec, jobs, machines = _recipe_jobs(loaded, on)
     else:
         if overrides:
-            message = f"--set changes a recipe, and {target!r} is a model"
-            raise RecipeError(Problem("set-without-recipe", message, hint="name a recipe's file"))
+            message = f"--set needs a recipe, and {target!r} is a model"
+            raise RecipeError(Problem("set-without-recipe", message, hint="name a recipe"))
         config, origin = find_model_config(target)
         spec, _ = find_spec(target, config, origin, _task_of(config), ask=False)
         machines = [_with_memory(parse_hardware(text)) for text in on] or [probe.probe_hardware()]
@@ -53,7 +53,7 @@ def estimate_command(
             if (len(jobs) == 1 or worth_a_row(sized)) and trains_in_parts(sized):
                 rows.append(_row(spec, name, sized, hardware, calibration))
         if not any(row["hardware"] == hardware.label for row in rows):
-            message = f"nothing of this can be planned with tensor-parallel ranks on {hardware.label}"
+            message = f"no strategy supports --tensor-parallel {tensor_parallel} on {hardware.label}"
             hint = "full fine-tuning in bf16 or fp32 with ZeRO-1 or 2 can: docs/parallelism.md"
             raise RecipeError(Problem("bad-tensor-parallel", message, path="--tensor-parallel", hint=hint))
     model = {
@@ -75,7 +75,7 @@ def _row(
 ) -> dict[str, Any]:
     largest = max_micro_batch(spec, job, hardware, calibration=calibration)
     if job.sequence_parallel > 1 and largest is not None:
-        largest = min(1, largest)  # ranks that share a sample's tokens train one at a time
+        largest = min(1, largest)  # ranks that share the tokens of a sample train one sample at a time
     return {
         "hardware": hardware.label,
         "strategy": name,
@@ -85,12 +85,12 @@ def _row(
 
 
 def _is_recipe(target: str) -> bool:
-    """A recipe's file, or the name of a shipped one as other commands take it."""
+    """Whether it names a recipe file or a shipped recipe."""
     return target.endswith((".yaml", ".yml")) or (target in shipped_names() and not Path(target).is_dir())
 
 
 def _task_of(config: Mapping[str, Any]) -> str:
-    """The task of the published head, where the family can learn it; else the family's usual one."""
+    """The task of the published head if the family supports it, else the first task of the family."""
     tasks = FAMILY_TASKS.get(str(config.get("model_type")), (DEFAULT_TASK,))
     for architecture in architectures_of(config):
         for task in tasks:
@@ -106,7 +106,7 @@ def _with_memory(hardware: Hardware) -> Hardware:
 def _recipe_jobs(
     loaded: LoadedRecipe, on: Sequence[str]
 ) -> tuple[ModelSpec, list[tuple[str, MemoryJob]], list[Hardware]]:
-    """The recipe's own job, planned for the first machine, over what it leaves open."""
+    """The job of the recipe, planned for the first hardware, and its variants for values left open."""
     machines = [_with_memory(parse_hardware(text)) for text in on]
     machines = machines or [find_hardware(loaded.recipe, None)]
     loaded, facts = gather(loaded, machines[0].label, allow_torch=False)

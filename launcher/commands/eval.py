@@ -1,4 +1,4 @@
-"""`eval`: loss, perplexity and accuracy of what a run has trained."""
+"""`eval`: loss, perplexity and accuracy of the result of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from launcher.report.results_text import evaluated_text
 
 
 def eval_command(
-    run_dir: str, checkpoint: str | None, data: str | None, output: str | None, *, allow_code: bool
+    run_dir: str, *, checkpoint: str | None, data: str | None, output: str | None, allow_code: bool
 ) -> Outcome:
-    """Evaluate a finished run, or a checkpoint of any run, on its held-out rows or on those of a file."""
+    """Evaluate a finished run, or a checkpoint of any run, on the held-out rows or on those of a file."""
     folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
     if output is not None:
         _check_free(Path(output))
@@ -36,7 +36,7 @@ def eval_command(
 
 
 def _at_end(folder: Path) -> float | None:
-    """The loss of the run's own last evaluation, of the same weights on the same rows."""
+    """The loss of the last evaluation during the run: same weights, same rows."""
     try:
         result = parse_json((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -47,8 +47,8 @@ def _at_end(folder: Path) -> float | None:
 
 
 def _check_free(path: Path) -> None:
-    """RecipeError where the file could not be written: before the work, not after it."""
+    """Raise RecipeError before the work if the file could not be written after it."""
     refuse_existing(path)
     if "\0" in str(path) or not path.parent.is_dir():
-        hint = "name a file in a folder that is there with --output"
-        raise RecipeError(Problem("file-unwritable", "lies in no folder", file=str(path), hint=hint))
+        hint = "name a file in an existing folder with --output"
+        raise RecipeError(Problem("file-unwritable", "its folder does not exist", file=str(path), hint=hint))

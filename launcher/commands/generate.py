@@ -1,4 +1,4 @@
-"""`generate`: try what a run has trained."""
+"""`generate`: try the result of a run."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from launcher.facts.software import require_modules
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.report.outcome import Outcome, harmless, note
 
-ENDS = "Ctrl-D ends it; Ctrl-C ends an answer"
+ENDS = "Ctrl-D exits; Ctrl-C stops an answer"
 
 
 def generate_command(
     run_dir: str,
+    *,
     prompt: str | None,
     max_new_tokens: int,
-    *,
     checkpoint: str | None,
     interactive: bool,
     as_json: bool,
     allow_code: bool,
 ) -> Outcome:
-    """Try a finished run, or a checkpoint of any: one prompt, of the command line or of stdin, or a chat."""
+    """Answer a prompt or chat, with the result of a finished run or a checkpoint of any run."""
     if interactive and as_json:
-        _refuse("-i talks at the terminal, --json is for programs", "leave one of them out")
+        _refuse("-i and --json exclude each other", "use -i at a terminal, --json in programs")
     if max_new_tokens < 1:
-        _refuse(f"--max-new-tokens is {max_new_tokens}, expected 1 or more", "leave it out for 64")
+        _refuse(f"--max-new-tokens is {max_new_tokens}, expected 1 or more", "the default is 64")
     folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
     consent_to_code(folder, "generate", hooks=False, allowed=allow_code)
     if prompt is None and not interactive:
         prompt = _piped()
     elif prompt is not None and not prompt.strip():
-        _refuse("the prompt is empty", "give a PROMPT, pipe one in, or talk with -i")
+        _refuse("the prompt is empty", "give a PROMPT, pipe one in, or chat with -i")
     require_modules(("torch", "transformers"))
     from launcher.train.generate import answer, converse, load_trained
 
@@ -52,15 +52,15 @@ def generate_command(
 
 
 def _piped() -> str:
-    """What was piped into the command. RecipeError where nothing was."""
+    """The prompt on stdin. Raises RecipeError if there is none."""
     if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
-        _refuse("no prompt", "give a PROMPT, pipe one in, or talk with -i")
+        _refuse("no prompt", "give a PROMPT, pipe one in, or chat with -i")
     try:
         found = sys.stdin.read().rstrip("\n")
     except UnicodeDecodeError as error:
-        _refuse(f"what is piped in is no text: {error}", "give the prompt in UTF-8")
+        _refuse(f"stdin is not UTF-8: {error}", "encode the prompt as UTF-8")
     if not found.strip():
-        _refuse("the prompt that is piped in is empty", "give a PROMPT, pipe one in, or talk with -i")
+        _refuse("the prompt on stdin is empty", "give a PROMPT, pipe one in, or chat with -i")
     return found
 
 
@@ -70,20 +70,20 @@ def _refuse(message: str, hint: str) -> NoReturn:
 
 def _greet(*, chats: bool, writes: bool) -> None:
     if not writes:
-        kind = "each line is classified by itself"
+        kind = "each line is classified separately"
     elif chats:
-        kind = "a conversation: the model sees what was said before"
+        kind = "a conversation: the model sees the earlier turns"
     else:
-        kind = "each line is a prompt of its own: the model was not trained on conversations"
+        kind = "each line is a separate prompt: the model was not trained on conversations"
     note(f"{kind}. {ENDS}.")
 
 
 def _reader() -> Callable[[], str | None]:
-    """The next line of the user; None at the end of the input, and for Ctrl-C before a prompt."""
+    """A function that returns the next line; None at the end of the input and for Ctrl-C at the prompt."""
     at_terminal = sys.stdin is not None and sys.stdin.isatty()
     if at_terminal:
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401 - lines can be edited
+            import readline  # noqa: F401 - line editing
 
     def read() -> str | None:
         try:
@@ -93,13 +93,13 @@ def _reader() -> Callable[[], str | None]:
                 _write("\n")
             return None
         except UnicodeDecodeError as error:
-            _refuse(f"what is piped in is no text: {error}", "give the prompts in UTF-8")
+            _refuse(f"stdin is not UTF-8: {error}", "encode the prompts as UTF-8")
 
     return read
 
 
 def _write(piece: str) -> None:
-    """A piece of an answer, at once. Where nobody takes it any more, nothing fails by it."""
+    """Print a part of an answer at once; a closed pipe is no error."""
     with contextlib.suppress(OSError):
         sys.stdout.write(harmless(piece))
         sys.stdout.flush()

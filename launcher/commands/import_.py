@@ -1,4 +1,4 @@
-"""`import`: other tools' files as one recipe, what was not taken of them, and whether the recipe plans."""
+"""`import`: convert files of other tools to one recipe, list what was dropped, plan the recipe."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from launcher.render.new_file import existing, write_new, writing
 from launcher.report.outcome import Outcome, note
 
 ASSUMED = "A100-80GB"
-"""Device of the plan that is tried where no file and no --on names one."""
+"""Device of the trial plan if neither a file nor --on names one."""
 _ORDER = (Effect.NEEDED, Effect.TRAINING, Effect.NONE)
 _HEADS = {
-    Effect.TRAINING: "changes the training, and no recipe key says it:",
-    Effect.NONE: "has no effect on what is learnt:",
+    Effect.TRAINING: "changes the training and has no recipe key:",
+    Effect.NONE: "has no effect on the training result:",
 }
 
 
-def import_command(files: Sequence[str], output: str | None, on: str | None = None) -> Outcome:
-    """Turn the files into one recipe: on stdout, with the list of what was dropped on stderr; or into
-    `output`, with the list on stdout.
+def import_command(files: Sequence[str], *, output: str | None, on: str | None) -> Outcome:
+    """Print the recipe, and what was dropped on stderr; or write it to `output` and print what was dropped.
 
-    Exit 2 where a value must still be set in the recipe, or it is refused; it is written all the same.
-    RecipeError for files that no recipe can be made of, and for a file that is there already.
+    Exit status 2 if a value must still be set, or the recipe is refused; it is written anyway. Raises
+    RecipeError if the files cannot be converted, or the output exists.
     """
     target = None if output is None else Path(output)
     name = "imported" if target is None else target.stem
@@ -59,7 +58,7 @@ def import_command(files: Sequence[str], output: str | None, on: str | None = No
         return Outcome(data, f"{listed}\nwrote {', '.join(map(printable, wrote))}", problems, code)
     note(listed)
     if others:
-        note(f"it names {', '.join(others)}: --output FILE writes them beside it")
+        note(f"it refers to {', '.join(others)}: --output FILE writes them next to it")
     return Outcome(data, text, problems, code)
 
 
@@ -84,7 +83,7 @@ def _told(notes: Sequence[str], said: Sequence[str]) -> list[str]:
 
 
 def _listed(made: Imported) -> list[str]:
-    """What was dropped, what changes most first; what is needed is told as errors, after all."""
+    """What was dropped, by effect; missing values are reported as errors instead."""
     lines: list[str] = []
     for effect in _ORDER[1:]:
         entries = [entry for entry in _sorted(made.dropped) if entry.effect is effect]
@@ -100,7 +99,7 @@ def _line(entry: Dropped) -> str:
 
 
 def _write(target: Path, texts: Mapping[str, str]) -> None:
-    """Write the recipe and the files beside it, none of which may be there yet."""
+    """Write the recipe and its files. Raises RecipeError if one exists."""
     files = {target.parent / name: text for name, text in texts.items()}
     if there := [problem for path in files if (problem := existing(path)) is not None]:
         raise RecipeError(there)
@@ -110,7 +109,7 @@ def _write(target: Path, texts: Mapping[str, str]) -> None:
 
 
 def _tried(made: Imported, name: str, target: Path | None, on: str | None) -> tuple[list[Problem], list[str]]:
-    """Plan the recipe; the problems that keep it from being planned, and what is said of it."""
+    """Plan the recipe; its problems, and the lines to print."""
     needed = [entry for entry in made.dropped if entry.effect is Effect.NEEDED]
     missing = [_missing(entry) for entry in needed]
     if target is not None:
@@ -138,7 +137,7 @@ def _missing(entry: Dropped) -> Problem:
 
 
 def _unplaced(problem: Problem, path: str) -> Problem:
-    """A problem without the place of a file that is gone; those beside it keep their names."""
+    """The problem without the path of the temporary recipe; files next to it keep their names."""
     file = Path(problem.file) if problem.file else None
     if file is None or file.parent != Path(path).parent:
         return problem
@@ -148,7 +147,7 @@ def _unplaced(problem: Problem, path: str) -> Problem:
 
 
 def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem], list[str]]:
-    """Plan on --on, on the recipe's own hardware, or on as many A100-80GB as the files name."""
+    """Plan for --on, the hardware of the recipe, or as many A100-80GB as the files name."""
     try:
         loaded = load_recipe(path)
         asked = on
@@ -168,11 +167,11 @@ def _planned(path: Path, on: str | None, made: Imported) -> tuple[list[Problem],
     hardware = asked or "its hardware"
     size = f"{plan.memory.total / 2**30:.1f} GiB a device"
     said = f"it plans on {hardware}: {plan.batch.global_size} samples a step, {size}"
-    return [], [said, "look at a row as it is learnt: effilaunch prepare RECIPE --show 1"]
+    return [], [said, "show a sample with its loss mask: effilaunch prepare RECIPE --show 1"]
 
 
 def _as_many(made: Imported) -> str:
-    """Devices of the files; where none counts them, 8 for what only several processes can train."""
+    """The number of devices in the files, else 8 for what needs several processes, else 1."""
     on = next((text.rpartition("--on ")[2] for text in made.notes if "--on " in text), "NxDEVICE")
     sharded = made.taken.keys() & {"sharding.tp_size", "sharding.sp_size", "sharding.cp_size"}
     engine = made.taken.get("sharding.engine")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.run import check_machine
+from launcher.doctor.start_checks import check_machine
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.remember import remember_run
 from launcher.execute.run_dir import claimed, default_run_dir, write_run_dir
@@ -70,8 +70,8 @@ class Climb:
 
 def ladder_command(
     recipe: str,
-    overrides: Sequence[str],
     *,
+    overrides: Sequence[str],
     on: str | None,
     tiny: bool,
     steps: int,

@@ -15,17 +15,17 @@ from launcher.report.outcome import Outcome
 
 STDIN = "-"
 FOUND = 2
-"""Exit code when there is any finding."""
+"""Exit status if there are findings."""
 
 
-def lint_command(files: Sequence[str], recipe: str | None, *, fix: bool) -> Outcome:
-    """Findings of all files; with `fix`, write NAME.fixed.json next to each file with fixable findings.
+def lint_command(files: Sequence[str], *, recipe: str | None, fix: bool) -> Outcome:
+    """List the findings of all files; with `fix`, write NAME.fixed.json next to each file with a fixable one.
 
-    Raises RecipeError for a file that cannot be read, or if a fixed file would overwrite another.
+    Raises RecipeError if a file cannot be read, or a fixed file exists.
     """
     raw = {file: _read(file) for file in dict.fromkeys(files)}
     if fix and STDIN in raw:
-        raise RecipeError(Problem("usage", "--fix writes next to the file and cannot read stdin"))
+        raise RecipeError(Problem("usage", "--fix needs a file, not stdin"))
     targets = {file: fixed_path(file) for file in raw} if fix else {}
     _refuse_existing(targets)
     rules: tuple[Rule, ...] = () if recipe is None else (_against(recipe),)
@@ -46,12 +46,12 @@ def lint_command(files: Sequence[str], recipe: str | None, *, fix: bool) -> Outc
 
 
 def fixed_path(file: str) -> Path:
-    """Path of the fixed file: ds.json -> ds.fixed.json."""
+    """The path of the fixed file: ds.json -> ds.fixed.json."""
     return Path(file).with_suffix(".fixed.json")
 
 
 def _read(file: str) -> bytes:
-    """Read a file up to the size limit: a device has no end."""
+    """The file up to the size limit, because a device file has no end."""
     try:
         if file != STDIN:
             with Path(file).open("rb") as stream:
@@ -65,12 +65,12 @@ def _read(file: str) -> bytes:
 
 
 def _refuse_existing(targets: dict[str, Path]) -> None:
-    """Refuse to overwrite a file, and two inputs with the same output."""
+    """Raise RecipeError if a fixed file exists, or is the same for two files."""
     problems = []
     seen: set[Path] = set()
     for target in targets.values():
         if target.exists() or target.is_symlink() or target in seen:
-            said = "two input files have this output file" if target in seen else "already exists"
+            said = "is the fixed file of two files" if target in seen else "exists already"
             problems.append(
                 Problem("file-exists", said, file=str(target), hint="move it away, or fix one file at a time")
             )
@@ -80,7 +80,7 @@ def _refuse_existing(targets: dict[str, Path]) -> None:
 
 
 def _against(recipe: str) -> Rule:
-    """Return the rule that compares with the plan of a recipe, planned without its own base profile."""
+    """The rule that compares a file with the plan of the recipe, made without its base config."""
     from launcher.inputs.planning_facts import gather
     from launcher.knowledge.lint.against_recipe import AgainstRecipe
     from launcher.plan.planner import make_plan
@@ -92,7 +92,7 @@ def _against(recipe: str) -> Rule:
     loaded, facts = gather(loaded, None)
     try:
         return AgainstRecipe(make_plan(loaded, facts))
-    except DoesNotFit as error:  # too little memory is not a mistake of the file
+    except DoesNotFit as error:  # a finding about memory is not about the file
         if error.nearest_miss is None:
             raise
         return AgainstRecipe(error.nearest_miss)
@@ -121,7 +121,7 @@ def _text(findings: Sequence[Finding], files: int, fixed: Sequence[dict[str, Any
     for entry in fixed:
         left = entry["left"]
         lines.append(
-            f"wrote {printable(entry['to'])}: " + (f"{len(left)} left to fix manually" if left else "clean")
+            f"wrote {printable(entry['to'])}: " + (f"{len(left)} to fix manually" if left else "clean")
         )
         lines += [f"  {f['line']}:{f['column']}: {f['code']}: {f['message']}" for f in left]
     if fix and findings and not fixed:

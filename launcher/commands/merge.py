@@ -1,4 +1,4 @@
-"""`merge`: a run's adapter into its base's weights, and the result to the hub."""
+"""`merge`: merge the adapter of a run into the base weights, and push the result to the hub."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from launcher.train.publishing import Repository
 
 MERGED = "merged"
-"""Of a run directory: the folder of the merged model."""
+"""Folder of the merged model in the run directory."""
 
 
 def merge_command(
     run_dir: str,
+    *,
     output: str | None,
     dtype: str,
     push: str | None,
-    checkpoint: str | None = None,
-    *,
+    checkpoint: str | None,
     allow_code: bool,
 ) -> Outcome:
-    """Merge the adapter of a finished run, and push what is merged; a run without an adapter only pushes.
+    """Merge the adapter of a finished run and push the merged model; without an adapter, push the model.
 
-    push: a repository; "" for the one that the recipe names, None for none. checkpoint: the name of one, of
-    any run, whose adapter is taken in the place of the result's.
+    push: the repository, "" for hub_model_id of the recipe, None to push nothing. checkpoint: use the adapter
+    of this checkpoint, of any run, instead of the result.
     """
     folder = finished_run(run_dir) if checkpoint is None else Path(run_dir).absolute()
     consent_to_code(folder, "merge", hooks=False, allowed=allow_code)
@@ -56,14 +56,14 @@ def merge_command(
     if whole and push is None:
         raise RecipeError(nothing_to_merge(Path(run_dir)))
     if whole and (output is not None or dtype != "auto"):
-        hint = "leave out --output and --dtype: model/ is pushed as it is"
-        raise RecipeError(Problem("usage", "the run has no adapter, so nothing is merged", hint=hint))
+        hint = "remove --output and --dtype: model/ is pushed unchanged"
+        raise RecipeError(Problem("usage", "the run has no adapter to merge", hint=hint))
     name = MERGED if checkpoint is None else f"{MERGED}-{checkpoint}"
     target = Path(output).absolute() if output is not None else folder / name
     trained = trained_folder(read_job(folder), checkpoint)
     if not whole and is_trained(trained) != ADAPTER:
         raise RecipeError(nothing_to_merge(trained))
-    check_readable(trained)  # before a repository is made
+    check_readable(trained)  # before the repository is created
     if not whole:
         refuse_existing(target)
     repository = None if push is None else _reached(push or _own_repository(folder))
@@ -71,7 +71,7 @@ def merge_command(
         assert repository is not None
         return _push_whole(run_dir, folder, repository)
     with contextlib.ExitStack() as held:
-        if target.parent == folder:  # no run goes on in it meanwhile
+        if target.parent == folder:  # no run may continue in it meanwhile
             held.enter_context(locked(folder))
         merged = _merge(folder, target, dtype, repository, checkpoint)
     pushed = None if repository is None else _sent(target, repository)
@@ -80,19 +80,19 @@ def merge_command(
 
 
 def _own_repository(folder: Path) -> str:
-    """The recipe's trainer.hub_model_id. RecipeError without one."""
+    """trainer.hub_model_id of the recipe. Raises RecipeError without one."""
     from launcher.train.job import read_job
 
     found = read_job(folder).trainer.hub_model_id
     if not isinstance(found, str) or not found:
-        message = "--push names no repository, and neither does the recipe of the run"
-        hint = "write `--push OWNER/NAME`; of a run to come, trainer.hub_model_id says it"
+        message = "--push names no repository, and the recipe of the run has no hub_model_id"
+        hint = "write `--push OWNER/NAME`; for future runs set trainer.hub_model_id"
         raise RecipeError(Problem("usage", message, path="trainer.hub_model_id", hint=hint))
     return found
 
 
 def _reached(push: str) -> Repository:
-    """Asked for before the work: a login that is missing costs no merge."""
+    """Reach the repository before the merge, so that a missing login fails at once."""
     from launcher.train.publishing import reach_repository
 
     return reach_repository(push)
@@ -103,7 +103,7 @@ def _merge(
 ) -> dict[str, Any]:
     from launcher.train.merge import Merged, merge
 
-    note("merging: the model is loaded, added up in float32, compared, written and read back")
+    note("merging: load the model, merge in float32, compare logits, write, read back")
     place = target.name if repository is None else repository.id
 
     def card(merged: Merged) -> str:
@@ -119,7 +119,7 @@ def _push_whole(run_dir: str, folder: Path, repository: Repository) -> Outcome:
     pushed = _sent(folder / "model", repository, card)
     return Outcome(
         {"run_dir": run_dir, "merged": None, "pushed": pushed},
-        "\n".join(["the run has no adapter: model/ is pushed as it is", *pushed_lines(pushed)]),
+        "\n".join(["the run has no adapter: model/ is pushed unchanged", *pushed_lines(pushed)]),
     )
 
 
@@ -133,12 +133,12 @@ def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict
 
 
 def _of_checkpoint(facts: CardFacts, checkpoint: str) -> CardFacts:
-    """Without the numbers of the run's end, which are those of other weights."""
+    """Without the final numbers of the run, which belong to other weights."""
     return replace(facts, result={"rows": facts.result.get("rows")}, name=f"{facts.name} ({checkpoint})")
 
 
 def card_facts(folder: Path, merged: Mapping[str, Any] | None, place: str) -> CardFacts:
-    """What the files of a run directory say; no value of a secret variable is among it."""
+    """The facts of the model card, from the run directory, without secrets."""
     record = without_secrets(read_run(folder), hider(secret_values(os.environ)))
     named = place if "/" in place else Path(record.plan.get("recipe") or folder).stem
     return CardFacts(

@@ -1,4 +1,4 @@
-"""`plan` and `validate`: nothing here opens weights or devices, and of local data only the first rows."""
+"""`plan`: the whole plan, from the recipe and the first rows of local data; no weights, no devices."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
-from launcher.inputs.first_rows import judged_data
-from launcher.inputs.planning_facts import check_model, gather, recipe_hardware
+from launcher.errors import DoesNotFit, Problem, RecipeError
+from launcher.inputs.planning_facts import gather, nvme_warnings
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan, plan_first
-from launcher.plan.search import Search, search
-from launcher.recipe.loading import LoadedRecipe, load_recipe
+from launcher.plan.planner import plan_first
+from launcher.plan.search import Search
+from launcher.plan.search import search as search_plans
+from launcher.recipe.loading import load_recipe
 from launcher.report.outcome import Outcome, note
 from launcher.schedulers.hostfile import hostfile_warnings
 
@@ -25,31 +25,32 @@ if TYPE_CHECKING:
 
 
 def bundle_json(bundle: Bundle) -> dict[str, Any]:
-    """The keys of `plan --json`: plan.json plus the files."""
+    """The data of `plan --json`: plan.json and the text of all files."""
     return {**json.loads(bundle.files["plan.json"]), "files": dict(bundle.files)}
 
 
 def plan_command(
     recipe: str,
+    *,
     overrides: Sequence[str],
     on: str | None,
     explain: str | None,
-    *,
-    ranking: bool = False,
-    trace: bool = False,
-    html: str | None = None,
+    trace: bool,
+    search: bool,
+    html: str | None,
 ) -> Outcome:
-    """The whole plan; with `explain`, where one value came from; with `ranking`, what it was chosen among.
+    """Show the plan; the nearest miss, with exit status 3, if none fits.
 
-    `trace`: with the memory of the real model, traced. `html`: also as a page, see there. Exit 3 shows the
-    nearest miss.
+    explain: show the origin of this setting or section instead, "" for all. search: show all configurations
+    that fit. trace: trace the memory of the real model. html: also write the plan to this HTML file, "" for
+    NAME-plan.html.
     """
     from launcher.render.bundle import render
 
     loaded, facts = gather(load_recipe(recipe, overrides), on, trace=trace)
     absent = hostfile_warnings(loaded.recipe, facts.hardware)
     facts = replace(facts, warnings=(*facts.warnings, *absent))
-    found = search(loaded, facts)
+    found = search_plans(loaded, facts)
     problems: Sequence[Problem] = ()
     extra: dict[str, Any] = {}
     others: list[str] = []
@@ -59,12 +60,12 @@ def plan_command(
         bundle, problems = render(error.nearest_miss), error.problems
         extra = {"would_fit": [other.to_json() for other in error.would_fit]}
         others = [other.said for other in error.would_fit]
-    for said in _nvme_words(bundle.plan):
-        note(said)
+    for warning in nvme_warnings(bundle.plan):
+        note(warning)
     code = DoesNotFit.exit_code if problems else 0
     compared, traced = _traced(bundle.plan, facts)
     extra |= compared
-    if ranking:
+    if search:
         from launcher.report.search_text import search_text
 
         shown = _ranking(found, bundle.plan)
@@ -78,7 +79,7 @@ def plan_command(
 
 
 def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
-    """What a trace adds to the plan, for programs and for people; nothing without one."""
+    """What a trace adds to the JSON object and to the text; nothing without a trace."""
     if facts.trace is None:
         return {}, ""
     from launcher.inputs.model_trace import trace_rows
@@ -89,32 +90,23 @@ def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
 
 
 def _with_page(shown: Outcome, recipe: str, html: str) -> Outcome:
-    """The plan, also written as a page: in the file `html`, with "" in one that is named by the recipe."""
-    from launcher.commands.report import write_plan_page
+    """Also write the plan as a page to the file `html`, "" for a default name."""
+    from launcher.report.run_pages import write_plan_page
 
     path = str(write_plan_page(shown.data, recipe, html, shown.problems))
     return replace(shown, data={**shown.data, "page": path}, text=f"{shown.text}\nwrote {printable(path)}\n")
 
 
 def _page(bundle: Bundle) -> str:
-    """The plan as one page of stdout."""
+    """The plan as text for stdout."""
     from launcher.report.page import page_of
     from launcher.report.text import plan_text
 
     return plan_text(bundle, page_of(sys.stdout))
 
 
-def _nvme_words(plan: Plan) -> list[str]:
-    """What stands in the way of an offload to NVMe here; its checks are loaded where one is planned."""
-    if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
-        return []
-    from launcher.doctor.start_checks import nvme_words
-
-    return nvme_words(plan)
-
-
 def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: int) -> Outcome:
-    """Where one setting came from, those of a section, or with "" all of them."""
+    """Show where a setting, a section or, with "", all settings come from."""
     from launcher.report.text import explain_text
 
     text = explain_text(bundle.plan, explain)
@@ -146,48 +138,3 @@ def _ranking(found: Search, plan: Plan) -> dict[str, Any]:
         },
         "left_out": [{"what": entry.what, "reason": entry.reason} for entry in found.left_out],
     }
-
-
-def validate_command(recipes: Sequence[str]) -> Outcome:
-    """All problems of the recipes; what is absent on this machine is a warning."""
-    problems: list[Problem] = []
-    checked: list[dict[str, Any]] = []
-    lines: list[str] = []
-    for name in recipes:
-        found: list[Problem] = []
-        warnings: list[str] = []
-        try:
-            loaded = load_recipe(name)
-            if loaded.recipe.python:
-                from launcher.recipe.hook_file import read_hooks
-
-                read_hooks(loaded.recipe.python)
-            warnings, _ = judged_data(loaded, None)
-            written_for = recipe_hardware(loaded.recipe) if loaded.recipe.hardware else None
-            warnings += hostfile_warnings(loaded.recipe, written_for)
-            warnings += _try_plan(loaded)
-        except EffilaunchError as error:
-            found = error.problems
-        problems += found
-        checked.append({"recipe": name, "valid": not found, "warnings": warnings})
-        lines.append(f"{printable(name)}: {'valid' if not found else f'{len(found)} problem(s)'}")
-        lines += [f"  warning: {warning}" for warning in warnings]
-    code = RecipeError.exit_code if problems else 0
-    return Outcome({"recipes": checked}, "\n".join(lines), problems, code)
-
-
-def _try_plan(loaded: LoadedRecipe) -> list[str]:
-    """Plan on the recipe's own hardware, from local facts: refusals are problems, size is a warning."""
-    try:
-        if loaded.recipe.hardware is None:
-            check_model(loaded.recipe)
-            return []
-        loaded, facts = gather(loaded, None, allow_network=False, allow_torch=False)
-        warnings = _nvme_words(make_plan(loaded, facts))
-    except DoesNotFit as error:
-        return [problem.message for problem in error.problems]
-    except RecipeError as error:
-        if {p.code for p in error.problems} <= {"model-config-missing", "not-in-closed-form"}:
-            return [problem.message for problem in error.problems]
-        raise
-    return warnings

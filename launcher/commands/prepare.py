@@ -1,4 +1,4 @@
-"""`prepare`: the data of a recipe, tokenised and cached, so that the GPU job finds it ready."""
+"""`prepare`: tokenise and cache the data of a recipe before the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDED = ("transformers", "datasets")
 
 
 def prepare_command(
-    recipe: str, overrides: Sequence[str], *, on: str | None, show: int | None, tiny: bool, as_json: bool
+    recipe: str, *, overrides: Sequence[str], on: str | None, show: int | None, tiny: bool, as_json: bool
 ) -> Outcome:
     """Prepare the data in a child process; `show` samples with their loss mask."""
     loaded = load_recipe(recipe, overrides)
@@ -37,7 +37,7 @@ def prepare_command(
     try:
         plan = make_plan(planned, facts)
     except DoesNotFit as error:
-        plan = error.nearest_miss  # the data does not ask how large the device is
+        plan = error.nearest_miss  # data does not depend on the memory of the device
     bundle = render(plan)
     with scratch_run_dir("prepare") as run_dir:
         write_run_dir(bundle, run_dir, resume=False)

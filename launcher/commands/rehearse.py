@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.run import check_machine
 from launcher.doctor.rehearsal import Planned, judge
+from launcher.doctor.start_checks import check_machine
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
 from launcher.execute.nodes.group import HOST_LOST, Group
 from launcher.execute.run_dir import MARKER, written
+from launcher.execute.signals import ended_by_signals
 from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
@@ -48,29 +49,30 @@ _LEAVE_S, _GONE_S = 5.0, 10.0
 """A rank that failed has nothing to save: the others may end by themselves, then are killed."""
 
 
+@ended_by_signals()
 def rehearse_command(
     recipe: str,
-    overrides: Sequence[str],
     *,
+    overrides: Sequence[str] = (),
     on: str | None,
     seconds: float | None,
     output_dir: str | None,
     as_json: bool,
     node_rank: int | None = None,
     master_addr: str | None = None,
-    command: Sequence[str] = (),
+    command_line: Sequence[str] = (),
     meet_s: float | None = None,
 ) -> Outcome:
     """Rehearse a recipe's run. Exit 4 where a machine, link or save is bad, or a rank did not come; else 0.
 
-    node_rank, master_addr, command: as in `run`. meet_s: how long the last rank is waited for.
+    node_rank, master_addr, command_line: as in `run`. meet_s: how long the last rank is waited for.
     Raises RecipeError (2), DoesNotFit (3) as planning does, MachineError (4) where nothing could be started,
     Interrupted (130).
     """
     say = note if as_json else echo
     loaded = load_recipe(recipe, overrides)
     hardware = partial(find_hardware, loaded.recipe, on)
-    gathering = find_gathering(Request(loaded, hardware, note, node_rank, master_addr, command))
+    gathering = find_gathering(Request(loaded, hardware, note, node_rank, master_addr, command_line))
     asked = digest_of_request(loaded, overrides, on=on, rehearse=True, seconds=seconds)
     if gathering is not None and not gathering.place.is_head:
         return Outcome(take_part(gathering.place, asked, say), "the run has finished")

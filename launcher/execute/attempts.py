@@ -1,6 +1,6 @@
-"""The tries of a run: with less memory (`on_oom: adapt`), or the same again (`launch.max_restarts`).
+"""Repeat a failed run: with less memory (`on_oom: adapt`) or unchanged (`launch.max_restarts`).
 
-One after the other, until one finishes, nothing is left to change, or the restarts are used up.
+Attempts follow each other until one finishes, nothing is left to change, or no restart is left.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from launcher.render.bundle import Bundle, render
 
 
 def as_adapted(loaded: LoadedRecipe, record: Record, run_dir: Path) -> LoadedRecipe:
-    """The recipe with what earlier tries of this run have adapted.
+    """The recipe with the settings that earlier attempts of this run adapted.
 
-    RecipeError when the recipe now gives one of those settings a value that no try had.
+    Raises RecipeError if the recipe now gives one of them a value that no attempt had.
     """
     tries = earlier_settings(run_dir)
     problems = []
@@ -63,7 +63,7 @@ def as_adapted(loaded: LoadedRecipe, record: Record, run_dir: Path) -> LoadedRec
 
 
 def _given(loaded: LoadedRecipe, dotted: str) -> Any:
-    """What the recipe says."""
+    """The value in the recipe."""
     value: Any = loaded.recipe.model_dump()
     for name in dotted.split("."):
         value = value[name]
@@ -84,13 +84,13 @@ def run_attempts(
     group: Group | None = None,
     looking: Callable[[Plan], Look] = lambda plan: blind,
 ) -> tuple[Plan, dict[str, Any]]:
-    """Execute a written run directory; the plan that finished, and its result.json.
+    """Execute a written run directory and return the plan that finished and its result.json.
 
-    A try that ran out of memory is followed by one with less (on_oom: adapt), one that failed by something
-    that may pass by the same again (launch.max_restarts). loaded, facts: what the first plan was made from,
-    before anything was adapted. limits, first_pause_s: how patient the supervisor is. group: the other
-    members, which take part in every try. looking: what shows how far a try is, asked for as it begins.
-    Raises as `execute`; after tries the RunFailed says what was tried; RecipeError: another run is at it.
+    After an out-of-memory error the next attempt uses less memory (on_oom: adapt); after a failure that may
+    be transient it is unchanged (launch.max_restarts). loaded, facts: the input of the first plan, before any
+    adaptation. limits, first_pause_s: timeouts. group: the other nodes, which take part in every attempt.
+    looking: called as an attempt starts, returns what shows its progress. Raises the errors of `execute`;
+    RunFailed lists the attempts; RecipeError if another run uses the directory.
     """
     record, prepare = read_record(run_dir), True
     with locked(run_dir) as lock:
@@ -117,18 +117,18 @@ def run_attempts(
                 else:
                     resume = restarts.next(failure)
                 failed = failure
-                prepare = prepare and not is_prepared(run_dir)  # what follows does not change the samples
+                prepare = prepare and not is_prepared(run_dir)  # later attempts use the same samples
             else:
                 return bundle.plan, with_restarts(run_dir, bundle.plan, result, restarts.unwritten, say)
 
 
 class _CannotBeginAgain(RunFailed):
-    """The disk does not let the next try begin; says what failed before it already."""
+    """The disk prevents the next attempt; names the failure before it."""
 
 
 @contextlib.contextmanager
 def _beginning_again(failure: RunFailed | None) -> Iterator[None]:
-    """Within this a try is begun: one that the disk does not let begin is told with the failure before it."""
+    """Add the previous failure to the error if the disk prevents the next attempt."""
     try:
         yield
     except (MachineError, RecipeError) as error:
@@ -143,7 +143,7 @@ def _beginning_again(failure: RunFailed | None) -> Iterator[None]:
 
 
 def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:
-    """Whether adapting may mend it, and is asked for."""
+    """Whether the failure is out-of-memory and on_oom is adapt."""
     asked = plan.on_oom == "adapt"
     return asked and is_out_of_memory(failure.finding.failure.id, plan.hardware)
 
@@ -151,7 +151,7 @@ def _ran_out_of_memory(plan: Plan, failure: KnownFailure) -> bool:
 def _next(
     loaded: LoadedRecipe, facts: Facts, plan: Plan, failure: KnownFailure, record: Record | None
 ) -> Adaptation:
-    """What to try next; RunFailed where nothing is left."""
+    """The next adaptation. Raises RunFailed if none is left."""
     known = failure.finding.failure.id
     calls = {frame.function for frame in failure.finding.error.frames}
     before = {} if record is None else record.changes
@@ -184,9 +184,9 @@ def _nothing_left(failure: KnownFailure, record: Record | None, left: str) -> Ru
 def _next_try(
     begun: Begun, step: Adaptation, record: Record | None, say: Callable[[str], None]
 ) -> tuple[Bundle, Record, str | None]:
-    """Write the next try into the run directory and say what changes.
+    """Write the next attempt into the run directory and print what changes.
 
-    Returns the bundle of the next one, the record, and what it is told to continue.
+    Returns its bundle, the record, and the checkpoint to resume.
     """
     run_dir = begun.run_dir
     reached = last_step(run_dir)
@@ -215,7 +215,7 @@ def _next_try(
 
 
 def _beginning(begins: int, reached: int, unreadable: str, aside: str | None) -> str:
-    """Where the next try begins and what is lost by that."""
+    """Where the next attempt starts, and the steps that are lost."""
     if begins:
         again = f"; {_steps(reached - begins)} done again" if reached > begins else ""
         return f"goes on from the checkpoint of step {begins}{again}"

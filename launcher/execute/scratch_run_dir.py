@@ -1,4 +1,4 @@
-"""A run directory beside the user's own, for commands that only prepare the data of a recipe."""
+"""A temporary run directory for commands that only prepare data."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from launcher.errors import Interrupted, MachineError, Problem, RecipeError
 
 @contextlib.contextmanager
 def scratch_run_dir(purpose: str) -> Iterator[Path]:
-    """An empty folder below TMPDIR; it is removed, unless a failure ends this whose error names its logs.
+    """An empty folder below TMPDIR, removed at the end unless the error refers to its logs.
 
-    purpose: part of the folder's name. MachineError where none can be made.
+    purpose: part of its name. Raises MachineError if it cannot be created.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"effilaunch-{purpose}-"))
     except OSError as error:
-        hint = "make room there, or name another folder with the variable TMPDIR"
-        problem = Problem("tmp-unwritable", f"no temporary folder can be made: {error}", hint=hint)
+        hint = "free disk space there, or set TMPDIR to another folder"
+        problem = Problem("tmp-unwritable", f"cannot create a temporary folder: {error}", hint=hint)
         raise MachineError(problem) from error
     kept = True
     try:
         yield folder
         kept = False
-    except (RecipeError, MachineError, Interrupted):  # they say all that is known
+    except (RecipeError, MachineError, Interrupted):  # these errors do not refer to logs
         kept = False
         raise
     finally:

@@ -1,4 +1,4 @@
-"""`run --resume`: where a run goes on, whether its plan may, and what is done before devices are taken."""
+"""Where a run starts: a new run directory, or a checkpoint that `run --resume` names and verifies."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where a command's run lies, and where it begins."""
+    """The run directory, and the checkpoint from which the run continues."""
 
     run_dir: Path
     """Absolute; need not exist."""
     chosen: Chosen | None = None
-    """What it goes on from; None where the user did not ask to resume."""
+    """The checkpoint; None without --resume."""
     is_proposed: bool = False
-    """Whether the run directory is one of a default name that nobody has made yet."""
+    """Whether the run directory has a default name and does not exist yet."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -68,12 +68,12 @@ class Beginning:
 
     @property
     def step(self) -> float:
-        """The last step that it takes over; infinite for a run that takes over nothing and meets nothing."""
+        """The step to continue from; infinite without --resume."""
         return inf if self.chosen is None else self.chosen.step
 
     @property
     def is_newest(self) -> bool:
-        """Whether nothing of this run lies behind what it goes on from."""
+        """Whether the run has no later checkpoint."""
         newest = max(complete_checkpoints(self.run_dir / "checkpoints"), default=0)
         return self.step >= newest
 
@@ -83,10 +83,10 @@ class Beginning:
 
 
 def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Beginning:
-    """The run directory and the verified checkpoint. RecipeError where PATH is none, or a damaged one.
+    """The run directory and the verified checkpoint. Raises RecipeError if PATH is no intact checkpoint.
 
-    `auto` always finds a place: the newest whole checkpoint of --output-dir or of this recipe's last run,
-    else the beginning, so that one command may stand in a job script.
+    `auto` never fails: it takes the newest complete checkpoint of --output-dir or of the last run of the
+    recipe, else step 0, so that a job script needs only one command.
     """
     proposed = default_run_dir(str(recipe), Path.cwd())
     if resume is None:
@@ -118,14 +118,14 @@ def beginning(recipe: Path, resume: str | None, output_dir: str | None) -> Begin
 
 
 def with_own_folder(begins: Beginning) -> Beginning:
-    """The same, in a run directory that no other start gets. Raises as `unwritable`."""
+    """Create the default run directory, under a name that no other start gets."""
     if not begins.is_proposed:
         return begins
     return replace(begins, run_dir=claimed(begins.run_dir), is_proposed=False)
 
 
 def _refuse_another_run(folder: Path, checkpoint: Path) -> None:
-    """RecipeError unless the run in `folder` began with this checkpoint, and has saved none of its own."""
+    """Raise RecipeError unless the run in `folder` began with this checkpoint and has saved no other."""
     if read_origin(folder) != checkpoint:
         message = f"{folder} holds another run than {checkpoint}"
         hint = "name a new --output-dir, or none to go on in the checkpoint's own"
@@ -138,7 +138,7 @@ def _refuse_another_run(folder: Path, checkpoint: Path) -> None:
 
 
 def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> Resumption:
-    """What the plan changes against the checkpoint's own; RecipeError with all that it must not change."""
+    """Compare with the plan of the checkpoint. Raises RecipeError with all changes that are not allowed."""
     if begins.checkpoint is None:
         is_finished = all((begins.run_dir / name).is_file() for name in (MARKER, "result.json"))
         if begins.words and not is_finished:  # a finished run does not start again, see finished_result
@@ -157,7 +157,7 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
 
 
 def _plan_of(checkpoint: Path) -> dict[str, Any]:
-    """The plan that wrote a checkpoint."""
+    """The plan of the run that wrote the checkpoint."""
     try:
         plan: dict[str, Any] = parse_json((checkpoint / PLAN).read_text("utf-8"))
         ranks_of(plan)
@@ -181,9 +181,9 @@ def _manifest(checkpoint: Path) -> Manifest:
 
 
 def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None]) -> dict[str, Any] | None:
-    """result.json of a resumed run that has finished and is asked for no more; None where something is left.
+    """result.json, if the resumed run has finished and the recipe asks for no more steps; else None.
 
-    RecipeError where more is asked of a finished run that kept no checkpoint, or not by the command line.
+    Raises RecipeError if it asks for more, but not with --set, or there is no checkpoint to continue from.
     """
     run_dir = begins.run_dir
     markers = (run_dir / MARKER, run_dir / FINISHED_BEFORE)
@@ -216,9 +216,9 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
 
 
 def _refuse_length_by_accident(run_dir: Path, steps: int, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """RecipeError unless the command line sets the length that a finished run shall be trained to.
+    """Raise RecipeError unless --set gives the new length of a finished run.
 
-    The recipe's own may be another one than the run was started with, by `--set`.
+    The run may have been started with another --set than the recipe says.
     """
     names = [name for name in LENGTH if value_of(new, f"trainer.{name}") is not None]
     if any(new["settings"][f"trainer.{name}"].get("by") == "--set" for name in names):
@@ -237,10 +237,10 @@ def _refuse_length_by_accident(run_dir: Path, steps: int, old: dict[str, Any], n
 
 
 def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """What the finished run was asked for: max_steps and num_train_epochs of `trainer`.
+    """max_steps and num_train_epochs of the finished run.
 
-    RUN_DIR/plan.json tells it last: a dry run, or a start that was cut off, may have written another one
-    since. The result of a start by hand does not say it. OSError or ValueError where nothing can be read.
+    RUN_DIR/plan.json is read last, because a later dry run or incomplete start may have replaced it; a result
+    of command.sh lacks the values. Raises OSError or ValueError if nothing is readable.
     """
     if isinstance(planned := result.get("planned"), dict):
         return planned
@@ -250,7 +250,7 @@ def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asks_for_more(old: dict[str, Any], new: dict[str, Any], steps: int) -> bool:
-    """Whether the new plan is longer than what has finished after `steps` steps; old: as it was planned."""
+    """Whether the new plan trains longer than the run that finished after `steps` steps as `old` planned."""
     most = (old.get("max_steps"), value_of(new, "trainer.max_steps"))
     before, now = (number if isinstance(number, int) and number > 0 else None for number in most)
     if now is not None:
@@ -262,10 +262,10 @@ def _asks_for_more(old: dict[str, Any], new: dict[str, Any], steps: int) -> bool
 
 
 def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], look: Look = blind) -> None:
-    """RecipeError where the rows are not those that the checkpoint was trained on.
+    """Raise RecipeError if the rows differ from those that the checkpoint was trained on.
 
-    The data is prepared for that beside the run directory, which a refusal leaves as it was; the run itself
-    finds it in the cache. look: is shown how far that is.
+    Prepares the data in a scratch directory, so that the run directory stays unchanged on an error; the run
+    then finds the data in the cache. look: receives the progress.
     """
     if begins.checkpoint is None:
         return
@@ -282,16 +282,16 @@ def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], lo
 
 
 def set_newer_aside(begins: Beginning, say: Callable[[str], None]) -> None:
-    """Before the start: nobody shall take up what lies behind the checkpoint that this run goes on from."""
+    """Move checkpoints aside that are later than the one from which this run continues."""
     if begins.chosen is not None:
         set_aside_after(begins.run_dir, begins.chosen.step, say)
 
 
 def keep_beginning(begins: Beginning, bundle: Bundle) -> None:
-    """Leave a word in the run directory where the run goes on from, as soon as its plan lies there.
+    """Record in the run directory from which checkpoint the run continues; also for a dry run.
 
-    Be it a dry run's: ended before its first save, a run that goes on in another folder than the checkpoint's
-    must not begin anew when it is continued, nor must command.sh by hand. Raises as `unwritable`.
+    A run in another folder than the checkpoint's, killed before its first save, must not restart at step 0
+    when it is resumed or command.sh is run. Raises the error of `unwritable`.
     """
     checkpoint, run_dir = begins.checkpoint, begins.run_dir
     if checkpoint is None:
@@ -308,9 +308,9 @@ def keep_beginning(begins: Beginning, bundle: Bundle) -> None:
 def readable_checkpoint(
     begins: Beginning, resumption: Resumption, say: Callable[[str], None], look: Look = blind
 ) -> Iterator[str | None]:
-    """What the workers read (EFFILAUNCH_RESUME): the checkpoint or its converted twin; None: begin.
+    """The value of EFFILAUNCH_RESUME: the checkpoint, or its conversion; None to start at step 0.
 
-    The twin goes when the run has saved a checkpoint behind it. look: is shown how far its making is.
+    The conversion is deleted when the run has saved a later checkpoint. look: receives the progress.
     """
     remove = functools.partial(remove_converted, begins.run_dir)
     checkpoint = begins.checkpoint

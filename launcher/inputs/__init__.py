@@ -1,1 +1,1 @@
-"""What commands gather before they plan: facts, model specs, traces, the first rows of data."""
+"""Collect what the planner and the commands read: recipe, hardware, model, first rows, finished runs."""

@@ -1,6 +1,6 @@
-"""A first look at data, for `init`: what its rows are made for, how many and how long they are.
+"""Survey data for `init`: the goals that its rows suit, their number and length.
 
-The worker's own readers do the reading. They need the standard library, and pyarrow for Parquet.
+Uses the readers of the worker, which need the standard library, and pyarrow for Parquet.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.unread import refuse_lost
 
 _MOST = 200_000
-"""Rows that are read; the others are read when the run begins."""
+"""Largest number of rows that are read; the others are read when the run starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What lies under a data path, before anybody says what it is for."""
+    """The rows of a data path, independent of a goal."""
 
     path: str
-    """As the readers take it: absolute, a part of a package, or a data set of the hub."""
+    """Absolute path, part of a package, or hub id of a dataset."""
     first: tuple[Row, ...]
-    """Empty for what lies on the hub, which is not looked at."""
+    """Empty for datasets of the hub, which are not read."""
     count: int | None
     more: bool
 
@@ -75,13 +75,13 @@ def _rows(path: str) -> Iterator[Row]:
 
 
 def goals_of(sight: Sight, columns: Mapping[str, str | None]) -> list[str]:
-    """The goals that the rows are made for: what says more about them first."""
+    """The goals that the rows suit, the most specific first."""
     fitting = [goal for goal in GOALS if _formats(sight, goal, columns)]
     return sorted(fitting, key=lambda goal: goal == "text")
 
 
 def _formats(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> dict[str, Detected]:
-    """Format that a recipe would name -> what it makes of the rows."""
+    """The formats that fit the rows."""
     asked = (*GOALS[goal], *(("prompt-completion",) if goal == "chat" else ()))  # of messages on both sides
     found = {}
     for fmt in asked:
@@ -95,7 +95,7 @@ def _formats(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> dict
 
 
 def suggestion(sight: Sight, goal: str) -> dict[str, str]:
-    """Columns that would make the rows fit a goal, by their names; empty where none suggest themselves."""
+    """Columns whose names suggest that they make the rows fit the goal."""
     made = [suggest_columns(fmt, sight.first, {}) for fmt in GOALS[goal]]
     return min((columns for columns in made if columns), key=len, default={})
 
@@ -124,7 +124,7 @@ def rows_for(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Rows
 
 
 def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> RecipeError:
-    """Why the rows do not teach the goal."""
+    """The error for rows that do not fit the goal."""
     wanted = "; or ".join(", ".join(FORMATS[fmt].needed) for fmt in GOALS[goal])
     if others := goals_of(sight, columns):
         message = f"its rows are for goal {' or '.join(others)}; goal {goal} needs the columns {wanted}"
@@ -137,7 +137,7 @@ def _misfit(sight: Sight, goal: str, columns: Mapping[str, str | None]) -> Recip
 
 
 def _check_all(sight: Sight, detected: Detected, task: str) -> int | None:
-    """Characters of the longest row, once each was brought into its format's shape."""
+    """Check every row and return the characters of the longest."""
     rows = itertools.islice(_rows(sight.path), _MOST)
     if detected.format == "image":
         collect_labels(

@@ -1,4 +1,4 @@
-"""A run directory whose run completed: what merge, generate and eval start from."""
+"""The run directory of `merge`, `generate` and `eval`: is it finished, and may its code run?"""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from launcher.train.job import read_job
 
 
 def finished_run(run_dir: str) -> Path:
-    """The run directory as an absolute path. RecipeError when no run completed in it.
+    """The absolute path of the run directory. Raises RecipeError if no run finished in it.
 
-    The result of a run that was made longer afterwards counts until the longer one has completed.
+    The result of a run that is being continued to more steps is used until the longer run finishes.
     """
     folder = Path(run_dir).absolute()
     if os.path.isfile(folder / MARKER):  # noqa: PTH113 - no error for a name that no file can have
         return folder
     if os.path.isfile(folder / FINISHED_BEFORE):  # noqa: PTH113 - the same
-        note(f"the result is that of {_step(folder)}: the run was made longer, and has not finished since")
+        note(
+            f"the result is that of {_step(folder)}: the run was continued to more steps and has not finished"
+        )
         return folder
     message = f"{run_dir} holds no finished run"
-    hint = "name a run directory whose run completed"
+    hint = "name the directory of a finished run"
     if not os.path.isdir(folder):  # noqa: PTH112 - the same
-        message += ": there is no such folder"
+        message += ": no such folder"
     elif (folder / "plan.json").is_file():
         hint = (
-            f"`effilaunch report {shlex.quote(run_dir)}` says how far it came; --checkpoint NAME takes "
+            f"`effilaunch report {shlex.quote(run_dir)}` shows how far it came; --checkpoint NAME uses "
             "one of its checkpoints; `run --resume auto` continues it"
         )
     raise RecipeError(Problem("not-finished", message, hint=hint))
 
 
 def _step(folder: Path) -> str:
-    """The step of result.json, in words."""
+    """The step of result.json, for a message."""
     try:
         return f"step {int(read_json(folder / 'result.json')['steps'])}"
     except (OSError, ValueError, KeyError, TypeError):
@@ -55,17 +57,16 @@ def _step(folder: Path) -> str:
 
 @contextlib.contextmanager
 def output_on_stderr() -> Iterator[None]:
-    """Within this, what is printed on the way goes to stderr: stdout is for the result.
+    """Send what libraries print to stderr, because stdout is for the result.
 
-    Without upstream's words on what changes in its next version, on kernels that are not needed here and on
-    what the plan has dealt with, and without its bars where no terminal moves them.
+    Hides their deprecation warnings, known noise, and progress bars if stderr is no terminal.
     """
     from launcher.train.bars import no_bars
 
     deepspeed, bitsandbytes = logging.getLogger("DeepSpeed"), logging.getLogger("bitsandbytes")
     level = bitsandbytes.level
     bitsandbytes.setLevel(logging.ERROR)
-    deepspeed.addFilter(_is_news)  # its level is set when it is imported, on the way
+    deepspeed.addFilter(_is_news)  # importing it resets its level
     bars = contextlib.nullcontext() if sys.stderr.isatty() else no_bars()
     try:
         with bars, contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -81,15 +82,14 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) -> None:
-    """Ask before `command` runs code that the plan.json of somebody else's directory names.
+    """Ask before `command` runs code that the run directory of another user names.
 
-    hooks: whether the command runs the hook file, beside a model's own code. allowed: the user has said yes
-    on the command line. RecipeError without a yes, and where the plan cannot be read; nothing happens where
-    all files belong to the user.
+    hooks: whether the command also runs the hook file. allowed: --allow-code was given.
+    Raises RecipeError without consent, and if the plan cannot be read.
     """
     if allowed:
         return
-    job = read_job(run_dir)  # the worker's reader: what it would run is what is asked about
+    job = read_job(run_dir)  # as the worker reads it
     file = job.at("python.file") if hooks else None
     code = [f"the Python file {file}"] if isinstance(file, str) and file else []
     if job.at("model.trust_remote_code"):
@@ -111,7 +111,7 @@ def consent_to_code(run_dir: Path, command: str, *, hooks: bool, allowed: bool) 
 
 
 def _owner(path: Path) -> int | None:
-    """The user id that a file belongs to, of a link that of what it leads to; None where there is none."""
+    """The user id of the owner of a file, following links; None if there is none."""
     try:
         return path.stat().st_uid
     except (OSError, ValueError):

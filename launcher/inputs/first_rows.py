@@ -1,7 +1,7 @@
-"""What the first rows of a recipe's local files say, before anything is planned.
+"""Check the first rows of a recipe's local files before planning.
 
-Bounded: so many rows and bytes of so many files of a source, and so many seconds in all. Where no answer is
-found within that, or without a package, nothing is said: `prepare` reads every row.
+Limited in rows, bytes and files of a source, and in seconds. What is not found within these limits, or needs
+a package that is missing, is left to `prepare`, which reads every row.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ _COLUMNAR = (".parquet", ".arrow")
 
 
 class _TimeUpError(BaseException):
-    """The seconds are used up. No Exception: nothing on the way shall take it for an error of its own."""
+    """The time limit is reached. Not an Exception, so that no reader catches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found without reading data as a whole."""
+    """What was found in the first rows."""
 
     absent: list[Problem] = field(default_factory=list)
-    """Paths with nothing at them, which another machine may have."""
+    """Missing paths, which another machine may have."""
     wrong: list[Problem] = field(default_factory=list)
-    """What is here and cannot be trained on, and paths that are nearly those of something that is here."""
+    """Data that cannot be trained on, and missing paths that resemble an existing one."""
     unread: list[str] = field(default_factory=list)
-    """Columns that are not read, a line for each source."""
+    """Columns that are not read, one line per source."""
 
 
 def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
     """Look at the paths and first rows of `data.train` and `data.eval`.
 
-    hooks: names of the recipe's hooks; rows that a `format_row` changes are not judged by their columns.
+    hooks: names of the recipe's hooks; the columns of rows that a `format_row` changes are not checked.
     """
     rows, looked = loaded.recipe.data, Looked()
     sources = {f"data.train[{index}]": source for index, source in enumerate(rows.train)}
@@ -87,15 +87,15 @@ def look_at_data(loaded: LoadedRecipe, hooks: Sequence[str]) -> Looked:
 
 
 def data_problems(loaded: LoadedRecipe) -> list[Problem]:
-    """What stands in the way of a run here: data that is absent, and files that do not fit the task."""
+    """Problems of the data for a run here: missing files, and files that do not fit the task."""
     looked = look_at_data(loaded, hook_names(loaded.recipe.python))
     return [*looked.absent, *looked.wrong]
 
 
 def judged_data(loaded: LoadedRecipe, on: str | None) -> tuple[list[str], list[str]]:
-    """(warnings, columns that are not read) of the recipe's data, as far as it can be looked at.
+    """The warnings about the data, and the columns that are not read.
 
-    RecipeError where the plan is for this machine and what is here cannot be trained on.
+    Raises RecipeError if the plan is for this machine and the data cannot be trained on.
     """
     looked = look_at_data(loaded, hook_names(loaded.recipe.python))
     if looked.wrong and _is_for_here(loaded.recipe, on):
@@ -113,7 +113,7 @@ def hook_names(file: str | None) -> tuple[str, ...]:
 
 
 def _is_for_here(recipe: Recipe, on: str | None) -> bool:
-    """Whether a plan is for this machine: its hardware is neither given nor another's."""
+    """Whether a plan is for this machine."""
     asked = recipe.hardware
     if on is not None or asked is None:
         return on is None
@@ -124,7 +124,7 @@ def _is_for_here(recipe: Recipe, on: str | None) -> bool:
 
 
 def _exists(path: str) -> bool:
-    """Whether a data path leads to something; what the hub has is not asked."""
+    """Whether a data path exists; hub ids are not looked up."""
     if is_loaded_hub_id(path):
         return True
     try:
@@ -137,7 +137,7 @@ def _exists(path: str) -> bool:
 
 
 def _similar(path: str) -> Path | None:
-    """What lies beside a path that is absent under nearly its name."""
+    """An existing path with a similar name in the same folder."""
     try:
         wanted = Path(path).expanduser()
         with os.scandir(wanted.parent) as entries:
@@ -171,11 +171,11 @@ def _look_at(source: DataSource, place: str, task: str, hooked: bool, looked: Lo
 
 
 def _first_rows(file: Path) -> list[Row]:
-    """The first rows of a file; none where they are not to be had at this price."""
+    """The first rows of a file; none if reading them is too expensive."""
     if is_picture(file):
         return [picture_row(file)]
     if data_suffix(file) in _COLUMNAR and (file.suffix.lower() not in _COLUMNAR or not _has_pyarrow()):
-        return []  # packed ones would be unpacked as a whole
+        return []  # a compressed file would be unpacked completely
     rows: list[Row] = []
     try:
         for number, values in itertools.islice(read_file(file, None, _BYTES), _ROWS):
@@ -194,7 +194,7 @@ def _has_pyarrow() -> bool:
 
 
 def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
-    """RecipeError as `prepare` would raise it for one of these rows."""
+    """Raise the RecipeError that `prepare` would raise for one of these rows."""
     fields = FORMATS[detected.format].needed
     needed = [detected.columns[name] for name in fields if name in detected.columns]
     present = {name for row in rows for name in row.values}
@@ -216,7 +216,7 @@ def _check_rows(rows: Sequence[Row], detected: Detected, task: str) -> None:
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """_TimeUpError after so many seconds; no limit where there is no timer: WebAssembly, other threads."""
+    """Raise _TimeUpError after `seconds`; no limit where there is no timer (WebAssembly, other threads)."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -234,7 +234,7 @@ def _deadline(seconds: float) -> Iterator[None]:
 
 
 def _warning(problem: Problem) -> str:
-    """A problem as a warning of a plan for another machine."""
+    """The problem as a warning in a plan for another machine."""
     if problem.code != "data-missing":
         return str(problem)
     near = f"; {problem.hint}" if (problem.hint or "").startswith("did you mean") else ""

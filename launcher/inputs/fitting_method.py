@@ -1,4 +1,4 @@
-"""Which of full fine-tune, LoRA and QLoRA fits, for `init`: the planner is asked for each of them in turn."""
+"""Find the method that fits for `init`: plan full fine-tuning, LoRA and QLoRA in turn."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ _SHORTEST = 512
 _TALKS = re.compile(
     r"(^|[-_.])(it|instruct|chat|assistant|sft|dpo|hermes|zephyr|qwen)([-_.\d]|$)", re.IGNORECASE
 )
-"""Names of models that have learnt to talk, and so have a chat template."""
+"""Names of chat models, which have a chat template."""
 _DEFAULTS = ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct")
-"""Models for text that need no licence, largest first."""
+"""Text models without licence agreement, largest first."""
 
 
 _INSTEAD: Mapping[str, Mapping[str, Any]] = {
     "fix-packing-family": {"packs": False},
     "fix-fp16-bf16-pretrained": {"precision": "fp32"},
 }
-"""What the planner refuses of some models -> what is written for these."""
+"""Refusal of the planner -> what the recipe sets for such models instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """What fits."""
+    """The method and length that fit."""
 
     start: Start
     method: str
     length: int
     missed: tuple[str, ...] = ()
-    """Methods that were tried before and do not fit."""
+    """Methods that were tried and do not fit."""
 
 
 def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
-    """The first method that fits, for a model as it was given.
+    """The first method that fits the model.
 
-    RecipeError where the model is not found or cannot learn the goal; DoesNotFit where nothing fits.
+    Raises RecipeError if the model is not found or cannot learn the goal; DoesNotFit if no method fits.
     """
     keys = model_keys(model)
     config, origin = find_model_config(keys["name_or_path"], gguf_file=keys.get("gguf_file"))
@@ -73,7 +73,7 @@ def fit(model: str, goal: str, rows: Rows, hardware: Hardware) -> Fitting:
 
 
 def _first_fitting(start: Start) -> Fitting:
-    """What fits first of a start; DoesNotFit, or RecipeError with what no method can do."""
+    """The first method that fits. Raises DoesNotFit, or RecipeError if every method is refused."""
     refused: dict[str, EffilaunchError] = {}
     with tempfile.TemporaryDirectory(prefix="effilaunch-") as folder:
         facts: Facts | None = None
@@ -87,7 +87,7 @@ def _first_fitting(start: Start) -> Fitting:
                 refused[method] = error
                 continue
             return Fitting(start, method, length, tuple(name for name in refused if name != method))
-    # What needs least was tried last: nothing else would have fitted either.
+    # The last one tried needs the least memory.
     misses = [error for error in refused.values() if isinstance(error, DoesNotFit)]
     if misses:
         raise misses[-1]
@@ -96,7 +96,7 @@ def _first_fitting(start: Start) -> Fitting:
 
 
 def _tries(start: Start) -> Iterator[tuple[str, int]]:
-    """Methods at the length that the rows ask for, then at shorter ones that still hold them by the guess."""
+    """Methods at the length of the rows, then at shorter lengths that should still hold them."""
     lengths = [first_length(start)]
     if task_named(start.task).reads_tokens:
         pieces = start.goal == "text" or start.rows.longest_tokens is None
@@ -147,7 +147,7 @@ def _has_template(keys: Mapping[str, str]) -> bool:
 
 
 def default_model(goal: str, rows: Rows, hardware: Hardware) -> str:
-    """A model of those known here that fits and is made for the goal; empty where none is."""
+    """A known model that fits and suits the goal; empty if there is none."""
     if goal == "classify":
         image = rows.format == "image"
         candidates: tuple[str, ...] = (

@@ -1,4 +1,4 @@
-"""A model's spec for planning: from the families known here, else from transformers' class, in a child."""
+"""Find the ModelSpec: from the known families, else from the class of transformers in a child process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def find_spec(
     ask: bool,
     adapter: Mapping[str, Any] | None = None,
 ) -> tuple[ModelSpec, str | None]:
-    """The spec, and a note where it has to be traced: its family, or what `adapter` does, is not known here.
+    """The spec; and a note if the memory must be traced, as the family or the adapter has no closed form.
 
-    `adapter`: fields of LoraConfig. `ask`: transformers' class and peft, in a child process. RecipeError
-    `not-in-closed-form` where they may not be asked, `unknown-architecture` where transformers cannot build
-    the model for the task, or is not installed.
+    adapter: fields of LoraConfig. ask: allow a child process with transformers and peft. Raises RecipeError:
+    `not-in-closed-form` if that is needed and not allowed, `unknown-architecture` if transformers is missing
+    or cannot build the model for the task.
     """
     try:
         return _with_adapter(read_model_spec(name, config, origin, task), config, adapter, ask=ask)
@@ -52,14 +52,14 @@ def find_spec(
 
 
 def can_trace() -> bool:
-    """Whether the training packages are here."""
+    """Whether torch, transformers and peft are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers", "peft"))
 
 
 def _with_adapter(
     spec: ModelSpec, config: Mapping[str, Any], adapter: Mapping[str, Any] | None, *, ask: bool
 ) -> tuple[ModelSpec, str | None]:
-    """A known family's spec; with peft's answer about an adapter that has no closed form."""
+    """The spec of a known family, with the answer of peft for an adapter without closed form."""
     found = None if adapter is None else count_adapter(spec, adapter)
     if adapter is None or (found is not None and not found.uneven):
         return spec, None
@@ -84,7 +84,7 @@ def _with_adapter(
 
 
 def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, Any]) -> ModelSpec:
-    """The spec with the child's answer about an adapter; RecipeError with the problems that peft has."""
+    """The spec with the adapter as the child reports it. Raises RecipeError with the problems of peft."""
     if "problems" in answer:
         raise RecipeError(
             [Problem(code, text, path=path, hint=hint) for code, text, path, hint in answer["problems"]]
@@ -97,7 +97,7 @@ def _answered(spec: ModelSpec, adapter: Mapping[str, Any], answer: Mapping[str, 
 
 
 def _left_out(answer: Mapping[str, Any]) -> str:
-    """How a note ends where peft does not adapt all that the adapter names."""
+    """The end of the note if peft skips layers that the adapter names."""
     names = answer.get("left_out") or ()
     if not names:
         return ""
@@ -109,7 +109,7 @@ def _left_out(answer: Mapping[str, Any]) -> str:
 
 
 def _only_traced(name: str, config: Mapping[str, Any], unknown: RecipeError) -> RecipeError:
-    """Of a family whose memory has no closed form here."""
+    """The error for a family without closed form."""
     return RecipeError(
         Problem(
             "not-in-closed-form",
@@ -130,7 +130,7 @@ def _request(config: Mapping[str, Any], task: str, adapter: Mapping[str, Any] | 
 def _described(
     config: Mapping[str, Any], task: str, unknown: RecipeError, adapter: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What transformers' class says of the model; the error `unknown`, with why, where it says nothing."""
+    """The answer of the child about the model. Raises `unknown`, with the reason, if there is none."""
     from launcher.facts.memory_trace import Untraceable, ask_child
 
     try:

@@ -1,4 +1,4 @@
-"""Traces the real model for a plan, in a child process; what cannot be traced is a warning."""
+"""Trace the memory of the real model for a plan, in a child process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from launcher.render.bundle import render
 from launcher.tasks import task_named
 
 ROUNDS = 4
-"""Plans that are traced at most: the traced memory can change the plan, whose job is traced in turn."""
+"""Largest number of traces: a traced memory can change the plan, which is then traced again."""
 ALLOCATOR_OPTIONS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Variables of the environment; the second counts where the first is not set."""
+"""Environment variables; the second is used if the first is not set."""
 
 
 def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
-    """The facts with a trace of the job that the plan ends with.
+    """The facts with a trace for the final plan; with a warning if the model cannot be traced.
 
-    MachineError when the training packages are missing. A model that cannot be traced is a warning.
+    Raises MachineError if the training packages are missing.
     """
     require_modules(["torch", "transformers", "peft"])
     for count in range(ROUNDS + 1):
@@ -55,7 +55,7 @@ def with_trace(loaded: LoadedRecipe, facts: Facts) -> Facts:
 
 
 def trace_rows(plan: Plan, facts: Facts) -> dict[str, Any] | None:
-    """The key `trace` of `plan --trace`: both estimates of the job; None where it is not traced."""
+    """The key `trace` of `plan --trace --json`: both estimates of the job; None without a trace."""
     if facts.trace is None or facts.trace.step_for(choices_of(plan.job, plan.hardware)) is None:
         return None
     closed = estimate_memory(plan.spec, plan.job, plan.hardware)
@@ -77,7 +77,7 @@ def _plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
 
 
 def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
-    """One step of the plan's model, and the versions it was traced with. Untraceable, MachineError."""
+    """Trace one step; also the versions of the libraries. Raises Untraceable, MachineError."""
     answer = ask_child(trace_request(plan), plan.interpreter)
     fragmentation = _fragmentation(answer, expandable=_expandable(plan))
     step = read_step(answer, choices_of(plan.job, plan.hardware), fragmentation)
@@ -85,7 +85,7 @@ def trace_plan(plan: Plan) -> tuple[TracedStep, Mapping[str, str]]:
 
 
 def trace_request(plan: Plan) -> dict[str, Any]:
-    """What the child reads."""
+    """The request to the child process."""
     capability, micro = plan.hardware.compute_capability, plan.job.micro_batch
     return {
         "ask": "trace",
@@ -100,13 +100,13 @@ def trace_request(plan: Plan) -> dict[str, Any]:
 
 
 def _expandable(plan: Plan) -> bool:
-    """Whether the workers' environment lets the allocator's segments grow."""
+    """Whether the workers use expandable segments."""
     env = plan.launch.env
     return has_expandable_segments(next((env[name] for name in ALLOCATOR_OPTIONS if name in env), ""))
 
 
 def _fragmentation(answer: Mapping[str, Any], *, expandable: bool) -> Line:
-    """What the allocator reserves beyond the peak of what is allocated."""
+    """Bytes that the allocator reserves beyond the allocated peak, by batch size."""
     lost = {
         replay["batch"]: reserved_beyond_allocated(replay["sizes"], replay["events"], expandable=expandable)
         for replay in answer["replays"]

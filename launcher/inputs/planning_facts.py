@@ -1,4 +1,4 @@
-"""Facts for the planner: the only place where commands read the outside world before planning."""
+"""Collect the facts for the planner: hardware, model configuration, profile, versions, calibration."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from launcher.tasks import task_named
 
 if TYPE_CHECKING:
     from launcher.knowledge.lint.document import Finding
+    from launcher.plan.plan import Plan
 
 
 def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
-    """`--on`, else the recipe's `hardware`, else the hostfile's machines with devices as found here."""
+    """The hardware of `--on`, else of the recipe, else of the hostfile with the devices found here."""
     if on is not None:
         asked = parse_hardware(on)
     elif recipe.hardware is not None:
@@ -46,7 +47,7 @@ def find_hardware(recipe: Recipe, on: str | None) -> Hardware:
 
 
 def _allocated(found: Hardware) -> Hardware:
-    """What is found here, on all nodes of a step of Slurm's; tasks beyond one a node are one a device."""
+    """What is found here, on all nodes of the Slurm step. Several tasks per node mean one per device."""
     allocation = read_allocation(os.environ)
     if allocation is None or allocation.step is None:
         return found
@@ -57,22 +58,31 @@ def _allocated(found: Hardware) -> Hardware:
 
 
 def usable_cores() -> int:
-    """Cores of this machine that a run may use; where it is one task a device, those of all of them."""
+    """Cores of this node that a run may use; with one Slurm task per device, the cores of all tasks."""
     own, allocation = probe.own_cores(), read_allocation(os.environ)
     if allocation is None or allocation.step is None or allocation.tasks_per_node[0] == 1:
         return own
     of_job = os.environ.get("SLURM_CPUS_ON_NODE", "")
     most = int(of_job) if of_job.isdigit() else os.cpu_count() or own
-    return max(own, min(own * allocation.tasks_per_node[0], most))  # each may be bound to cores of its own
+    return max(own, min(own * allocation.tasks_per_node[0], most))  # each task may be bound to its own cores
 
 
 def _own_memory(loaded: LoadedRecipe, on: str | None) -> int | None:
-    """Bytes of this machine's memory; None for a plan for another, of which nothing is known but devices."""
+    """Memory of this node in bytes; None if the plan is for another, of which only the devices are known."""
     return probe.host_memory_bytes() if on is None and loaded.recipe.hardware is None else None
 
 
+def nvme_warnings(plan: Plan) -> list[str]:
+    """What this machine lacks for an offload to NVMe, if the plan has one."""
+    if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
+        return []
+    from launcher.doctor.start_checks import nvme_words  # few plans need the checks
+
+    return nvme_words(plan)
+
+
 def recipe_hardware(recipe: Recipe) -> Hardware:
-    """The hardware that the recipe is written for."""
+    """The hardware section of the recipe."""
     section = recipe.hardware
     assert section is not None, "called for recipes with a hardware section"
     name, size, capability = device_facts(section.device)
@@ -80,7 +90,7 @@ def recipe_hardware(recipe: Recipe) -> Hardware:
 
 
 def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str, Any], str]:
-    """Name, configuration and where it was found."""
+    """Name of the model, its configuration, and where that was found."""
     model = recipe.model
     if isinstance(model.config, dict):
         return str(model.config.get("model_type")), model.config, "the recipe"
@@ -108,9 +118,9 @@ def model_config(recipe: Recipe, *, allow_network: bool) -> tuple[str, dict[str,
 
 
 def load_profile(recipe: Recipe) -> dict[str, Any] | None:
-    """The base DeepSpeed profile: a file, or a shipped one by name.
+    """The base DeepSpeed config: a file, or a shipped one by name.
 
-    Raises RecipeError where there is none, and with everything in it that `lint` calls an error.
+    Raises RecipeError if there is none, or with all errors that `lint` finds in it.
     """
     name = recipe.sharding.config
     if name is None:
@@ -143,7 +153,7 @@ def load_profile(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _refused(finding: Finding) -> Problem:
-    """A finding of `lint` as what is wrong with a recipe's base profile."""
+    """A finding of `lint` as a problem of the recipe."""
     unread = finding.code.startswith("ds-json") or finding.code == "ds-not-an-object"
     return Problem(
         "profile-unreadable" if unread else finding.code,
@@ -156,7 +166,7 @@ def _refused(finding: Finding) -> Problem:
 
 
 def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
-    """The recipe with the template's text in place of the file that holds it."""
+    """The recipe with the text of the chat template instead of its file."""
     template = loaded.recipe.model.chat_template
     if template is not None and "{" not in template and not Path(template).is_absolute():
         raise RecipeError(
@@ -164,7 +174,7 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
                 "chat-template-missing",
                 f"no such file: {template}",
                 path="model.chat_template",
-                hint="relative paths are relative to the recipe; a template written out has {{ … }} in it",
+                hint="relative paths are relative to the recipe; an inline template contains {{ … }}",
             )
         )
     if template is None or not Path(template).is_absolute():
@@ -186,14 +196,14 @@ def _with_chat_template(loaded: LoadedRecipe) -> LoadedRecipe:
 
 
 def find_calibration(hardware: Hardware) -> Calibration:
-    """What earlier runs on such a device measured."""
+    """The calibration from earlier runs on the same kind of device."""
     return read_calibration(probe.calibration_text(), hardware, str(probe.calibration_file()))
 
 
 def _rehearsal(
     loaded: LoadedRecipe, on: str | None, config: Mapping[str, Any]
 ) -> tuple[LoadedRecipe, Hardware]:
-    """The recipe as `--tiny` runs it, and where."""
+    """The recipe and the hardware of `--tiny`."""
     from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 
     asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
@@ -203,7 +213,7 @@ def _rehearsal(
 
 
 def _too_long(recipe: Recipe, spec: ModelSpec) -> list[str]:
-    """A warning where rows may be longer than the model's positions; pictures have no length to choose."""
+    """A warning if data.max_length exceeds the positions of the model."""
     longest, asked = spec.max_position_embeddings, recipe.data.max_length
     if not longest or not task_named(recipe.task).reads_tokens or asked <= longest:
         return []
@@ -211,10 +221,10 @@ def _too_long(recipe: Recipe, spec: ModelSpec) -> list[str]:
 
 
 def _unread(calibration: Calibration | None) -> list[str]:
-    """A warning where the calibration file has lines that are no runs of this version."""
+    """A warning if lines of the calibration file were skipped."""
     if calibration is None or not calibration.skipped:
         return []
-    return [f"{calibration.source}: skipped {calibration.skipped} line(s) that are no runs of this version"]
+    return [f"{calibration.source}: skipped {calibration.skipped} line(s) that are not from this version"]
 
 
 def gather(
@@ -226,9 +236,9 @@ def gather(
     allow_network: bool = True,
     allow_torch: bool = True,
 ) -> tuple[LoadedRecipe, Facts]:
-    """The recipe as it will be planned (rewritten for `--tiny`) and all facts about it.
+    """The recipe to plan, rewritten for `--tiny`, and all facts about it.
 
-    `trace`: with a trace of the real model, as always for a family that is not known here.
+    trace: trace the real model, which model families without a closed form always need.
     """
     loaded = _with_chat_template(loaded)
     hooks = hook_names(loaded.recipe.python)
@@ -246,7 +256,7 @@ def gather(
     spec, note = _find_spec(loaded.recipe, name, config, origin, ask=allow_torch)
     warnings += [] if note is None else [note]
     warnings += _too_long(loaded.recipe, spec)
-    calibration = None if tiny else find_calibration(hardware)  # a rehearsal's model is no real one
+    calibration = None if tiny else find_calibration(hardware)  # a tiny model says nothing about real ones
     warnings += _unread(calibration)
     facts = Facts(
         hardware=hardware,
@@ -267,7 +277,7 @@ def gather(
 
 
 def _traced(loaded: LoadedRecipe, facts: Facts) -> Facts:
-    from launcher.inputs.model_trace import with_trace  # few plans are traced
+    from launcher.inputs.model_trace import with_trace  # rarely needed
 
     return with_trace(loaded, facts)
 
@@ -279,13 +289,13 @@ def _find_spec(
 
 
 def check_model(recipe: Recipe) -> None:
-    """RecipeError where the model's family, or what the adapter names of it, is not there; no network."""
+    """Raise RecipeError if the model family or a module that the adapter names is unknown. No network."""
     name, config, origin = model_config(recipe, allow_network=False)
     _find_spec(recipe, name, config, origin, ask=False)
 
 
 def _new_adapter(recipe: Recipe) -> dict[str, Any] | None:
-    """The fields of LoraConfig; None without an adapter, and for one that is continued."""
+    """The fields of LoraConfig; None without an adapter or with adapter.path."""
     if recipe.adapter is None or recipe.adapter.path is not None:
         return None
     own = ("type", "path", "cast_input_dtype_enabled", "autocast_adapter_dtype")

@@ -1,4 +1,4 @@
-"""What a user sees of a run under way: lines that stay, and in a terminal one at the bottom that changes."""
+"""Show a running run: permanent lines, and in a terminal a status line at the bottom."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from launcher.report.screen import Screen
 
 @dataclass(slots=True)
 class Showing:
-    """Shows a run: what comes before it, and its tries, one after the other."""
+    """Shows the preparation of a run and its attempts."""
 
     speak: Callable[[str], None]
-    """Takes a line that stays."""
+    """Prints a permanent line."""
     screen: Screen | None = None
-    """Where a line is drawn; None: rows are said instead."""
+    """Where the status line is drawn; None: rows are printed instead."""
     says_rows: bool = True
-    """Whether a line is said for each row of metrics.jsonl where none is drawn."""
+    """Whether to print each row of metrics.jsonl if there is no status line."""
 
     def say(self, line: str) -> None:
-        """A line of the run; none that the one at the bottom says already."""
+        """Print a line, unless the status line shows it already."""
         if not (self._draws and is_passing(line)):
             self.speak(line)
 
@@ -46,30 +46,30 @@ class Showing:
 
     @property
     def page(self) -> Page:
-        """How a page of text is laid out here."""
+        """The width and colours of text."""
         return page_of(sys.stdout) if self._draws else Page()
 
     def look(self, statuses: Mapping[int, RankStatus]) -> None:
-        """Show what a process says that is no rank."""
+        """Show the status of a process that is no rank."""
         if self.screen is not None:
             now = Moment(**_bar(statuses[min(statuses)])) if statuses else Moment("ended")
             self.screen.draw(partial(live_line, now))
 
     def looking(self, run_dir: Path) -> Callable[[Plan], Look]:
-        """What `run_tries` calls as each try of a run begins."""
-        tries = itertools.count()
-        return lambda plan: self.begin(plan, run_dir, next(tries))
+        """The function that `run_attempts` calls as each attempt starts."""
+        attempts = itertools.count()
+        return lambda plan: self.begin(plan, run_dir, next(attempts))
 
     def begin(self, plan: Plan, run_dir: Path, restarts: int = 0) -> Look:
-        """What shows a run from now on."""
+        """Start showing an attempt."""
         return _Try(self, plan, NewRows(run_dir / "metrics.jsonl"), restarts).look
 
 
 @contextlib.contextmanager
 def showing(*, as_json: bool, on_stderr: bool = False, says_rows: bool = True) -> Iterator[Showing]:
-    """What a command shows until it ends: on a screen; lines on stderr where stdout is for programs.
+    """The display of a command. Lines go to stderr if stdout is for the result.
 
-    on_stderr: the result of the command goes to stdout, and nothing else. says_rows: as of Showing.
+    on_stderr: stdout is for the result alone. says_rows: see Showing.
     """
     with Screen(sys.stderr, note, draws=not as_json) if as_json or on_stderr else Screen() as screen:
         yield Showing(screen.line, screen, says_rows)
@@ -77,7 +77,7 @@ def showing(*, as_json: bool, on_stderr: bool = False, says_rows: bool = True) -
 
 @dataclass(slots=True)
 class _Try:
-    """One try of the run."""
+    """One attempt of the run."""
 
     showing: Showing
     plan: Plan
@@ -91,7 +91,7 @@ class _Try:
         if not statuses:
             return
         first = statuses[min(statuses)]
-        if first.steps is not None:  # the rows of earlier tries are gone from the file by then
+        if first.steps is not None:  # rows of earlier attempts are no longer in the file
             for row in self.rows.read():
                 if row.get("step", 0) > first.begun:
                     self._tell(row, statuses)
@@ -115,7 +115,7 @@ class _Try:
         bar = _bar(barred)
         left = None if median is None or first.steps is None else median * max(0, first.steps - step)
         if left and median and first.phase == "train":
-            left -= min(bar["for_s"], median)  # of the step that is under way
+            left -= min(bar["for_s"], median)  # of the current step
         return Moment(
             step=step,
             steps=first.steps,
@@ -128,7 +128,7 @@ class _Try:
         )  # fmt: skip
 
     def _speed(self, median: float | None) -> str:
-        """In tokens, as the last row has it; in samples where there are none."""
+        """Tokens per second of the last row, else samples per second."""
         tokens = self._last.get("tokens_per_second")
         if tokens:
             return f"{tokens:,.0f} tokens/s"
@@ -138,18 +138,18 @@ class _Try:
 
 
 def _loss(row: Mapping[str, Any]) -> float | None:
-    """Null in a row is a loss that was not finite."""
+    """The loss of the row; null means not finite."""
     return None if "loss" not in row else math.nan if row["loss"] is None else row["loss"]
 
 
 def _bar(status: RankStatus) -> dict[str, Any]:
-    """What it does just now, and how far that is."""
+    """The current activity and its progress."""
     names = ("phase", "title", "done", "total", "unit")
     return {"for_s": max(0.0, time.time() - status.since), **{name: getattr(status, name) for name in names}}
 
 
 def _memory(plan: Plan, statuses: Mapping[int, RankStatus]) -> Memory | None:
-    """Of the fullest GPU, its context as planned; without GPUs, of this machine's processes together."""
+    """Memory of the fullest GPU, with the planned context; without GPUs, of all processes on this node."""
     told = [status for status in statuses.values() if status.memory is not None]
     if not told:
         return None

@@ -104,7 +104,7 @@ def test_tensor_parallel_rows_are_those_that_plan_takes(called: Any) -> None:
     on = ("--on", "8xH100-80GB", "--on", "8xV100-32GB")
     code, text = called("meta-llama/Llama-3.1-8B", *on, "--tensor-parallel", "2", "--json")
     assert code == 2
-    assert "nothing of this can be planned" in text
+    assert "--tensor-parallel" in text
 
 
 def test_set_needs_a_recipe(called: Any) -> None:

@@ -99,7 +99,7 @@ def test_a_compressed_log_that_was_cut_off_is_said(capsys, tmp_path):
     for content in (whole[:-20], whole[:30] + b"\xff" * 50):
         log.write_bytes(content)
         code, _, err = called(capsys, "diagnose", log)
-        assert (code, "cut off or damaged" in err) == (2, True)
+        assert (code, "truncated or damaged" in err) == (2, True)
     log.write_bytes(whole)
     code, out, _ = called(capsys, "diagnose", log)
     assert (code, out.partition(":")[0]) == (0, "cuda-oom")
@@ -205,7 +205,7 @@ def test_a_bundle_that_no_file_can_be_is_refused(tmp_path, name):
 
 def test_a_bundle_is_refused_before_the_checks(monkeypatch, tmp_path):
     (tmp_path / "link.md").symlink_to(tmp_path / "nothing" / "x")
-    with pytest.raises(RecipeError, match="not overwritten"):
+    with pytest.raises(RecipeError, match="exists already"):
         bundle_path("link.md", tmp_path)
     monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may be root
     with pytest.raises(RecipeError, match="not writable"):

@@ -77,13 +77,13 @@ def test_the_list_comes_first_with_places_and_reasons(
     code, out, _ = called(capsys, CASES / "launch.sh", "--output", "mine.yaml")
     lines = out.splitlines()
     assert code == 0
-    assert lines[0] == "changes the training, and no recipe key says it:"
+    assert lines[0] == "changes the training and has no recipe key:"
     last = len((CASES / "launch.sh").read_text().splitlines())
     assert any(
         line.startswith(f"  {CASES}/launch.sh:{last} --config_overrides: n_layer=3 - ") for line in lines
     )
     heads = [line for line in lines if line.endswith(":")]
-    assert heads[1] == "has no effect on what is learnt:"
+    assert heads[1] == "has no effect on the training result:"
     assert "hardware: made for 8 devices on 1 machine; plan with --on 8xDEVICE" in lines
     assert lines[-1] == "wrote mine.yaml, mine_deepspeed.json"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from launcher.cli import main
-from launcher.parsing import build_parser
+from launcher.parsing import parse
 from launcher.report import outcome
 from launcher.report.outcome import Outcome, emit
 from launcher.report.screen import Screen
@@ -73,5 +73,5 @@ def test_json_stays_json(capsys):
 
 @pytest.mark.parametrize("command", ["run", "ladder", "drill", "submit", "prepare"])
 def test_who_has_it(command):
-    assert build_parser().parse_args([command, "smoke", "--quiet"]).quiet
-    assert not build_parser().parse_args([command, "smoke"]).quiet
+    assert parse([command, "smoke", "--quiet"])[1]["quiet"]
+    assert not parse([command, "smoke"])[1]["quiet"]

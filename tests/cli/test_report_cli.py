@@ -10,8 +10,9 @@ import pytest
 from reports import metrics, planned, result, write_finished, write_run
 
 from launcher.cli import main
-from launcher.commands.report import reported, unlike
+from launcher.commands.report import unlike
 from launcher.errors import Interrupted, Problem, RunFailed
+from launcher.report.run_pages import reported
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,7 +152,7 @@ def test_a_run_leaves_its_report_however_it_ends(tmp_path):
 
 def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, capsys, monkeypatch):
     run = write_run(tmp_path / "a")
-    monkeypatch.setattr("launcher.commands.report.run_page", lambda *_: 1 / 0)
+    monkeypatch.setattr("launcher.report.run_pages.run_page", lambda *_: 1 / 0)
     with reported(run, print):
         pass
     assert "report.html was not written: division by zero" in capsys.readouterr().err

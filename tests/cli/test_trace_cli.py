@@ -77,10 +77,10 @@ def child(monkeypatch):
             raise found
         return found
 
-    for module in ("commands.tracing", "facts.memory_trace"):
+    for module in ("inputs.model_trace", "facts.trace"):
         monkeypatch.setattr(f"launcher.{module}.ask_child", ask)
-    for module in ("tracing", "foreign"):
-        monkeypatch.setattr(f"launcher.commands.{module}.require_modules", lambda _names: None)
+    for module in ("model_trace", "model_spec"):
+        monkeypatch.setattr(f"launcher.inputs.{module}.require_modules", lambda _names: None)
     ask.asked, ask.answers = asked, answers
     return ask
 

@@ -152,7 +152,7 @@ def test_a_repository_that_is_public_is_called_so(whole, hub, capsys):
 def test_a_run_without_an_adapter_pushes_its_model_and_stays_as_it_is(whole, hub, capsys):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     assert main(["merge", str(whole), "--push", "mine"]) == 0
-    assert "model/ is pushed as it is" in capsys.readouterr().out
+    assert "model/ is pushed unchanged" in capsys.readouterr().out
     names = {name.removeprefix("me/mine/") for name in hub.files}
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= names
     assert "training_args.bin" not in names

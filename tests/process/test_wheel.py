@@ -127,7 +127,7 @@ def test_lint_diagnose_and_doctor_work_without_the_training_stack(installed, tmp
 def test_wheel_needs_only_the_base_dependencies(installed, tmp_path):
     listed = call(*PIP[:-1], "--python", installed / "python", "list", "--format=json", cwd=tmp_path)
     names = {package["name"].lower() for package in json.loads(listed)}
-    assert {"packaging", "pydantic", "pyyaml"} <= names
+    assert {"argcomplete", "packaging", "pydantic", "pyyaml"} <= names
     assert not names & {"torch", "transformers", "deepspeed", "accelerate", "peft", "datasets"}
 
 
@@ -276,7 +276,17 @@ def pyodide() -> Path:
 def site_for_wasm(folder: Path, wheel: Path) -> Path:
     """The wheel and its base dependencies as Pyodide imports them. Skips where pip cannot bring them."""
     into = ("install", "--no-compile", "-c", ROOT / "constraints.txt", "--target", folder)
-    done = run(*PIP, *into, "--only-binary", ":all:", *WASM, "pydantic", "packaging", cwd=folder.parent)
+    done = run(
+        *PIP,
+        *into,
+        "--only-binary",
+        ":all:",
+        *WASM,
+        "pydantic",
+        "packaging",
+        "argcomplete",
+        cwd=folder.parent,
+    )
     if done.returncode:
         pytest.skip(f"pip finds no packages for WebAssembly: {done.stderr[-200:]}")
     call(*PIP, *into, "--no-deps", wheel, cwd=folder.parent)

@@ -210,11 +210,11 @@ def test_run_leaves_with_130_when_it_is_stopped_before_anything_runs(tmp_path):
     script = (
         "import os, signal, sys, time\n"
         "from launcher import cli\n"
-        "from launcher.commands import running\n"
+        "from launcher.commands import run\n"
         "def planning(*args, **kwargs):\n"
         "    os.kill(os.getpid(), int(sys.argv[1]))\n"
         "    time.sleep(30)\n"
-        "running.load_recipe = planning\n"
+        "run.load_recipe = planning\n"
         "sys.exit(cli.main(['run', 'r.yaml']))\n"
     )
     for number in (signal.SIGTERM, signal.SIGUSR1):

@@ -13,8 +13,7 @@ from factories import plan
 from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
-from launcher.commands import run
-from launcher.commands.run import check_machine, run_command
+from launcher.commands.run import run_command
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import start
 from launcher.execute.binding import bind_order
@@ -26,7 +25,9 @@ from launcher.execute.nodes.member import serve
 from launcher.execute.nodes.wire import Channel, Closed, introduce
 from launcher.execute.supervise import Limits
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.probe import Gpu
+from launcher.facts.probe import ProbedGpu
+from launcher.knowledge.doctor import start_checks
+from launcher.knowledge.doctor.start_checks import check_machine
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.schedulers.local import rendezvous
@@ -84,7 +85,7 @@ def test_data_that_the_head_misses_is_told_to_all(place, tmp_path):
     def run(rank: int) -> str:
         try:
             run_command(
-                str(recipe), [], on="2x1xcpu", dry_run=False, tiny=False, resume=None,
+                str(recipe), overrides=[], on="2x1xcpu", dry_run=False, tiny=False, resume=None,
                 output_dir=str(tmp_path / "out"), as_json=True, node_rank=rank,
                 master_addr=f"{place.head}:{place.port}",
             )  # fmt: skip
@@ -126,14 +127,14 @@ def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
         assert other.ended() == 0
 
 
-def gpus(*indices: str, gib: int = 80) -> list[Gpu]:
-    return [Gpu(i, f"GPU-{i}", "NVIDIA A100-SXM4-80GB", gib << 30, 0, (8, 0)) for i in indices]
+def gpus(*indices: str, gib: int = 80) -> list[ProbedGpu]:
+    return [ProbedGpu(i, f"GPU-{i}", "NVIDIA A100-SXM4-80GB", gib << 30, 0, (8, 0)) for i in indices]
 
 
 def test_one_machine_under_two_names_is_refused(place, tmp_path, monkeypatch):
     """As node2 and node2.cluster in a hostfile: its GPUs would be used twice."""
-    monkeypatch.setattr(run.probe, "visible_gpus", lambda: gpus("0", "1"))
-    monkeypatch.setattr(run, "require_modules", lambda names: None)
+    monkeypatch.setattr(start_checks.probe, "visible_gpus", lambda: gpus("0", "1"))
+    monkeypatch.setattr(start_checks, "require_modules", lambda names: None)
     with Closing(Group(place, "asked", FAST)) as group:
         other = Other(second(place))
         group.await_all(10.0, print)
@@ -151,8 +152,8 @@ def test_one_machine_under_two_names_is_refused(place, tmp_path, monkeypatch):
 @pytest.mark.parametrize("sees", [["0"], ["4", "5"]])
 def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, monkeypatch, sees):
     """As under srun --gpus-per-task=1, where each task sees its own as number 0; and without it."""
-    monkeypatch.setattr(run.probe, "visible_gpus", lambda: gpus(*sees))
-    monkeypatch.setattr(run, "require_modules", lambda names: None)
+    monkeypatch.setattr(start_checks.probe, "visible_gpus", lambda: gpus(*sees))
+    monkeypatch.setattr(start_checks, "require_modules", lambda names: None)
     place = replace(place, num_nodes=1, tasks_per_node=2)
     bundle = render(plan(tmp_path, "2xA100-80GB"))
     with Closing(Group(place, "asked", FAST)) as group:
@@ -168,8 +169,8 @@ def test_one_task_a_device_runs_with_a_gpu_of_its_own_or_all(place, tmp_path, mo
 
 
 def test_a_gpu_too_few_is_told_with_its_machine(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(run.probe, "visible_gpus", lambda: gpus("0"))
-    monkeypatch.setattr(run, "require_modules", lambda names: None)
+    monkeypatch.setattr(start_checks.probe, "visible_gpus", lambda: gpus("0"))
+    monkeypatch.setattr(start_checks, "require_modules", lambda names: None)
     with Closing(Group(place, "asked", FAST)) as group:
         other = Other(second(place))
         group.await_all(10.0, print)

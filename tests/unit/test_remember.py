@@ -142,7 +142,7 @@ def test_plans_and_estimates_read_the_file_and_count_what_is_foreign(tmp_path, c
     assert after["memory"]["calibration"] == (
         f"range from 1 run like it, which took 1.10 of their estimates, on cpu ({path})"
     )
-    assert f"{path}: skipped 1 line(s) that are no runs of this version" in after["warnings"]
+    assert f"{path}: skipped 1 line(s) that are not from this version" in after["warnings"]
     assert after["memory"]["high"] > before["memory"]["high"]
     assert planned_by_command(tmp_path, capsys, "--on", "A100-80GB")["memory"]["calibration"] is None
     assert main(["estimate", str(tmp_path / "r.yaml"), "--on", "cpu", "--json"]) == 0

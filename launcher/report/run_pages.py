@@ -1,0 +1,90 @@
+"""Write the HTML page of a run or a plan to its file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from launcher import __version__
+from launcher.errors import EffilaunchError, Interrupted, Problem
+from launcher.execute.record import RunRecord, keep_end, read_run, without_secrets
+from launcher.facts.redaction import hider, secret_values
+from launcher.facts.safe_files import write_text
+from launcher.knowledge.diagnose.examine import diagnose
+from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
+from launcher.knowledge.failures.catalogue import FAILURES
+from launcher.knowledge.lint.document import printable
+from launcher.render.new_file import write_new, writing
+from launcher.report.html.page import plan_record, run_page
+from launcher.report.outcome import note
+
+REPORT = "report.html"
+"""The report in a run directory; every report of the run replaces it."""
+
+
+def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems: Sequence[Problem]) -> Path:
+    """Write the page of a plan to a new file and return its path.
+
+    data: that of `plan --json`. output: the file, "" for NAME-plan.html in the current folder. Raises
+    RecipeError if the file exists or cannot be written.
+    """
+    name = Path(recipe).stem
+    target = Path(output or f"{name}-plan.html")
+    text = str((data.get("files") or {}).get("recipe.yaml", ""))
+    record = plan_record(data, name, text, [str(problem) for problem in problems])
+    page = run_page(without_secrets(record, _hide()), made())
+    with writing(target, "--html FILE"):
+        write_new(target, page)
+    return target
+
+
+@contextlib.contextmanager
+def reported(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Write the report into the run directory when the block ends, also with an error."""
+    try:
+        yield
+    except EffilaunchError as error:
+        _report_end(run_dir, say, error)
+        raise
+    _report_end(run_dir, say, None)
+
+
+def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchError | None) -> None:
+    """Write the report; a failure to do so changes nothing about the run."""
+    page = run_dir / REPORT
+    try:
+        record = read_run(run_dir)
+        if error is not None:
+            messages = [_hide()(problem.message) for problem in error.problems]
+            interrupted = isinstance(error, Interrupted)
+            keep_end(run_dir, messages, interrupted=interrupted)
+            record = replace(record, state="stopped" if interrupted else "failed", problems=messages)
+        write_text(page, run_page(shown_record(record, run_dir), made()))
+    except Exception as why:  # bugs of ours included: the run itself is over and its files are complete
+        note(f"{printable(str(page))} was not written: {why}")
+    else:
+        say(f"report: {printable(str(page))}")
+
+
+def shown_record(record: RunRecord, folder: Path) -> RunRecord:
+    """The record without secrets; with the diagnosis of its logs, if the run failed."""
+    if record.state == "failed":
+        with contextlib.suppress(EffilaunchError, OSError, ValueError, EOFError):  # no readable logs
+            found, recipe = diagnose([str(folder)], FAILURES), recipe_of([str(folder)])
+            found = found if recipe is None else with_recipe(found, recipe)
+            record = replace(record, diagnosis=found.to_json())
+    return without_secrets(record, _hide())
+
+
+def _hide() -> Callable[[str], str]:
+    return hider(secret_values(os.environ))
+
+
+def made() -> str:
+    """The line at the end of a page."""
+    return f"Written by effilaunch {__version__} on {datetime.now(UTC):%Y-%m-%d at %H:%M} UTC."
