@@ -177,3 +177,14 @@ def no_network(monkeypatch):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture(autouse=True)
+def devices_stay_visible() -> Iterator[None]:
+    """A test that leaves CUDA_VISIBLE_DEVICES changed would change what later tests of its process see."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    yield
+    after = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if before is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = before
+    assert after == before

@@ -212,6 +212,10 @@ class PlannedTrainer(SeamTrainer):
         with replaced(self, data_collator=self.collate_eval or self.data_collator):
             return self._with_own_draws(super().get_eval_dataloader(*args, **kwargs))
 
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        with replaced(self, data_collator=self.collate_eval or self.data_collator):
+            return self._with_own_draws(super().get_test_dataloader(*args, **kwargs))
+
     def _with_own_draws(self, loader: Any) -> Any:
         """A generator for the seeds of persistent workers.
 
