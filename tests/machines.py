@@ -7,7 +7,7 @@ from typing import Any
 
 from launcher.facts.hardware import MIB
 from launcher.facts.machine_facts import BuildFacts, HostFacts, Machine, NetworkFacts
-from launcher.facts.probe import GpuFacts, ProbedGpu
+from launcher.facts.probe import Gpu, GpuFacts
 from launcher.facts.software import TESTED, SoftwareFacts
 from launcher.facts.storage import DiskFacts, Folder
 from launcher.knowledge.doctor import CHECKS, Verdict
@@ -18,11 +18,9 @@ A100, V100 = ("NVIDIA A100-SXM4-80GB", 81920, (8, 0)), ("Tesla V100-SXM2-32GB", 
 ADA = ("NVIDIA GeForce RTX 4090", 24564, (8, 9))
 
 
-def gpus(
-    kind: tuple[str, int, tuple[int, int]] = A100, count: int = 8, used: int = 0
-) -> tuple[ProbedGpu, ...]:
+def gpus(kind: tuple[str, int, tuple[int, int]] = A100, count: int = 8, used: int = 0) -> tuple[Gpu, ...]:
     name, mib, capability = kind
-    return tuple(ProbedGpu(str(i), f"GPU-{i:04d}", name, mib * MIB, used, capability) for i in range(count))
+    return tuple(Gpu(str(i), f"GPU-{i:04d}", name, mib * MIB, used, capability) for i in range(count))
 
 
 def folder(free: int = 900 * GIB, filesystem: int = 1, **changes: Any) -> Folder:

@@ -115,6 +115,7 @@ def install_hint(absent: Collection[str]) -> str:
 
 
 TESTED: Mapping[str, str] = {
+    "argcomplete": "3.7.2",
     "packaging": "26.3",
     "pydantic": "2.14.3",
     "pyyaml": "6.0.3",
@@ -138,6 +139,7 @@ TESTED: Mapping[str, str] = {
 }
 """The versions of constraints.txt, which is not part of an installed package (a test compares them)."""
 RANGES: Mapping[str, str] = {
+    "argcomplete": ">=3.6",
     "packaging": ">=23",
     "pydantic": ">=2.7",
     "pyyaml": ">=6",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import RecipeError
@@ -464,6 +464,7 @@ _FLAGS = [
 ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(_FLAGS), st.sampled_from([True, "1", "x", "a/b", TOKEN, ["a", "b"]])))
 def test_no_flag_vanishes(values: dict[str, Any]) -> None:
     made = Reading("launch line", "run.sh")

@@ -14,6 +14,8 @@ from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
 from launcher.commands.run import run_command
+from launcher.doctor import start_checks
+from launcher.doctor.start_checks import check_machine
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute import start
 from launcher.execute.binding import bind_order
@@ -25,9 +27,7 @@ from launcher.execute.nodes.member import serve
 from launcher.execute.nodes.wire import Channel, Closed, introduce
 from launcher.execute.supervise import Limits
 from launcher.facts.hardware import parse_hardware
-from launcher.facts.probe import ProbedGpu
-from launcher.knowledge.doctor import start_checks
-from launcher.knowledge.doctor.start_checks import check_machine
+from launcher.facts.probe import Gpu
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.schedulers.local import rendezvous
@@ -127,8 +127,8 @@ def test_a_member_finds_its_head_behind_another_run_on_the_same_machines(place):
         assert other.ended() == 0
 
 
-def gpus(*indices: str, gib: int = 80) -> list[ProbedGpu]:
-    return [ProbedGpu(i, f"GPU-{i}", "NVIDIA A100-SXM4-80GB", gib << 30, 0, (8, 0)) for i in indices]
+def gpus(*indices: str, gib: int = 80) -> list[Gpu]:
+    return [Gpu(i, f"GPU-{i}", "NVIDIA A100-SXM4-80GB", gib << 30, 0, (8, 0)) for i in indices]
 
 
 def test_one_machine_under_two_names_is_refused(place, tmp_path, monkeypatch):

@@ -14,9 +14,9 @@ from factories import facts, recipe
 from machines import GIB, HEALTHY, folder, verdict
 from memory_cases import states_of
 
+from launcher.doctor import start_checks
 from launcher.errors import MachineError, RecipeError
 from launcher.execute.leftovers import LOCK, claimed, swap_files
-from launcher.knowledge.doctor import start_checks
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
 from launcher.knowledge.lint.check import lint_text
 from launcher.plan.adapting import ways_out

@@ -8,11 +8,11 @@ import pytest
 from checkpoints import checkpoint
 from factories import plan, with_settings
 
+from launcher.doctor import start_checks
+from launcher.doctor.start_checks import check_room
 from launcher.errors import MachineError
 from launcher.facts.storage import read_folder
-from launcher.knowledge.doctor import start_checks
 from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
-from launcher.knowledge.doctor.start_checks import check_room
 
 LONG = {"trainer__max_steps": 5000, "trainer__save_total_limit": 2}
 

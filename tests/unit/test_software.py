@@ -7,10 +7,10 @@ from importlib import metadata
 import pytest
 from factories import plan
 
+from launcher.doctor.start_checks import check_machine
 from launcher.errors import MachineError
 from launcher.facts.software import PACKAGES, installed_versions, require_modules
 from launcher.knowledge.doctor.needs import NEEDED, needed_modules
-from launcher.knowledge.doctor.start_checks import check_machine
 
 
 def test_what_is_installed_passes():
