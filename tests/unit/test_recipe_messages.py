@@ -25,8 +25,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "messages.txt"
 MODULES = [
     importlib.import_module(f"launcher.recipe.{module.name}")
     for module in pkgutil.iter_modules(launcher.recipe.__path__)
-    if module.name
-    not in ("source_tables", "sweep")  # sweep: see test_submit_cli.py
+    if module.name not in ("source_tables", "sweep")  # sweep: see test_submit_cli.py
 ]
 BUILDERS = ("Problem", "_conflict", "_problem")
 """Functions whose calls construct a problem."""
