@@ -106,7 +106,7 @@ def test_ranks_killed_in_a_save_leave_the_earlier_checkpoint_whole(engine, tmp_p
     assert half == run.checkpoints / ".saving" / "checkpoint-4"
     assert list(half.glob("global_step4/*optim_states.pt")), "it was killed in the middle of the save"
     said = run.resume()
-    assert f"{half} is skipped: it was not yet moved out of .saving" in said
+    assert f"{half} is skipped: " in said
     assert f"resuming from {run.checkpoints / 'checkpoint-2'}" in said
 
 

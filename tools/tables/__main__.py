@@ -19,9 +19,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # only names are read
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
 from launcher.recipe.field_tables import TABLES, field_table, installed_package, shipped_table
 from tools.tables import fields, peers
 
@@ -126,6 +123,8 @@ def main() -> int:
     )
     parser.add_argument("--offline", action="store_true", help="download nothing")
     asked = parser.parse_args()
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # only names are read
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
     sources = dict(word.split("=", 1) for word in asked.source)
     if unknown := set(sources) - set(peers.PEERS):
         parser.error(f"no table is read from {', '.join(sorted(unknown))}; known: {', '.join(peers.PEERS)}")
