@@ -44,8 +44,8 @@ from launcher.facts.checkpoint import (
     read_origin,
 )
 from launcher.facts.safe_files import parse_json, read_record
-from launcher.plan.resumed_states import Resumption, judge, ranks_of
-from launcher.plan.resuming import compare_data, compare_versions, value_of
+from launcher.planner.resumed_states import Resumption, judge, ranks_of
+from launcher.planner.resuming import compare_data, compare_versions, value_of
 from launcher.render.bundle import Bundle
 
 PLAN = "plan.json"

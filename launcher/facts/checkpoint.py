@@ -1,8 +1,8 @@
 """Read a checkpoint's manifest, and check that the checkpoint is complete.
 
 A checkpoint is written in RUN_DIR/checkpoints/.saving/, the manifest last, and then renamed to
-RUN_DIR/checkpoints/checkpoint-N: a folder without a manifest is incomplete. `launcher.train.saving` writes
-both.
+RUN_DIR/checkpoints/checkpoint-N: a folder without a manifest is incomplete.
+`launcher.train.checkpoint.saving` writes both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 SAVING = ".saving"
 """Folder in checkpoints/ of a checkpoint that is being written."""
 UNREADABLE = ".unreadable"
-"""Suffix of RNG states that were set aside (launcher/train/resuming.py); the checkpoint stays complete."""
+"""Suffix of RNG states that launcher/train/checkpoint/resuming.py set aside; the checkpoint is complete."""
 SCHEMA_VERSION = 1
 SUPERSEDED = "superseded-"
 """Prefix of checkpoints that were set aside when a run resumed from an earlier step

@@ -104,7 +104,7 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
     from launcher.train.data.store import RECORD
     from launcher.train.hooks import load_hooks
     from launcher.train.metrics import check_metrics
-    from launcher.train.processing import load_processing
+    from launcher.train.model.processing import load_processing
 
     check_metrics(job)
     processing = load_processing(job)

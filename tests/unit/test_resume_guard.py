@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.plan.resumed_states import ADAM, judge
-from launcher.plan.resuming import RULES, compare_data, compare_settings, compare_versions, rule_of
+from launcher.planner.resumed_states import ADAM, judge
+from launcher.planner.resuming import RULES, compare_data, compare_settings, compare_versions, rule_of
 from launcher.train.job import Job
 
 GOLDEN = sorted((Path(__file__).parent.parent / "golden" / "plans").glob("*.json"))
