@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.facts.rank_status import amount, of_total
 from launcher.report.screen import columns_of, cut, flat
-from launcher.report.tables import gib
+from launcher.report.tables import duration, gib
 
 _BAR = 20
 """Columns of a bar, between its brackets."""
@@ -150,13 +150,3 @@ def row_line(row: Mapping[str, Any], now: Moment) -> str:
 
 def _number(value: Any) -> str:
     return "not finite" if value is None or not math.isfinite(value) else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """12 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    whole = round(seconds)
-    for size, name, smaller, lesser in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // smaller
-            return f"{whole // size} {name}" + (f" {rest} {lesser}" if rest else "")
-    return f"{whole} s"

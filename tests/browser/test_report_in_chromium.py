@@ -132,7 +132,7 @@ def test_a_screen_reader_is_told_what_there_is(browser, pages, name):
     assert links
     assert set(links) <= set(headings)
     if name == "finished":
-        assert "[learnt: " in " ".join(said for _, said in named), "the mask is said, too"
+        assert "[target: " in " ".join(said for _, said in named), "the mask is said, too"
 
 
 def test_nothing_is_lost_without_scripts(browser, pages, tmp_path):

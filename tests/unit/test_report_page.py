@@ -19,10 +19,10 @@ from reports import GIB, SAMPLE, data, metrics, result, write_finished, write_ru
 from launcher.errors import RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.report.html import compare
+from launcher.report.html.elements import apart, duration, figure, number, size, span
 from launcher.report.html.memory import measured_parts, memory_section
-from launcher.report.html.page import compare_page, run_page
 from launcher.report.html.sections import steps_done
-from launcher.report.html.values import apart, duration, figure, number, size, span
+from launcher.report.run_pages import compare_page, run_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script></style></pre>\"'><img src=x onerror=alert(1)><!-- & \x00\x1b[31m\x9b\r\ud800\u202e ]]>"
@@ -121,12 +121,12 @@ def test_a_finished_run_says_what_it_took_and_why(finished):
     assert "trainer.learning_rate" in section(page, "decisions")
 
 
-def test_learnt_pieces_are_marked_by_more_than_colour(finished):
+def test_target_pieces_are_marked_by_more_than_colour(finished):
     page = run_page(finished, "")
     marks = [node for node in parsed(page).iter("mark")]
     assert [node.text for node in marks] == ["Underlined", *["It is_4."] * 3]
-    assert "mark{background:var(--learnt);color:inherit;border-bottom:2px" in page
-    assert 'mark::before{content:" [learnt: "}' in page, "and a screen reader is told"
+    assert "mark{background:var(--target);color:inherit;border-bottom:2px" in page
+    assert 'mark::before{content:" [target: "}' in page, "and a screen reader is told"
 
 
 def test_all_but_the_plan_may_be_missing(tmp_path, finished):
@@ -289,7 +289,7 @@ def test_states_of_a_run_directory(tmp_path):
     assert read_run(run).state == "failed"
     (run / "stopped.json").write_text('{"signal": "SIGTERM", "reason": "SIGTERM: all stopped"}', "utf-8")
     assert read_run(run).state == "stopped"
-    assert "SIGTERM: all stopped. There is no whole checkpoint." in section(
+    assert "SIGTERM: all stopped. There is no complete checkpoint." in section(
         run_page(read_run(run), ""), "ending"
     )
     (run / "COMPLETED").touch()

@@ -15,10 +15,11 @@ import pytest
 from terminal import terminal
 
 from launcher.report.colour import is_coloured, is_terminal, painted
-from launcher.report.live import Memory, Moment, duration, live_line, row_line
+from launcher.report.live import Memory, Moment, live_line, row_line
 from launcher.report.outcome import Outcome, echo, emit, harmless, note
 from launcher.report.run_display import showing
 from launcher.report.screen import Screen, columns_of, cut
+from launcher.report.tables import duration
 
 GIB = 2**30
 

@@ -1,56 +1,60 @@
-"""What became of the rows, and samples with what is learnt of them: a part of a page. Pure."""
+"""The data section of a run's page: counts of rows, and samples with their loss mask. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.execute.record import RunRecord
-from launcher.report.html.elements import Markup, code, joined, table, tag
-from launcher.report.html.sections import Section
-from launcher.report.html.values import NONE, at, count, listed, mapping, number, objects, several
+from launcher.report.html.elements import (
+    NONE,
+    Markup,
+    at,
+    bullets,
+    code,
+    count,
+    escaped,
+    joined,
+    listed,
+    mapping,
+    number,
+    objects,
+    several,
+    table,
+    tag,
+)
+from launcher.report.html.page import Section
 
-SAMPLES = 3
-CHARACTERS = 3000
-"""Of a sample that are shown."""
+_SAMPLES = 3
+_CHARACTERS = 3000
+"""Characters shown of a sample."""
 
 
 def data_section(record: RunRecord) -> Section | None:
     """None where no data was prepared."""
-    splits = {
-        name: split
-        for name, split in mapping(record.data.get("splits")).items()
-        if isinstance(split, Mapping)
-    }
-    samples = [sample for sample in objects(record.data.get("samples")) if listed(sample.get("pieces"))][
-        :SAMPLES
-    ]
+    given = mapping(record.data.get("splits"))
+    splits = {name: split for name, split in given.items() if isinstance(split, Mapping)}
+    samples = [sample for sample in objects(record.data.get("samples")) if listed(sample.get("pieces"))]
+    samples = samples[:_SAMPLES]
     if not splits and not samples:
         return None
     parts: list[Markup] = []
     if splits:
-        parts += [_counts(splits), _lengths(splits), *_sources(splits)]
+        parts += [_counts(splits), *_lengths(splits), *_sources(splits)]
     if samples:
-        parts.append(tag("h3", f"{several(len(samples), 'sample')}, with what is learnt"))
-        words = "Underlined pieces count in the loss; the rest is only read."
-        parts.append(tag("p", tag("mark", "Underlined"), words.removeprefix("Underlined"), class_="small"))
+        parts.append(tag("h3", f"{several(len(samples), 'sample')} with their loss mask"))
+        rest = " pieces contribute to the loss; the rest is only context."
+        parts.append(tag("p", tag("mark", "Underlined"), rest, class_="small"))
         parts += [_sample(n, sample) for n, sample in enumerate(samples, 1)]
     return Section("data", "Data", joined(parts))
 
 
 def _counts(splits: Mapping[str, Mapping[str, Any]]) -> Markup:
     head = (
-        "split",
-        "rows read",
-        "kept",
-        "dropped",
-        "truncated",
-        "split in several",
-        "samples",
-        "tokens",
-        "learnt",
-    )
+        "split", "rows read", "kept", "dropped", "truncated", "split in several", "samples", "tokens",
+        "target tokens",
+    )  # fmt: skip
     rows = []
     for name, split in splits.items():
         counts = mapping(split.get("counts"))
@@ -73,57 +77,46 @@ def _share(part: Any, whole: Any) -> str:
     return NONE if some is None or not every else f"{some / every:.1%}"
 
 
-def _lengths(splits: Mapping[str, Mapping[str, Any]]) -> Markup:
+def _lengths(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
     rows = [
         (name, *(count(at(split, "lengths", key)) for key in ("mean", "p50", "p95", "max")))
         for name, split in splits.items()
         if mapping(split.get("lengths"))
     ]
-    if not rows:
-        return Markup("")
-    return table(
-        "Tokens of a sample", ("tokens of a sample", "mean", "median", "at 95 %", "longest"), rows, "numbers"
-    )
+    head = ("tokens of a sample", "mean", "median", "at 95 %", "longest")
+    return [table("Tokens of a sample", head, rows, "numbers")] if rows else []
 
 
-def _sources(splits: Mapping[str, Mapping[str, Any]]) -> Iterator[Markup]:
-    """Where the rows come from, what was not read of them, and why rows were dropped."""
-    items = []
+def _sources(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
+    """Where the rows come from, which columns were not read, and why rows were dropped."""
+    items: list[Markup | str] = []
     for name, split in splits.items():
         for source in objects(split.get("sources")):
             unused = ", ".join(map(str, listed(source.get("unused"))))
-            said = [f" ({name}): {count(source.get('rows'))} rows, read as {source.get('format')}"]
-            if unused:
-                said.append(f"; columns that were not read: {unused}")
-            items.append(tag("li", code(source.get("path")), "".join(said)))
-        dropped = mapping(at(split, "counts", "dropped"))
-        items += [tag("li", f"{name}: {count(rows)} rows dropped: {why}") for why, rows in dropped.items()]
-        notes = mapping(at(split, "counts", "notes"))
-        items += [tag("li", f"{name}: {count(turns)} turns: {what}") for what, turns in notes.items()]
-    if items:
-        yield tag("ul", *items[:50], class_="plain small")
+            text = f" ({name}): {count(source.get('rows'))} rows, read as {source.get('format')}"
+            text += f"; columns that were not read: {unused}" if unused else ""
+            items.append(joined([code(source.get("path")), escaped(text)], ""))
+        dropped, notes = (mapping(at(split, "counts", key)) for key in ("dropped", "notes"))
+        items += [f"{name}: {count(rows)} rows dropped: {why}" for why, rows in dropped.items()]
+        items += [f"{name}: {count(turns)} turns: {what}" for what, turns in notes.items()]
+    return [bullets(items[:50], "plain small")] if items else []
 
 
 def _sample(place: int, sample: Mapping[str, Any]) -> Markup:
     file, line = sample.get("file"), sample.get("line")
     where = f"{Path(str(file)).name}, line {count(line)}" if file else "from the stream"
-    words = f"{where}: {count(sample.get('tokens'))} tokens, {count(sample.get('targets'))} learnt"
-    pieces, left = [], CHARACTERS
+    about = f"{where}: {count(sample.get('tokens'))} tokens, {count(sample.get('targets'))} of them targets"
+    pieces, left = [], _CHARACTERS
     for piece in listed(sample.get("pieces")):
-        if not isinstance(piece, list | tuple) or len(piece) != 2:
-            continue
-        text = str(piece[0])
         if left <= 0:
             break
-        shown = text[:left] + ("…" if len(text) > left else "")
-        left -= len(text)
-        pieces.append(tag("mark", shown) if piece[1] is True else tag("span", shown))
+        if isinstance(piece, list | tuple) and len(piece) == 2:
+            text = str(piece[0])
+            pieces.append(tag("mark" if piece[1] is True else "span", text[:left] + "…" * (len(text) > left)))
+            left -= len(text)
     if left < 0:
-        words += f"; its first {CHARACTERS:,} characters"
+        about += f"; its first {_CHARACTERS:,} characters"
     name = f"Sample {place}"
-    shown = tag("pre", *pieces, class_="sample", tabindex="0", role="region", aria_label=name)
-    return tag(
-        "figure",
-        tag("figcaption", tag("span", name, class_="head"), tag("span", words, class_="soft small")),
-        shown,
-    )
+    caption = tag("figcaption", tag("span", name, class_="head"), tag("span", about, class_="soft small"))
+    text_block = tag("pre", *pieces, class_="sample", tabindex="0", role="region", aria_label=name)
+    return tag("figure", caption, text_block)

@@ -1,41 +1,54 @@
-"""What ran, on what, and why each value has its value: parts of a page. Pure."""
+"""Sections of a run's page that come from its plan: decisions, fixes, environment, command. Pure.
+
+Also the facts of a run that several pages show, and its header.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher.execute.record import RunRecord, total_seconds
-from launcher.report.html.elements import Markup, block, code, details, joined, table, tag
-from launcher.report.html.values import (
+from launcher.report.html.elements import (
     NONE,
+    Markup,
     apart,
     at,
+    block,
+    bullets,
+    code,
     count,
+    cut,
+    details,
     duration,
     figure,
+    joined,
     listed,
     mapping,
     number,
     objects,
+    pairs,
     parameters,
     rate,
-    said,
     several,
+    shown,
     size,
     span,
+    table,
+    tag,
 )
+from launcher.report.html.page import Section
 from launcher.report.text import SHOWN
 
 STATES = {
     "finished": "✓ finished", "failed": "✕ failed", "stopped": "■ stopped", "running": "▸ running",
     "not started": "○ not started", "planned": "○ planned, nothing was started",
 }  # fmt: skip
-"""What a badge says: the form of its sign tells it too, not only its colour."""
+"""Text of the badge: sign and colour both differ."""
 _FIRST = (
     "adapter.type",
     "adapter.r",
@@ -44,22 +57,11 @@ _FIRST = (
     "data.max_length",
     "data.packing",
 )
-"""Decided by the recipe more often than by us, and looked for first."""
+"""Set in most recipes, and looked for first."""
 _METHODS = {"lora": "LoRA", "adalora": "AdaLoRA", "ia3": "IA3", "loha": "LoHa", "lokr": "LoKr"}
-_VALUE, _REASON = 400, 600
-"""Characters that a table shows of a value and of a reason."""
+_VALUE, _REASON, _TEXT = 400, 600, 40_000
+"""Characters shown of a value, of a reason, of a file."""
 NARROW, TIMES = "\N{NO-BREAK SPACE}", "\N{MULTIPLICATION SIGN}"
-_TEXT = 40_000
-"""The same of a recipe."""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page that the navigation names."""
-
-    id: str
-    heading: str
-    body: Markup
 
 
 def setting(record: RunRecord, key: str) -> Any:
@@ -73,8 +75,8 @@ def state_of(record: RunRecord) -> Markup:
     return tag("span", STATES[record.state], class_=f"state {record.state.replace(' ', '-')}")
 
 
-def hardware_words(record: RunRecord) -> str:
-    """Such as 2 nodes of 8 H100-80GB."""
+def hardware_text(record: RunRecord) -> str:
+    """Nodes and devices, such as 2 nodes of 8 H100-80GB."""
     hardware = mapping(record.plan.get("hardware"))
     device = str(hardware.get("device") or "devices")
     name = device.upper() if device == "cpu" else device
@@ -83,21 +85,18 @@ def hardware_words(record: RunRecord) -> str:
     return devices if nodes <= 1 else f"{count(nodes)} nodes of {devices}"
 
 
-def method_words(record: RunRecord) -> str:
-    """How the model is trained: `LoRA, r 16, over nf4`."""
-    kind = setting(record, "adapter.type")
-    rank = setting(record, "adapter.r")
-    words = (
-        "all parameters"
-        if not kind
-        else f"{_METHODS.get(str(kind), said(kind))} adapter" + (f", r {said(rank)}" if rank else "")
-    )
+def method_text(record: RunRecord) -> str:
+    """`LoRA adapter, r 16, over nf4 weights`."""
+    kind, rank = setting(record, "adapter.type"), setting(record, "adapter.r")
+    method = f"{_METHODS.get(str(kind), shown(kind))} adapter" if kind else "all parameters"
+    if kind and rank:
+        method += f", r {shown(rank)}"
     quantization = setting(record, "model.quantization")
-    kind = at(quantization, "type") if isinstance(quantization, Mapping) else quantization
-    return words if kind in (None, "none") else f"{words}, over {said(kind)} weights"
+    weights = at(quantization, "type") if isinstance(quantization, Mapping) else quantization
+    return method if weights in (None, "none") else f"{method}, over {shown(weights)} weights"
 
 
-def length_words(record: RunRecord) -> str:
+def length_text(record: RunRecord) -> str:
     schedule = mapping(record.plan.get("schedule"))
     if number(schedule.get("steps")) is not None:
         return f"{count(schedule.get('steps'))} steps"
@@ -106,42 +105,39 @@ def length_words(record: RunRecord) -> str:
 
 
 def about(record: RunRecord) -> Iterator[Markup]:
-    """In two lines: what, how, on what, for how long; and where it lies."""
+    """Model, method, hardware and length in one line, and the run directory in another."""
     model, batch = mapping(record.plan.get("model")), mapping(record.plan.get("batch"))
     name = str(model.get("name") or "a model")
-    words = [
+    parts = [
         f"{Path(name).name if name.startswith('/') else name} ({parameters(model.get('params'))} parameters)",
-        method_words(record),
-        hardware_words(record),
-        f"{length_words(record)} of {count(batch.get('global'))} samples".strip(),
+        method_text(record),
+        hardware_text(record),
+        f"{length_text(record)} of {count(batch.get('global'))} samples".strip(),
     ]
-    yield tag("p", " · ".join(words), class_="lead")
+    yield tag("p", " · ".join(parts), class_="lead")
     if record.run_dir:
         yield tag("p", code(record.run_dir), class_="soft small")
 
 
 def tiles(record: RunRecord) -> Markup:
-    """The few numbers that are looked for first."""
-    found = list(_plan_tiles(record) if record.state in ("planned", "not started") else _run_tiles(record))
-    return tag(
-        "dl",
-        *(
-            tag("div", tag("dt", name), tag("dd", value), tag("dd", note, class_="note") if note else None)
-            for name, value, note in found
-        ),
-        class_="tiles",
+    """The most important numbers."""
+    found = _plan_tiles(record) if record.state in ("planned", "not started") else _run_tiles(record)
+    cells = (
+        tag("div", tag("dt", name), tag("dd", value), tag("dd", note, class_="note") if note else None)
+        for name, value, note in found
     )
+    return tag("dl", *cells, class_="tiles")
 
 
 def losses(record: RunRecord) -> tuple[Any, Any]:
-    """The first and the last loss: as the result has them, else as far as the metrics go."""
+    """The first and the last loss, from the result or else from the metrics."""
     loss = mapping(record.result.get("loss"))
     rows = [row["loss"] for row in record.metrics if number(row.get("loss")) is not None]
     return loss.get("first", rows[0] if rows else None), loss.get("last", rows[-1] if rows else None)
 
 
 def scores(record: RunRecord) -> dict[str, float]:
-    """The last evaluation's numbers that say how good it is: name -> value."""
+    """Name -> value of the last evaluation, without timings."""
     rows = [row for row in record.metrics if number(row.get("eval_loss")) is not None]
     last = {**(rows[-1] if rows else {}), **mapping(record.result.get("eval"))}
     slow = ("_runtime", "_per_second", "_time")
@@ -153,7 +149,7 @@ def scores(record: RunRecord) -> dict[str, float]:
 
 
 def steps_done(record: RunRecord) -> float:
-    """Optimizer steps: as the result has them, else the last one that anybody told of."""
+    """Optimizer steps, from the result or else the highest that was logged."""
     known = number(record.result.get("steps"))
     if known is not None:
         return known
@@ -172,16 +168,15 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     yield (
         "Steps",
         count(steps_done(record)),
-        f"of {count(planned)} planned" if planned else length_words(record),
+        f"of {count(planned)} planned" if planned else length_text(record),
     )
     speed = record.result.get("tokens_per_second")
     if number(speed) is not None:
         yield "Tokens a second", rate(speed), f"{count(record.result.get('tokens'))} in all"
     if record.result.get("seconds") is not None:
-        trained = record.result.get("train_seconds")
         since = record.result.get("resumed_at")
-        last = f" since step {count(since)}" if since else " of it"
-        yield "Time", time_words(record), f"{duration(trained)}{last} training"
+        part = f" since step {count(since)}" if since else " of it"
+        yield "Time", time_text(record), f"{duration(record.result.get('train_seconds'))}{part} training"
     if memory.get("measured") is not None:
         predicted = memory.get("predicted")
         note = f"{size(predicted)} predicted ({apart(predicted, memory['measured'])})"
@@ -190,11 +185,11 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
         yield "Memory predicted", size(at(record.plan, "memory", "total")), "of each device, at the peak"
     if record.state != "finished" and record.checkpoints:
         newest = record.checkpoints[-1].removeprefix("checkpoint-")
-        yield "Newest checkpoint", newest, f"{len(record.checkpoints)} whole"
+        yield "Newest checkpoint", newest, f"{len(record.checkpoints)} complete"
 
 
-def time_words(record: RunRecord) -> str:
-    """What a run took over all its starts; where that is not known, what its last one did, and since when."""
+def time_text(record: RunRecord) -> str:
+    """The time of all starts of a run; if unknown, of the last one with the step it began at."""
     total = total_seconds(record.result)
     if total is not None:
         return duration(total)
@@ -213,7 +208,7 @@ def _plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     shares = [count(batch.get(name)) for name in ("micro", "accumulation", "data_parallel")]
     yield "Batch", count(batch.get("global")), f"{f' {TIMES} '.join(shares)} ranks"
     tokens = count(at(record.plan, "schedule", "tokens_per_step"))
-    yield "Length", length_words(record) or NONE, f"at most {tokens} tokens a step"
+    yield "Length", length_text(record) or NONE, f"at most {tokens} tokens a step"
     model = mapping(record.plan.get("model"))
     yield "Trained", parameters(model.get("trainable")), f"of {parameters(model.get('params'))} parameters"
     whole, each = (listed(at(record.plan, "time", key)) for key in ("total", "seconds_per_step"))
@@ -222,147 +217,98 @@ def _plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def decisions_section(record: RunRecord) -> Section | None:
-    """The decisions that matter first; every setting behind them."""
-    settings = {
-        key: value
-        for key, value in mapping(record.plan.get("settings")).items()
-        if isinstance(value, Mapping)
-    }
+    """The most important decisions, then every setting."""
+    given = mapping(record.plan.get("settings"))
+    settings = {key: value for key, value in given.items() if isinstance(value, Mapping)}
     if not settings:
         return None
     chosen = [key for key in (*SHOWN, *_FIRST) if key in settings]
     head = ("setting", "value", "from", "why")
-    shown = table("Decisions", head, [_setting_row(key, settings[key]) for key in chosen], "settings stack")
-    every = table(
-        "All settings", head, [_setting_row(key, settings[key]) for key in sorted(settings)], "settings stack"
+    first = table("Decisions", head, [_setting_row(key, settings[key]) for key in chosen], "settings stack")
+    rows = [_setting_row(key, settings[key]) for key in sorted(settings)]
+    every = table("All settings", head, rows, "settings stack")
+    sources = Counter(str(value.get("source")) for value in settings.values()).most_common()
+    note = "by source: " + ", ".join(f"{how_many} {name}" for name, how_many in sources)
+    return Section(
+        "decisions", "Decisions", joined([first, details(f"All {len(settings)} settings", every, note=note)])
     )
-    sources: dict[str, int] = {}
-    for value in settings.values():
-        sources[str(value.get("source"))] = sources.get(str(value.get("source")), 0) + 1
-    note = ", ".join(
-        f"{number} {name}" for name, number in sorted(sources.items(), key=lambda item: -item[1])
-    )
-    body = joined([shown, details(f"All {len(settings)} settings", every, note=f"by source: {note}")])
-    return Section("decisions", "Decisions", body)
 
 
 def _setting_row(key: str, setting: Mapping[str, Any]) -> tuple[Markup, ...]:
     by, source = str(setting.get("by") or ""), str(setting.get("source") or "")
     place = Path(by).name if source in ("recipe", "parent", "override") else by
     whose = source if place in ("", source) else f"{source}: {place}"
-    value = code(_cut(said(setting.get("value")), _VALUE))
     return (
         code(key),
-        value,
+        code(cut(shown(setting.get("value")), _VALUE)),
         tag("span", whose, class_="from", title=by),
-        tag("span", _cut(str(setting.get("reason") or ""), _REASON)),
+        tag("span", cut(str(setting.get("reason") or ""), _REASON)),
     )
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def fixes_section(record: RunRecord) -> Section | None:
-    """The known fixes that this plan has, and what each has changed."""
-    fixes = objects(record.plan.get("fixes"))
-    warnings = [str(warning) for warning in listed(record.plan.get("warnings"))]
+    """The known fixes of the plan with what each has changed, and the plan's warnings."""
+    fixes, warnings = objects(record.plan.get("fixes")), listed(record.plan.get("warnings"))
     if not fixes and not warnings:
         return None
-    rows = [
-        (
-            joined([code(fix.get("id")), tag("span", fix.get("title") or "", class_="soft")], tag("br")),
-            code(_changed(fix.get("changed"))),
-            joined(
-                [
-                    tag("span", fix.get("reason") or ""),
-                    tag("span", fix.get("source") or "", class_="soft small"),
-                ],
-                tag("br"),
-            ),
-        )
-        for fix in fixes
-    ]
-    parts = [tag("ul", *(tag("li", warning) for warning in warnings), class_="plain")] if warnings else []
-    if parts:
-        parts.insert(0, tag("h3", "Warnings of the plan"))
-    if rows:
+    parts = []
+    if fixes:
         head = ("fix", "changed", "why, and where it is known from")
-        parts.insert(0, table("Known fixes that were applied", head, rows, "stack"))
-    return Section("fixes", "Known fixes applied" if rows else "Warnings", joined(parts))
+        parts.append(table("Known fixes that were applied", head, map(_fix_row, fixes), "stack"))
+    if warnings:
+        parts += [tag("h3", "Warnings of the plan"), bullets(str(warning) for warning in warnings)]
+    return Section("fixes", "Known fixes applied" if fixes else "Warnings", joined(parts))
 
 
-def _changed(changed: Any) -> str:
-    return _cut(
-        ", ".join(f"{key} = {said(value)}" for key, value in mapping(changed).items()) or "a warning", _VALUE
+def _fix_row(fix: Mapping[str, Any]) -> tuple[Markup, ...]:
+    changed = ", ".join(f"{key} = {shown(value)}" for key, value in mapping(fix.get("changed")).items())
+    source = tag("span", fix.get("source") or "", class_="soft small")
+    return (
+        joined([code(fix.get("id")), tag("span", fix.get("title") or "", class_="soft")], tag("br")),
+        code(cut(changed or "a warning", _VALUE)),
+        joined([tag("span", fix.get("reason") or ""), source], tag("br")),
     )
 
 
-def environment_section(record: RunRecord) -> Section | None:
+def environment_section(record: RunRecord) -> Section:
     """Hardware, versions, variables."""
-    versions = {k: v for k, v in record.environment.items() if isinstance(v, str)}
-    versions = versions or {
-        k: v for k, v in mapping(record.plan.get("versions")).items() if isinstance(v, str)
-    }
     hardware = mapping(record.plan.get("hardware"))
-    capability = listed(hardware.get("compute_capability"))
-    rows: list[tuple[str, object]] = [("hardware", hardware_words(record))]
+    rows: list[tuple[str, object]] = [("hardware", hardware_text(record))]
     if number(hardware.get("device_bytes")) is not None:
         rows.append(("memory of a device", size(hardware["device_bytes"])))
-    if capability:
-        rows.append(("compute capability", ".".join(str(part) for part in capability)))
-    nodes = objects(at(record.environment, "bound", "nodes"))
-    if nodes:
-        rows.append(("machines", ", ".join(str(node.get("host") or said(node)) for node in nodes)))
-    rows += [(name, version) for name, version in versions.items()]
-    parts = [pairs(rows)]
-    variables = mapping(record.plan.get("env"))
-    if variables:
-        named = table(
-            "Variables",
-            ("variable", "value"),
-            [(code(k), code(_cut(said(v), _VALUE))) for k, v in variables.items()],
-        )
-        parts.append(details(f"{several(len(variables), 'environment variable')} of the workers", named))
+    if capability := listed(hardware.get("compute_capability")):
+        rows.append(("compute capability", ".".join(map(str, capability))))
+    if nodes := objects(at(record.environment, "bound", "nodes")):
+        rows.append(("hosts", ", ".join(str(node.get("host") or shown(node)) for node in nodes)))
+    versions = _texts(record.environment) or _texts(mapping(record.plan.get("versions")))
+    parts = [pairs([*rows, *versions])]
+    if variables := mapping(record.plan.get("env")):
+        cells = [(code(k), code(cut(shown(v), _VALUE))) for k, v in variables.items()]
+        heading = f"{several(len(variables), 'environment variable')} of the workers"
+        parts.append(details(heading, table("Variables", ("variable", "value"), cells)))
     return Section("environment", "Environment", joined(parts))
 
 
-def pairs(rows: Iterable[tuple[str, object]]) -> Markup:
-    """Names with their values."""
-    return tag(
-        "dl", *(part for name, value in rows for part in (tag("dt", name), tag("dd", value))), class_="pairs"
-    )
+def _texts(values: Mapping[str, Any]) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in values.items() if isinstance(value, str)]
 
 
 def command_section(record: RunRecord) -> Section | None:
-    """What was started, and from which recipe."""
+    """The command, the recipe and the DeepSpeed config."""
     bound = listed(at(record.environment, "bound", "command"))
-    words = [str(word) for word in bound or listed(record.plan.get("command"))]
-    if not words and not record.recipe:
+    command = [str(word) for word in bound or listed(record.plan.get("command"))]
+    if not command and not record.recipe:
         return None
     parts = []
-    if words:
-        line = " ".join(word if "{" in word else shlex.quote(word) for word in words)
-        parts.append(block(_cut(line, _TEXT), "Command"))
+    if command:
+        line = " ".join(word if "{" in word else shlex.quote(word) for word in command)
+        parts.append(block(cut(line, _TEXT), "Command"))
         if not bound and "{" in line:
-            parts.append(tag("p", "Words in braces are bound when it starts.", class_="soft small"))
+            parts.append(tag("p", "Values in braces are set when it starts.", class_="soft small"))
     if record.recipe:
-        parts.append(
-            details(
-                "The recipe, as given",
-                block(_cut(record.recipe, _TEXT), "Recipe"),
-                note=str(record.plan.get("recipe") or ""),
-            )
-        )
-    if record.plan.get("ds_config"):
-        parts.append(
-            details(
-                "The DeepSpeed config",
-                block(_cut(_indented(record.plan["ds_config"]), _TEXT), "DeepSpeed config"),
-            )
-        )
+        shortened = block(cut(record.recipe, _TEXT), "Recipe")
+        parts.append(details("The recipe, as given", shortened, note=str(record.plan.get("recipe") or "")))
+    if config := record.plan.get("ds_config"):
+        text = cut(json.dumps(config, indent=2, ensure_ascii=False, default=str), _TEXT)
+        parts.append(details("The DeepSpeed config", block(text, "DeepSpeed config")))
     return Section("command", "Command and recipe", joined(parts))
-
-
-def _indented(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
