@@ -1,4 +1,4 @@
-"""Format a diagnosis: failure, cause, fix, recipe lines, then the traceback."""
+"""A diagnosis as plain text: failure, cause, fix, recipe lines, then the traceback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNFINISHED = (
     "`effilaunch run`, or the disk was full\n"
 )
 _OUTER, _INNER = 2, 6
-"""Calls that are shown of a long traceback: at its beginning and at its end."""
+"""Calls shown of a long traceback: outermost and innermost."""
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
@@ -22,8 +22,8 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
     blocks = [_finding(finding, diagnosis.ranks) for finding in diagnosis.findings]
     blocks += [_unknown(unknown, diagnosis.ranks) for unknown in diagnosis.unknown]
     if not blocks:
-        said = "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
-        return said + (_UNFINISHED.format(printable(diagnosis.unfinished)) if diagnosis.unfinished else "")
+        text = "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
+        return text + (_UNFINISHED.format(printable(diagnosis.unfinished)) if diagnosis.unfinished else "")
     return "\n".join(blocks)
 
 
@@ -90,7 +90,7 @@ def _value(value: Any) -> str:
 
 
 def _error(error: Error) -> str:
-    """The traceback with the middle of a long one left out, and where it stands."""
+    """The place of the error and its traceback, without the middle of a long one."""
     place = f"  in {printable(error.file)}:{error.line}\n" if error.file else ""
     calls = [printable(f"    {f.file}:{f.line} in {f.function}") for f in error.frames]
     if len(calls) > _OUTER + _INNER + 1:

@@ -10,7 +10,7 @@ from launcher.cli import main
 from launcher.parsing import parse
 from launcher.report import outcome
 from launcher.report.outcome import Outcome, emit
-from launcher.report.screen import Screen
+from launcher.report.run_display import Screen
 
 
 def test_a_dry_run_says_where_it_lies(tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from supervised import bundle_of, ranks
 from terminal import terminal
@@ -10,8 +12,7 @@ from launcher.errors import RunFailed
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
-from launcher.report.run_display import Showing
-from launcher.report.screen import Screen
+from launcher.report.run_display import Screen, Showing
 
 # The first rank loads for a while, and says how much of it.
 LOADS = """
@@ -37,7 +38,7 @@ def run(folder, script, showing):
 
 def test_a_terminal_shows_one_line_that_moves(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    with terminal(110) as shown, Screen(shown.stream) as screen:
+    with terminal(110) as shown, contextlib.closing(Screen(shown.stream)) as screen:
         run(tmp_path, ranks("time.sleep(0.2)", early=LOADS), Showing(screen.line, screen))
         screen.line("done")
         screen.close()
@@ -62,7 +63,7 @@ def test_an_error_comes_when_the_line_is_gone(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     with terminal(110) as shown:
         fails = "\nif step == 5 and rank == 1:\n    fail('broken')\ntime.sleep(0.2)"
-        with pytest.raises(RunFailed), Screen(shown.stream) as screen:
+        with pytest.raises(RunFailed), contextlib.closing(Screen(shown.stream)) as screen:
             run(tmp_path, ranks(fails), Showing(screen.line, screen))
         shown.stream.write("error: broken\n")
         last = shown.end()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from reports import result
 
-from launcher.report.measured_text import measured_lines
-from launcher.report.text import result_text
+from launcher.report.result_text import measured_lines, result_text
 
 GIB = 2**30
 

@@ -144,7 +144,7 @@ def test_every_task_has_its_way_to_load(task, pipeline):
 
 def test_a_model_that_was_trained_whole():
     card = model_card(replace(changed(adapter__type=None, model__quantization="none"), merged=None))
-    assert "trained whole for `causal-lm`." in card
+    assert "fine-tuned in all parameters for `causal-lm`." in card
     assert "## Weights" not in card
     assert metadata(card)["tags"] == ["effilaunch"]
 

@@ -11,8 +11,8 @@ from factories import plan
 from terminal import terminal
 
 from launcher.render.bundle import render
-from launcher.report.page import Page, page_of
-from launcher.report.text import plan_text
+from launcher.report.plan_text import plan_text
+from launcher.report.terminal import Page, page_of
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -31,7 +31,7 @@ def without_command(text):
 
 def test_words_that_are_bound_later_are_said_to_be(bundle):
     assert "{run_dir}" in " ".join(bundle.command)
-    assert "\ncommand (words in braces are bound when it starts)\n" in plan_text(bundle)
+    assert "\ncommand (values in braces are set when it starts)\n" in plan_text(bundle)
     bound = replace(bundle, command=("python", "-m", "launcher.train.worker", "runs/{a}"))
     assert "\ncommand\n" in plan_text(bound), "braces of a path of the user's"
 

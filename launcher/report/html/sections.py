@@ -42,7 +42,7 @@ from launcher.report.html.elements import (
     tag,
 )
 from launcher.report.html.page import Section
-from launcher.report.text import SHOWN
+from launcher.report.plan_text import SHOWN
 
 STATES = {
     "finished": "✓ finished", "failed": "✕ failed", "stopped": "■ stopped", "running": "▸ running",

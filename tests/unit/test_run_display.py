@@ -14,12 +14,19 @@ from dataclasses import replace
 import pytest
 from terminal import terminal
 
-from launcher.report.colour import is_coloured, is_terminal, painted
-from launcher.report.live import Memory, Moment, live_line, row_line
 from launcher.report.outcome import Outcome, echo, emit, harmless, note
-from launcher.report.run_display import showing
-from launcher.report.screen import Screen, columns_of, cut
+from launcher.report.run_display import (
+    Memory,
+    Moment,
+    Screen,
+    columns_of,
+    cut,
+    live_line,
+    row_line,
+    showing,
+)
 from launcher.report.tables import duration
+from launcher.report.terminal import is_coloured, is_terminal, painted
 
 GIB = 2**30
 
@@ -259,7 +266,7 @@ def test_what_is_no_terminal_gets_the_lines_that_stay(capsys, monkeypatch):
 def test_a_job_in_the_background_draws_nothing(monkeypatch):
     with terminal() as shown:
         screen = Screen(shown.stream)
-        monkeypatch.setattr("launcher.report.screen.os.tcgetpgrp", lambda descriptor: 1)
+        monkeypatch.setattr("launcher.report.run_display.os.tcgetpgrp", lambda descriptor: 1)
         screen.draw(lambda columns: "step 1")
         screen.line("a line")
         screen.close()
