@@ -21,19 +21,21 @@ from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report.html import compare
-from launcher.report.html.data import data_section
 from launcher.report.html.elements import tag
 from launcher.report.html.memory import memory_section
 from launcher.report.html.page import page
-from launcher.report.html.progress import ending_section, result_section, training_section
-from launcher.report.html.sections import (
-    about,
+from launcher.report.html.plan_sections import (
     command_section,
     decisions_section,
     environment_section,
     fixes_section,
-    state_of,
-    tiles,
+)
+from launcher.report.html.run_sections import (
+    data_section,
+    ending_section,
+    header,
+    result_section,
+    training_section,
 )
 from launcher.report.outcome import note
 
@@ -56,14 +58,8 @@ _SECTIONS = (
 
 def run_page(record: RunRecord, footer: str) -> str:
     """The page of one run, or of a plan."""
-    top = [
-        tag("p", f"effilaunch {'plan' if record.state == 'planned' else 'report'}", class_="over"),
-        tag("div", tag("h1", record.name), state_of(record), class_="title"),
-        *about(record),
-        tiles(record),
-    ]
     sections = [section(record) for section in _SECTIONS]
-    return page(f"{record.name}: {record.state}", top, sections, footer)
+    return page(f"{record.name}: {record.state}", header(record), sections, footer)
 
 
 def compare_page(records: Sequence[RunRecord], names: Sequence[str], footer: str) -> str:

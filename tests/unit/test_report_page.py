@@ -21,7 +21,7 @@ from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds
 from launcher.report.html import compare
 from launcher.report.html.elements import apart, duration, figure, number, size, span
 from launcher.report.html.memory import measured_parts, memory_section
-from launcher.report.html.sections import steps_done
+from launcher.report.html.run_sections import steps_done
 from launcher.report.run_pages import compare_page, run_page
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -167,8 +167,8 @@ def test_hostile_words_stay_words(tmp_path, finished):
     plan["adapted"] = {"adaptations": [{"step": 3, "reason": HOSTILE, "changed": {HOSTILE: [1, HOSTILE]}}]}
     sample = {**SAMPLE, "file": HOSTILE, "pieces": [[HOSTILE, False], [HOSTILE, True]]}
     names = ("id", "title", "cause", "mend", "file", "type", "message")
-    finding = {name: HOSTILE for name in names} | {"ranks": [0], "line": 1}
-    finding["error"] = {"type": HOSTILE, "message": HOSTILE}
+    finding = {name: HOSTILE for name in names} | {"ranks": [0], "first_rank": 0, "line": 1, "frames": []}
+    finding["error"] = {"type": HOSTILE, "message": HOSTILE, "frames": []}
     finding["recipe"] = [{name: HOSTILE for name in ("file", "path", "old", "new")} | {"line": 1}]
     record = replace(
         finished, name=HOSTILE, state="failed", plan=plan, recipe=HOSTILE, run_dir=HOSTILE,

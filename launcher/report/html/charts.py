@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from launcher.report.html.elements import Markup, figure, joined, several, size, tag
 from launcher.report.tables import BYTES, amount, divisor
@@ -216,15 +217,10 @@ def _paths(lines: Sequence[Curve], x: Scale, y: Scale) -> Markup:
 
 def _runs(points: Sequence[Point]) -> Iterator[list[tuple[float, float]]]:
     """Stretches without a gap."""
-    run: list[tuple[float, float]] = []
-    for step, value in points:
-        if value is not None:
-            run.append((step, value))
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+    for _, run in groupby(points, key=lambda point: point[1] is None):
+        found = [(step, value) for step, value in run if value is not None]
+        if found:
+            yield found
 
 
 def _path(run: Sequence[tuple[float, float]], x: Scale, y: Scale) -> str:

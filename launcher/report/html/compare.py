@@ -26,16 +26,8 @@ from launcher.report.html.elements import (
 )
 from launcher.report.html.memory import limit_of, memory_rows
 from launcher.report.html.page import Section
-from launcher.report.html.progress import points
-from launcher.report.html.sections import (
-    STATES,
-    hardware_text,
-    losses,
-    method_text,
-    scores,
-    steps_done,
-    time_text,
-)
+from launcher.report.html.plan_sections import hardware_text, method_text
+from launcher.report.html.run_sections import STATES, losses, points, scores, steps_done, time_text
 
 _VALUE = 300
 """Characters shown of a setting."""

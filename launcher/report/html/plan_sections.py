@@ -1,7 +1,4 @@
-"""Sections of a run's page that come from its plan: decisions, fixes, environment, command. Pure.
-
-Also the facts of a run that several pages show, and its header.
-"""
+"""Parts of a run's page from its plan: its main facts, decisions, fixes, environment, command. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.execute.record import RunRecord, total_seconds
+from launcher.execute.record import RunRecord
 from launcher.report.html.elements import (
     NONE,
     Markup,
-    apart,
     at,
     block,
     bullets,
@@ -24,8 +20,6 @@ from launcher.report.html.elements import (
     count,
     cut,
     details,
-    duration,
-    figure,
     joined,
     listed,
     mapping,
@@ -33,7 +27,6 @@ from launcher.report.html.elements import (
     objects,
     pairs,
     parameters,
-    rate,
     several,
     shown,
     size,
@@ -44,11 +37,6 @@ from launcher.report.html.elements import (
 from launcher.report.html.page import Section
 from launcher.report.plan_text import SHOWN
 
-STATES = {
-    "finished": "✓ finished", "failed": "✕ failed", "stopped": "■ stopped", "running": "▸ running",
-    "not started": "○ not started", "planned": "○ planned, nothing was started",
-}  # fmt: skip
-"""Text of the badge: sign and colour both differ."""
 _FIRST = (
     "adapter.type",
     "adapter.r",
@@ -67,12 +55,6 @@ NARROW, TIMES = "\N{NO-BREAK SPACE}", "\N{MULTIPLICATION SIGN}"
 def setting(record: RunRecord, key: str) -> Any:
     """The value of a setting; None where it is not in the plan."""
     return at(mapping(record.plan.get("settings")).get(key), "value")
-
-
-def state_of(record: RunRecord) -> Markup:
-    if record.state == "planned" and record.problems:
-        return tag("span", "✕ does not fit", class_="state failed")
-    return tag("span", STATES[record.state], class_=f"state {record.state.replace(' ', '-')}")
 
 
 def hardware_text(record: RunRecord) -> str:
@@ -104,107 +86,14 @@ def length_text(record: RunRecord) -> str:
     return "" if epochs is None else f"{epochs:g} epochs" if epochs != 1 else "1 epoch"
 
 
-def about(record: RunRecord) -> Iterator[Markup]:
-    """Model, method, hardware and length in one line, and the run directory in another."""
-    model, batch = mapping(record.plan.get("model")), mapping(record.plan.get("batch"))
-    name = str(model.get("name") or "a model")
-    parts = [
-        f"{Path(name).name if name.startswith('/') else name} ({parameters(model.get('params'))} parameters)",
-        method_text(record),
-        hardware_text(record),
-        f"{length_text(record)} of {count(batch.get('global'))} samples".strip(),
-    ]
-    yield tag("p", " · ".join(parts), class_="lead")
-    if record.run_dir:
-        yield tag("p", code(record.run_dir), class_="soft small")
-
-
-def tiles(record: RunRecord) -> Markup:
-    """The most important numbers."""
-    found = _plan_tiles(record) if record.state in ("planned", "not started") else _run_tiles(record)
-    cells = (
-        tag("div", tag("dt", name), tag("dd", value), tag("dd", note, class_="note") if note else None)
-        for name, value, note in found
-    )
-    return tag("dl", *cells, class_="tiles")
-
-
-def losses(record: RunRecord) -> tuple[Any, Any]:
-    """The first and the last loss, from the result or else from the metrics."""
-    loss = mapping(record.result.get("loss"))
-    rows = [row["loss"] for row in record.metrics if number(row.get("loss")) is not None]
-    return loss.get("first", rows[0] if rows else None), loss.get("last", rows[-1] if rows else None)
-
-
-def scores(record: RunRecord) -> dict[str, float]:
-    """Name -> value of the last evaluation, without timings."""
-    rows = [row for row in record.metrics if number(row.get("eval_loss")) is not None]
-    last = {**(rows[-1] if rows else {}), **mapping(record.result.get("eval"))}
-    slow = ("_runtime", "_per_second", "_time")
-    return {
-        name: value
-        for name, raw in last.items()
-        if name.startswith("eval_") and not name.endswith(slow) and (value := number(raw)) is not None
-    }
-
-
-def steps_done(record: RunRecord) -> float:
-    """Optimizer steps, from the result or else the highest that was logged."""
-    known = number(record.result.get("steps"))
-    if known is not None:
-        return known
-    logged = [number(row.get("step")) or 0 for row in record.metrics]
-    return max([float(record.step), *logged])
-
-
-def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    first, last = losses(record)
-    memory = mapping(record.result.get("memory"))
-    if number(last) is not None:
-        yield "Loss", figure(last), f"{figure(first)} at the first step"
-    for name, value in list(scores(record).items())[:2]:
-        yield name.replace("eval_", "Held-out ").replace("_", " "), figure(value), ""
-    planned = number(at(record.plan, "schedule", "steps"))
-    yield (
-        "Steps",
-        count(steps_done(record)),
-        f"of {count(planned)} planned" if planned else length_text(record),
-    )
-    speed = record.result.get("tokens_per_second")
-    if number(speed) is not None:
-        yield "Tokens a second", rate(speed), f"{count(record.result.get('tokens'))} in all"
-    if record.result.get("seconds") is not None:
-        since = record.result.get("resumed_at")
-        part = f" since step {count(since)}" if since else " of it"
-        yield "Time", time_text(record), f"{duration(record.result.get('train_seconds'))}{part} training"
-    if memory.get("measured") is not None:
-        predicted = memory.get("predicted")
-        note = f"{size(predicted)} predicted ({apart(predicted, memory['measured'])})"
-        yield "Peak memory of a device", size(memory["measured"]), note
-    else:
-        yield "Memory predicted", size(at(record.plan, "memory", "total")), "of each device, at the peak"
-    if record.state != "finished" and record.checkpoints:
-        newest = record.checkpoints[-1].removeprefix("checkpoint-")
-        yield "Newest checkpoint", newest, f"{len(record.checkpoints)} complete"
-
-
-def time_text(record: RunRecord) -> str:
-    """The time of all starts of a run; if unknown, of the last one with the step it began at."""
-    total = total_seconds(record.result)
-    if total is not None:
-        return duration(total)
-    since = record.result.get("resumed_at")
-    last = duration(record.result.get("seconds"))
-    return f"{last} since step {count(since)}" if since else last
-
-
-def _plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+def plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """Name, value and note of the most important numbers of a plan."""
     memory, batch = mapping(record.plan.get("memory")), mapping(record.plan.get("batch"))
     verdict = {True: "fits", False: "does not fit", None: "size unknown"}
     held = memory.get("device_bytes")
     fits = memory.get("fits") if isinstance(memory.get("fits"), bool) else None
     yield "Memory of each device", size(memory.get("needed")), f"of {size(held)}: {verdict[fits]}"
-    yield "Host memory of a node", size(memory.get("host_bytes")), "data sets apart"
+    yield "Host memory of a node", size(memory.get("host_bytes")), "without data sets"
     shares = [count(batch.get(name)) for name in ("micro", "accumulation", "data_parallel")]
     yield "Batch", count(batch.get("global")), f"{f' {TIMES} '.join(shares)} ranks"
     tokens = count(at(record.plan, "schedule", "tokens_per_step"))
