@@ -182,7 +182,7 @@ def _standalone(title: str, bars: Sequence[Bar], chart: str) -> str:
 NEAR = {
     "the recipe: QLoRA, nf4": [],
     "samples of 8,192 tokens": ["data.max_length=8192"],
-    "over weights in 16 bits": ["model.quantization=none"],
+    "16-bit weights, not quantised": ["model.quantization=none"],
     "without checkpointing": ["trainer.activation_checkpointing=false"],
 }
 """What a bar shows -> what it changes in the recipe."""

@@ -32,11 +32,6 @@ def is_coloured(stream: TextIO | None) -> bool:
     return is_terminal(stream) and not os.environ.get("NO_COLOR")
 
 
-def painted(text: str, *codes: str) -> str:
-    """The text in a colour, or unchanged without codes."""
-    return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if codes and text else text
-
-
 def plain(text: str) -> str:
     """The text without colours."""
     return _COLOUR.sub("", text) if "\x1b" in text else text
@@ -56,7 +51,7 @@ class Page:
 
     def paint(self, text: str, *codes: str) -> str:
         """The text in a colour, if the page has colours."""
-        return painted(text, *codes) if self.coloured else text
+        return f"\x1b[{';'.join(codes)}m{text}\x1b[0m" if self.coloured and codes and text else text
 
     def heading(self, text: str, *codes: str) -> str:
         """The first line of a part."""

@@ -109,7 +109,7 @@ def test_a_finished_run_says_what_it_took_and_why(finished):
     assert "3.80 GiB 4.00 GiB predicted (−5.0" in said  # noqa: RUF001 what the page shows
     assert "All 1" in said or re.search(r"All \d+ settings", said)
     assert [node.get("aria-label") for node in parsed(page).iter(f"{SVG}svg") if node.get("role")] == [
-        "Loss", "Learning rate", "Tokens a second", "Gradient norm",
+        "Loss", "Learning rate", "Tokens per second", "Gradient norm",
         "Memory predicted by component, and measured",
     ]  # fmt: skip
     memory = section(page, "memory")
@@ -137,7 +137,7 @@ def test_all_but_the_plan_may_be_missing(tmp_path, finished):
     ids = [node.get("id") for node in parsed(page).iter("section")]
     assert ids == ["memory", "decisions", "fixes", "environment", "command"]
     bare = RunRecord("x", "failed", {"recipe": "x.yaml"})
-    assert "before its first one" in text(run_page(bare, ""))
+    assert "No step was logged" in text(run_page(bare, ""))
     assert_harmless(compare_page([finished, bare], ["a", "b"], ""))
 
 
@@ -341,7 +341,7 @@ def test_runs_are_compared(finished):
     assert_harmless(page)
     assert compare.differing([finished, slower]) == {"trainer.learning_rate": [1e-3, 3e-4]}
     assert "trainer.learning_rate 0.001 0.0003" in section(page, "settings")
-    assert "tokens a second 228 111" in section(page, "results")
+    assert "tokens per second 228 111" in section(page, "results")
     assert "held-out loss 0.57 0.57" in section(page, "results")
     loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Training loss")
     drawn = {p.get("class") for p in loss.iter(f"{SVG}path")}

@@ -26,7 +26,7 @@ from launcher.report.run_display import (
     showing,
 )
 from launcher.report.tables import duration
-from launcher.report.terminal import is_coloured, is_terminal, painted
+from launcher.report.terminal import is_coloured, is_terminal
 
 GIB = 2**30
 
@@ -284,5 +284,3 @@ def test_colours_are_for_terminals_whose_user_wants_them(monkeypatch):
         assert not is_coloured(shown.stream)
     assert not is_terminal(io.StringIO())
     assert not is_terminal(None)
-    assert painted("word", "1", "31") == "\x1b[1;31mword\x1b[0m"
-    assert painted("word") == "word"

@@ -406,7 +406,9 @@ def _haloed(kind: str, text: str, lines: Sequence[tuple[str, str, float, float]]
 
 def _bar_label(bar: Bar, unit: str, top: float) -> Markup:
     name = tag("tspan", f"{bar.label}  ", class_="name")
-    return tag("text", name, bar.text or _valued(bar.total, unit), x="0", y=top + 14, class_="ink")
+    measured = "" if bar.measured is None else f", measured {_valued(bar.measured, unit)}"
+    text = bar.text or f"{_valued(bar.total, unit)}{measured}"
+    return tag("text", name, text, x="0", y=top + 14, class_="ink")
 
 
 def _line_through(line: tuple[str, float], scale: Scale, unit: str, bottom: float, kind: str) -> Markup:

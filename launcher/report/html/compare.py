@@ -63,10 +63,10 @@ _MEASURES: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("loss at the first step", lambda r: figure(losses(r)[0])),
     ("loss at the last step", lambda r: figure(losses(r)[1])),
     ("tokens", lambda r: count(r.result.get("tokens"))),
-    ("tokens a second", lambda r: rate(r.result.get("tokens_per_second"))),
+    ("tokens per second", lambda r: rate(r.result.get("tokens_per_second"))),
     ("time", time_text),
     ("parameters trained", lambda r: parameters(at(r.plan, "model", "trainable"))),
-    ("samples of a step", lambda r: count(at(r.plan, "batch", "global"))),
+    ("samples per step", lambda r: count(at(r.plan, "batch", "global"))),
     ("memory predicted", lambda r: size(at(r.plan, "memory", "total"))),
     ("memory measured", lambda r: size(at(r.result, "memory", "measured"))),
     ("memory difference", lambda r: apart(at(r.plan, "memory", "total"), at(r.result, "memory", "measured"))),
@@ -91,7 +91,7 @@ def _curves(records: Sequence[RunRecord], names: Sequence[str]) -> Section | Non
         ("loss", "Training loss"),
         ("eval_loss", "Held-out loss"),
         ("learning_rate", "Learning rate"),
-        ("tokens_per_second", "Tokens a second"),
+        ("tokens_per_second", "Tokens per second"),
     ):
         found = [(name, points(record, column)) for record, name in zip(records, names, strict=True)]
         lines = [

@@ -141,30 +141,34 @@ def _components(record: RunRecord) -> Markup:
 def _at_the_step(measured: Mapping[str, Any]) -> list[Markup]:
     """The states as predicted and as measured just before the optimizer steps."""
     given = mapping(measured.get("components"))
-    pairs = [(name, at(given.get(name), "predicted"), at(given.get(name), "measured")) for name in _STATES]
+    pairs = {name: (at(given.get(name), "predicted"), at(given.get(name), "measured")) for name in _STATES}
     rows = [
-        (name, size(before), size(after), apart(before, after))
-        for name, before, after in pairs
+        _compared(name, before, after)
+        for name, (before, after) in pairs.items()
         if amount_of(after) is not None and (amount_of(before) or amount_of(after))
     ]
-    if not rows:
-        return []
     found = table("Memory when the optimizer steps", ("state", *_COLUMNS), rows, "numbers")
-    return [tag("div", tag("h3", "When the optimizer steps"), found)]
+    return [tag("div", tag("h3", "When the optimizer steps"), found)] if rows else []
 
 
 def _moments(memory: Mapping[str, Any], measured: Mapping[str, Any]) -> Markup:
-    rows = []
-    for moment, (planned, key) in _MOMENTS.items():
-        pair = measured if key is None else mapping(measured.get(key))
-        before, after = memory.get(planned), pair.get("measured")
-        if amount_of(before) is not None or amount_of(after) is not None:
-            cells = (moment, size(before), size(after), apart(before, after))
-            rows.append(cells if measured else cells[:2])
-    head = ("moment", *_COLUMNS) if measured else ("moment", "predicted")
-    moments = table("Memory at each moment", head, rows, "numbers")
+    peaks = {
+        moment: (memory.get(planned), at(measured, *filter(None, (key, "measured"))))
+        for moment, (planned, key) in _MOMENTS.items()
+    }
+    columns = 4 if measured else 2
+    rows = [
+        _compared(moment, before, after)[:columns]
+        for moment, (before, after) in peaks.items()
+        if amount_of(before) is not None or amount_of(after) is not None
+    ]
+    moments = table("Memory at each moment", ("moment", *_COLUMNS)[:columns], rows, "numbers")
     host = [(name, size(v)) for name, v in mapping(memory.get("host")).items() if amount_of(v)]
     if not host:
         return moments
     parts = table("Host memory", ("part", "predicted"), host, "numbers")
     return joined([moments, details("Predicted host memory of a node by part", parts)])
+
+
+def _compared(name: str, before: Any, after: Any) -> tuple[str, ...]:
+    return (name, size(before), size(after), apart(before, after))

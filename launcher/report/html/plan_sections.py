@@ -97,12 +97,12 @@ def plan_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     shares = [count(batch.get(name)) for name in ("micro", "accumulation", "data_parallel")]
     yield "Batch", count(batch.get("global")), f"{f' {TIMES} '.join(shares)} ranks"
     tokens = count(at(record.plan, "schedule", "tokens_per_step"))
-    yield "Length", length_text(record) or NONE, f"at most {tokens} tokens a step"
+    yield "Length", length_text(record) or NONE, f"at most {tokens} tokens per step"
     model = mapping(record.plan.get("model"))
     yield "Trained", parameters(model.get("trainable")), f"of {parameters(model.get('params'))} parameters"
     whole, each = (listed(at(record.plan, "time", key)) for key in ("total", "seconds_per_step"))
     if len(whole) == 2:
-        yield "Time, estimated", span(*whole), f"{span(*each)} a step" if len(each) == 2 else ""
+        yield "Time, estimated", span(*whole), f"{span(*each)} per step" if len(each) == 2 else ""
 
 
 def decisions_section(record: RunRecord) -> Section | None:

@@ -114,7 +114,7 @@ def _run_tiles(record: RunRecord) -> Iterator[tuple[str, str, str]]:
     )
     speed = record.result.get("tokens_per_second")
     if number(speed) is not None:
-        yield "Tokens a second", rate(speed), f"{count(record.result.get('tokens'))} in all"
+        yield "Tokens per second", rate(speed), f"{count(record.result.get('tokens'))} in all"
     if record.result.get("seconds") is not None:
         since = record.result.get("resumed_at")
         part = f" since step {count(since)}" if since else " of it"
@@ -198,23 +198,14 @@ def _counts(splits: Mapping[str, Mapping[str, Any]]) -> Markup:
     rows = []
     for name, split in splits.items():
         counts = mapping(split.get("counts"))
+        read, kept, truncated, cut_up = map(counts.get, ("read", "kept", "truncated", "split"))
         dropped = sum(number(value) or 0 for value in mapping(counts.get("dropped")).values())
-        rows.append((
-            name, count(counts.get("read")), count(counts.get("kept")), count(dropped),
-            count(counts.get("truncated")), count(counts.get("split")), count(split.get("samples")),
-            count(_left(counts)), _share(counts.get("targets"), _left(counts)),
-        ))  # fmt: skip
+        tokens, lost, targets = (number(counts.get(key)) for key in ("tokens", "tokens_lost", "targets"))
+        left = None if tokens is None else tokens - (lost or 0)
+        share = f"{targets / left:.1%}" if targets is not None and left else NONE
+        numbers = (read, kept, dropped, truncated, cut_up, split.get("samples"), left)
+        rows.append((name, *map(count, numbers), share))
     return table("Rows", head, rows, "numbers")
-
-
-def _left(counts: Mapping[str, Any]) -> float | None:
-    tokens, lost = number(counts.get("tokens")), number(counts.get("tokens_lost")) or 0
-    return None if tokens is None else tokens - lost
-
-
-def _share(part: Any, whole: Any) -> str:
-    some, every = number(part), number(whole)
-    return NONE if some is None or not every else f"{some / every:.1%}"
 
 
 def _lengths(splits: Mapping[str, Mapping[str, Any]]) -> list[Markup]:
@@ -280,7 +271,11 @@ def training_section(record: RunRecord) -> Section | None:
     if record.state in ("planned", "not started"):
         return None
     if not record.metrics:
-        body = tag("p", "No step was logged: the run ended, or is, before its first one.", class_="soft")
+        body = tag(
+            "p",
+            "No step was logged: the run ended before its first step, or has not reached it.",
+            class_="soft",
+        )
         return Section("training", "Training", body)
     charts = tag("div", *_charts(record), class_="charts")
     return Section("training", "Training", joined([charts, _metrics_table(record.metrics)]))
@@ -300,7 +295,7 @@ def _charts(record: RunRecord) -> Iterator[Markup]:
     yield tag("div", curves("Loss", lines, spread=True, events=events), class_="first")
     for column, title in (
         ("learning_rate", "Learning rate"),
-        ("tokens_per_second", "Tokens a second"),
+        ("tokens_per_second", "Tokens per second"),
         ("grad_norm", "Gradient norm"),
     ):
         found = points(record, column)
@@ -351,11 +346,11 @@ def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield name.replace("eval_", "held-out ").replace("_", " "), figure(value)
     yield "steps", count(result.get("steps"))
     yield "tokens", count(result.get("tokens"))
-    yield "speed", f"{rate(result.get('tokens_per_second'))} tokens a second, padding not counted"
+    yield "speed", f"{rate(result.get('tokens_per_second'))} tokens per second, padding not counted"
     yield "time", time_text(record)
     if result.get("resumed_at"):
         yield "measured since", f"step {count(result['resumed_at'])}, where the run was resumed"
-    yield "of it training", duration(result.get("train_seconds"))
+    yield "training time", duration(result.get("train_seconds"))
     trained, total = parameters(result.get("trainable_params")), parameters(result.get("total_params"))
     yield "parameters", f"{trained} trained of {total}"
     yield "optimizer", str(result.get("optimizer") or NONE)
@@ -363,10 +358,10 @@ def _result_rows(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "weights in memory", size(result.get("memory_footprint"))
     yield "samples", f"{count(rows.get('train'))} to train on, {count(rows.get('eval'))} held out"
     yield "checkpoints saved", count(saves.get("saved"))
-    yield "a save took", duration(saves.get("seconds"))
-    yield "a checkpoint has", size(saves.get("bytes"))
+    yield "time per save", duration(saves.get("seconds"))
+    yield "checkpoint size", size(saves.get("bytes"))
     if skipped := listed(saves.get("skipped")):
-        yield "saves left out", f"{len(skipped)}, for lack of disk space"
+        yield "saves skipped", f"{len(skipped)}, for lack of disk space"
 
 
 # --- how it ended
