@@ -24,9 +24,9 @@ from launcher import errors
 from launcher.importing.axolotl import row_types
 from launcher.importing.mapping import mapping_rows
 from launcher.parsing import COMMANDS, Command, Parser
-from launcher.plan.fixes import FIXES
-from launcher.plan.fixes.fix import Fix
-from launcher.plan.planner import make_plan
+from launcher.planner.fixes import FIXES
+from launcher.planner.fixes.fix import Fix
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.report.html.charts import COMPONENTS, Bar, stacked_bars
 from launcher.report.html.elements import Markup, tag

@@ -23,7 +23,7 @@ def eval_command(
         _check_free(Path(output))
     consent_to_code(folder, "eval", hooks=True, allowed=allow_code)
     require_modules(("torch", "transformers", "datasets"))
-    from launcher.train.evaluate import evaluate
+    from launcher.train.results.evaluate import evaluate
 
     with output_on_stderr():
         found = evaluate(folder, checkpoint, None if data is None else Path(data), note).to_json()

@@ -13,9 +13,9 @@ from launcher.inputs.planning_facts import gather, nvme_warnings
 from launcher.knowledge.lint.document import printable
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.plan.planner import plan_first
-from launcher.plan.search import Search
-from launcher.plan.search import search as search_plans
+from launcher.planner.planner import plan_first
+from launcher.planner.search import Search
+from launcher.planner.search import search as search_plans
 from launcher.recipe.loading import load_recipe
 from launcher.report.outcome import Outcome, note
 from launcher.schedulers.hostfile import hostfile_warnings
@@ -127,7 +127,7 @@ def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: 
 
 def _ranking(found: Search, plan: Plan) -> dict[str, Any]:
     """The keys that `--search` adds to `plan --json`."""
-    from launcher.plan.weighing import search_rows
+    from launcher.planner.weighing import search_rows
 
     return {
         "search": search_rows(found, plan.schedule.steps),

@@ -13,7 +13,7 @@ from launcher.facts.safe_files import read_record
 from launcher.facts.software import require_modules
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 from launcher.report.outcome import Outcome

@@ -35,8 +35,8 @@ from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.diagnose.patch import edits
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
-from launcher.plan.resumed_states import Resumption
+from launcher.planner.planner import make_plan
+from launcher.planner.resumed_states import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text

@@ -27,7 +27,7 @@ from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.plan.draft import Draft
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, said, swept_overrides
 from launcher.recipe.yaml_writer import snapshot

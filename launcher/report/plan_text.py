@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.knowledge.lint.document import printable
-from launcher.plan.adapting import ways_out
-from launcher.plan.parallel import NAMES
 from launcher.plan.plan import Plan, Provenance
+from launcher.planner.adapting import ways_out
+from launcher.planner.parallel import NAMES
 from launcher.render.bundle import Bundle
 from launcher.report.tables import WIDTH, gib, table, wrapped
 from launcher.report.terminal import GREEN, RED, YELLOW, Page

@@ -16,7 +16,7 @@ ADAPTERS = (
         places=(
             "fix enable-input-require-grads",
             "fix non-reentrant-checkpointing",
-            "worker launcher.train.adapters:require_input_grads",
+            "worker launcher.train.model.adapters:require_input_grads",
         ),
         patterns=(r"element 0 of tensors does not require grad and does not have a grad_fn",),
         changes={"trainer.activation_checkpointing_kwargs": {"use_reentrant": False}},
@@ -28,7 +28,7 @@ ADAPTERS = (
         "parameter was frozen.",
         fix="continue an adapter with `adapter.path`, which loads it for training",
         source="peft/peft_model.py from_pretrained(is_trainable=False)",
-        places=("worker launcher.train.adapters:_continue_adapter", "refusal nothing-trainable"),
+        places=("worker launcher.train.model.adapters:_continue_adapter", "refusal nothing-trainable"),
         patterns=(
             r"trainable params: 0 \|\| all params",
             r"no parameter would be trained",
@@ -59,7 +59,7 @@ ADAPTERS = (
         "defaults to reentrant. With several ranks, DDP then marks parameters ready twice.",
         fix="pass gradient_checkpointing_kwargs={'use_reentrant': False}",
         source="peft/utils/other.py prepare_model_for_kbit_training; torch/utils/checkpoint.py",
-        places=("worker launcher.train.adapters:attach_adapter", "fix non-reentrant-checkpointing"),
+        places=("worker launcher.train.model.adapters:attach_adapter", "fix non-reentrant-checkpointing"),
         signs=(r"the use_reentrant parameter should be passed explicitly",),
         changes={"trainer.activation_checkpointing_kwargs": {"use_reentrant": False}},
     ),
@@ -190,7 +190,7 @@ ADAPTERS = (
         "fewer layers are trained than requested.",
         fix="use module names that the model has",
         source="peft/tuners/tuners_utils.py inject_adapter",
-        places=("worker launcher.train.adapters:check_names", "refusal target-modules-missing"),
+        places=("worker launcher.train.model.adapters:check_names", "refusal target-modules-missing"),
     ),
     Failure(
         id="target-modules-none",
@@ -198,7 +198,7 @@ ADAPTERS = (
         cause="Without target_modules, peft uses a table of architectures, which does not include this one.",
         fix="set `adapter.target_modules: all-linear`",
         source="peft/tuners/lora/model.py",
-        places=("worker launcher.plan.record:_record_adapter",),
+        places=("worker launcher.planner.record:_record_adapter",),
         patterns=(r"Please specify `target_modules`",),
         changes={"adapter.target_modules": "all-linear"},
     ),
@@ -209,7 +209,7 @@ ADAPTERS = (
         "trained nor saved.",
         fix="use module names that the model has",
         source="peft/tuners/tuners_utils.py",
-        places=("worker launcher.train.adapters:check_names", "refusal target-modules-missing"),
+        places=("worker launcher.train.model.adapters:check_names", "refusal target-modules-missing"),
     ),
     Failure(
         id="lora-bad-values",
@@ -232,7 +232,7 @@ ADAPTERS = (
         "could not detect the change. The adapter no longer fits the base model.",
         fix="list new tokens in `model.add_tokens`: their embedding rows are trained and saved",
         source="peft/utils/save_and_load.py save_embedding_layers; huggingface/peft#1300, #1457, #2898",
-        places=("worker launcher.train.tokens:train_added_rows", "refusal adapter-mismatch"),
+        places=("worker launcher.train.model.tokens:train_added_rows", "refusal adapter-mismatch"),
         patterns=(
             r"size mismatch for base_model\.model\.[\w.]*?"
             r"(?:embed_tokens|embed_in|embed_out|lm_head|wte|word_embeddings|shared)[\w.]*: copying a param",
@@ -246,7 +246,10 @@ ADAPTERS = (
         "diverge unless peft is told to keep them tied.",
         fix="nothing to do: the run sets ensure_weight_tying where needed",
         source="peft/utils/other.py ensure_weight_tying",
-        places=("worker launcher.train.adapters:_keep_tied", "worker launcher.train.tokens:train_added_rows"),
+        places=(
+            "worker launcher.train.model.adapters:_keep_tied",
+            "worker launcher.train.model.tokens:train_added_rows",
+        ),
         # A warning that was made an error: it has calls below it.
         patterns=(r"(?s)^UserWarning: .*`ensure_weight_tying` is not set to True.*\n  File ",),
         signs=(r"`ensure_weight_tying` is not set to True",),

@@ -94,7 +94,7 @@ DATA = (
         cause="The batch has no labels, or the model was loaded without the head of its task.",
         fix="provide rows with targets and set the matching `task:`",
         source="transformers/trainer.py compute_loss",
-        places=("worker launcher.train.models:auto_class", _GATE),
+        places=("worker launcher.train.model.models:auto_class", _GATE),
         patterns=(r"The model did not return a loss from the inputs",),
     ),
     Failure(
@@ -143,7 +143,7 @@ DATA = (
         "added without resizing. A CPU raises IndexError, CUDA a device-side assert.",
         fix="use the model's own tokenizer, or list new tokens in model.add_tokens",
         source="torch.nn.functional.embedding; transformers resize_token_embeddings",
-        places=("refusal token-id-range", "worker launcher.train.tokens:fit_vocabulary"),
+        places=("refusal token-id-range", "worker launcher.train.model.tokens:fit_vocabulary"),
         patterns=(
             r"^(?:IndexError: )?index out of range in self$",
             r"Assertion `+srcIndex < srcSelectDimSize`+ failed",

@@ -258,7 +258,7 @@ DEEPSPEED_ENGINE = (
         "beyond weights and optimizer states.",
         fix="set reduce_bucket_size and allgather_bucket_size to 2e8 or less; the plan sizes them by device",
         source="deepspeed/runtime/zero/config.py; transformers' DeepSpeed guide",
-        places=("worker launcher.plan.job:base_job", "lint ds-bucket-memory"),
+        places=("worker launcher.planner.job:base_job", "lint ds-bucket-memory"),
     ),
     Failure(
         id="ds-fsdp-both",

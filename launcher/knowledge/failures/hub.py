@@ -55,7 +55,7 @@ HUB = (
         fix="set the tracker: trainer.report_to: wandb",
         source="transformers/training_args.py report_to",
         versions="transformers>=5",
-        places=("worker launcher.plan.arguments:decide_trainer",),
+        places=("worker launcher.planner.arguments:decide_trainer",),
         signs=(r"The default value for the training argument `--report_to` will change",),
     ),
     Failure(

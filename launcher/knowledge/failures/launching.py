@@ -121,7 +121,10 @@ DISTRIBUTED = (
         "nn.DataParallel and multiplies the batch size by the number of GPUs.",
         fix="use a launcher, or make one device visible; `effilaunch run` does this",
         source="transformers/training_args.py n_gpu",
-        places=("worker launcher.plan.decide:decide_launcher", "worker launcher.render.command:render_env"),
+        places=(
+            "worker launcher.planner.decide:decide_launcher",
+            "worker launcher.render.command:render_env",
+        ),
         # A failure may show it: only nn.DataParallel has replicas.
         patterns=(r"Caught \w+ in replica \d+ on device \d+",),
     ),
@@ -281,7 +284,7 @@ DISTRIBUTED = (
         "the CPU.",
         fix="set OMP_NUM_THREADS to cores / processes, as the plan does for CPU work",
         source="torch/distributed/run.py config_from_args",
-        places=("worker launcher.plan.arguments:decide_runtime",),
+        places=("worker launcher.planner.arguments:decide_runtime",),
         signs=(r"Setting OMP_NUM_THREADS environment variable for each process to be 1\b",),
     ),
     Failure(
@@ -291,7 +294,7 @@ DISTRIBUTED = (
         "parallelism with a warning, or deadlocks.",
         fix="set TOKENIZERS_PARALLELISM=false, as the plan does",
         source="huggingface/tokenizers TOKENIZERS_PARALLELISM",
-        places=("worker launcher.plan.arguments:decide_runtime",),
+        places=("worker launcher.planner.arguments:decide_runtime",),
         signs=(r"The current process just got forked, after parallelism has already been used",),
     ),
     Failure(
@@ -316,7 +319,11 @@ DISTRIBUTED = (
         fix="give the job more host memory, use fewer ranks per node, or offload less "
         "(sharding.offload_optimizer: none, sharding.offload_param: none)",
         source="deepspeed/launcher/launch.py; torch/distributed/elastic/multiprocessing/errors",
-        places=("refusal does-not-fit", "worker launcher.plan.planner:_host_warnings", "doctor host-memory"),
+        places=(
+            "refusal does-not-fit",
+            "worker launcher.planner.planner:_host_warnings",
+            "doctor host-memory",
+        ),
         patterns=(
             r"exits with return code = -9\b",
             r"\(exitcode: -9\)",
@@ -399,7 +406,7 @@ PARALLEL = (
         "would be treated as packed documents.",
         fix="return position_ids from the collator, or use `effilaunch run`, which does",
         source="deepspeed/runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter, forward",
-        places=("worker launcher.train.sequence:part_of",),
+        places=("worker launcher.train.engines.sequence:part_of",),
         patterns=(r"Ulysses SP requires `?position_ids`? in every",),
     ),
     Failure(
@@ -512,7 +519,7 @@ PARALLEL = (
         cause="Tensor-parallel ranks must process the same rows; AutoTP checks the first batch.",
         fix="give all ranks of a replica the same rows, as `effilaunch run` does",
         source="deepspeed/runtime/engine.py check_dataloader_inputs_same_across_ranks",
-        places=("worker launcher.train.sharing:copies", _CONFLICT),
+        places=("worker launcher.train.engines.sharing:copies", _CONFLICT),
         patterns=(r"Data inconsistency within the TP group",),
     ),
     Failure(

@@ -26,7 +26,7 @@ QUANTIZATION = (
         fix="set `model.quantization`, or pass quantization_config=BitsAndBytesConfig(...)",
         source="huggingface/transformers#41287",
         versions="transformers>=5",
-        places=("worker launcher.train.models:quantization_config",),
+        places=("worker launcher.train.model.models:quantization_config",),
         patterns=(r"got an unexpected keyword argument 'load_in_[48]bit'",),
     ),
     Failure(
@@ -36,7 +36,7 @@ QUANTIZATION = (
         "warning.",
         fix="set `model.quantization`; the run also checks the loaded model",
         source="transformers/utils/quantization_config.py",
-        places=("refusal unknown-key", "worker launcher.train.models:_check_quantized"),
+        places=("refusal unknown-key", "worker launcher.train.model.models:_check_quantized"),
         patterns=(
             r"the model was loaded without (?:int8|nf4|fp4) quantisation",
             # Older versions name keys of their own here, of a configuration that they saved.
@@ -49,7 +49,7 @@ QUANTIZATION = (
         cause="A model is quantised to either 8 or 4 bits.",
         fix="choose one with `model.quantization`",
         source="transformers/utils/quantization_config.py",
-        places=("worker launcher.train.models:quantization_config",),
+        places=("worker launcher.train.model.models:quantization_config",),
         patterns=(r"load_in_4bit and load_in_8bit are both True",),
         changes={"model.quantization": "nf4"},
     ),
@@ -60,7 +60,7 @@ QUANTIZATION = (
         "combination.",
         fix="use nf4 with a 16-bit compute_dtype, as the plan does",
         source="bitsandbytes/nn/modules.py; transformers/utils/quantization_config.py",
-        places=("worker launcher.plan.decide:decide_weights",),
+        places=("worker launcher.planner.decide:decide_weights",),
         signs=(r"bnb_4bit_compute_d?type=torch\.float32 \(default\)",),
         changes={"model.quantization": "nf4"},
     ),
@@ -130,7 +130,7 @@ QUANTIZATION = (
         "trained.",
         fix="use nf4 instead of int8, or more or larger GPUs",
         source="transformers/quantizers/quantizer_bnb_8bit.py; accelerate/accelerator.py prepare_model",
-        places=("worker launcher.train.models:_check_present",),
+        places=("worker launcher.train.model.models:_check_present",),
         patterns=(
             r"Some modules are dispatched on the CPU or the disk",
             r"in 8-bit(?: or 4-bit)? precision with CPU or disk offload",
@@ -243,7 +243,7 @@ QUANTIZATION = (
         source="transformers/trainer.py _wrap_model",
         places=(
             "refusal launcher-conflict",
-            "worker launcher.plan.decide:decide_launcher",
+            "worker launcher.planner.decide:decide_launcher",
             "worker launcher.render.command:render_env",
         ),
         changes={"launch.launcher": "auto"},

@@ -16,7 +16,7 @@ SAVING = (
         "with the versions that wrote it",
         source="transformers/trainer.py _load_rng_state; huggingface/transformers#34631",
         versions="torch>=2.6",
-        places=("worker launcher.train.resuming:put_aside_random_states",),
+        places=("worker launcher.train.checkpoint.resuming:put_aside_random_states",),
         patterns=(r"Weights only load failed", r"WeightsUnpickler error"),
     ),
     Failure(
@@ -187,7 +187,7 @@ SAVING = (
         fix="free space, set --output-dir to a larger disk, or save less (trainer.save_total_limit: 1, "
         "trainer.save_only_model: true, an adapter)",
         source="transformers/trainer.py _save_checkpoint",
-        places=("refusal disk-full", "worker launcher.plan.arguments:decide_trainer", "doctor disk"),
+        places=("refusal disk-full", "worker launcher.planner.arguments:decide_trainer", "doctor disk"),
         patterns=(
             # Shared memory says the same of itself: that is no disk.
             r"(?m)^(?!.*(?:</torch_|/dev/shm)).*No space left on device",
@@ -205,7 +205,7 @@ SAVING = (
 
 
 _PLANNED = "refusal does-not-fit"
-_ALLOCATOR = "worker launcher.plan.arguments:decide_runtime"
+_ALLOCATOR = "worker launcher.planner.arguments:decide_runtime"
 
 MEMORY = (
     Failure(
@@ -228,7 +228,7 @@ MEMORY = (
         "move them to the host (trainer.eval_accumulation_steps: 1)",
         source="transformers/trainer.py evaluation_loop",
         places=(
-            "worker launcher.plan.arguments:_evaluation",
+            "worker launcher.planner.arguments:_evaluation",
             "worker launcher.train.metrics:keep_predictions",
             _PLANNED,
         ),
@@ -251,7 +251,7 @@ MEMORY = (
         "true, which never materialises the full logits",
         source="transformers/loss/loss_utils.py ForCausalLMLoss",
         places=(
-            "worker launcher.plan.planner:_logits_warnings",
+            "worker launcher.planner.planner:_logits_warnings",
             "worker launcher.memory.loss:head_cost",
             _PLANNED,
         ),
@@ -285,7 +285,7 @@ MEMORY = (
         "accumulation, trainer.activation_checkpointing: true, shorter data.max_length, higher "
         "sharding.zero_stage, model.quantization: nf4 with an adapter",
         source="torch/cuda/memory.py OutOfMemoryError",
-        places=(_PLANNED, "worker launcher.plan.adapting:adapt"),
+        places=(_PLANNED, "worker launcher.planner.adapting:adapt"),
         patterns=(
             r"(?:CUDA|HIP|XPU) out of memory\b",
             r"(?:CUDA|HIP) error: out of memory",
