@@ -1,4 +1,4 @@
-"""Curves and bars: places that follow the values, gaps, thinning that keeps extremes, words for all."""
+"""Charts: positions of values, gaps, thinning that keeps extremes, descriptions for screen readers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parsed(markup: str) -> ET.Element:
 
 
 def places(root: ET.Element) -> list[list[tuple[float, float]]]:
-    """Of each line the stretches' first points and all points behind them, in thousandths."""
+    """The points of each line, in thousandths of the plot."""
     paths = [
         p
         for p in root.iter(f"{SVG}path")
@@ -45,7 +45,7 @@ def places(root: ET.Element) -> list[list[tuple[float, float]]]:
     return [list(zip(n[::2], n[1::2], strict=True)) for n in numbers]
 
 
-def test_places_follow_the_values():
+def test_points_are_placed_by_their_values():
     root = parsed(curves("Loss", [Curve("a", [(0, 0.0), (5, 1.0), (10, 2.0)])], from_zero=True))
     (line,) = places(root)
     assert [x for x, _ in line] == [0, 500, 1000]
@@ -54,7 +54,7 @@ def test_places_follow_the_values():
     assert line[2][1] > 0, "with some air above"
 
 
-def test_a_gap_parts_the_line_and_a_lonely_point_is_seen():
+def test_a_gap_splits_the_line_and_a_single_point_is_visible():
     points = [(1, 1.0), (2, 2.0), (3, None), (4, 1.5), (5, None), (6, 1.0), (7, 1.2)]
     (path,) = [p for p in parsed(curves("x", [Curve("a", points)])).iter(f"{SVG}path")]
     assert path.get("d").count("M") == 3
@@ -81,7 +81,7 @@ def test_many_steps_stay_one_short_path():
     assert len([r for r in parsed(drawn).iter(f"{SVG}rect") if r.get("class") == "hit"]) <= 120
 
 
-def test_what_is_seen_is_said():
+def test_curves_are_described_as_text():
     lines = [Curve("training", [(1, 3.0), (2, None), (3, 1.0)]), Curve("held out", [(2, 2.0)], marked=True)]
     (svg,) = [
         s
@@ -143,7 +143,7 @@ def test_bars_have_the_lengths_of_their_values():
     assert float(svg.get("height")) < HEIGHT
 
 
-def test_a_device_that_is_far_larger_is_said_but_not_drawn():
+def test_a_much_larger_device_is_described_but_not_drawn():
     drawn = stacked_bars(
         "Memory", [Bar("predicted", {"weights": 1.0 * GIB})], limit=("the device holds", 80.0 * GIB)
     )
