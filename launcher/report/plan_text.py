@@ -14,7 +14,7 @@ from launcher.plan.plan import Plan, Provenance
 from launcher.planner.adapting import ways_out
 from launcher.planner.parallel import NAMES
 from launcher.render.bundle import Bundle
-from launcher.report.tables import WIDTH, gib, table, wrapped
+from launcher.report.tables import WIDTH, gib, table, time_range, wrapped
 from launcher.report.terminal import GREEN, RED, YELLOW, Page
 
 # A word of the command with a value in it that is bound late: it needs no quotes.
@@ -267,20 +267,12 @@ def _time_line(time: Mapping[str, Any]) -> str:
     line = f"time of a step: {_seconds(time['seconds_per_step'])} s (predicted, never measured)"
     if time["total"] is None:
         return line
-    low, high = map(_rounded, time["total"])
-    return f"{line}; all steps {low} to {high}, without start, evaluations and checkpoints"
+    total = time_range(*time["total"])
+    return f"{line}; all steps {total}, without start, evaluations and checkpoints"
 
 
 def _seconds(span: Sequence[float] | None) -> str:
     return "unknown" if span is None else f"{span[0]:.3g} to {span[1]:.3g}"
-
-
-def _rounded(seconds: float) -> str:
-    """Two digits of a time in its unit."""
-    for unit, name in ((3600, "h"), (60, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:.2g} {name}"
-    return f"{seconds:.2g} s"
 
 
 def search_text(

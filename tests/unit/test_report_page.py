@@ -343,7 +343,7 @@ def test_runs_are_compared(finished):
     assert "trainer.learning_rate 0.001 0.0003" in section(page, "settings")
     assert "tokens per second 228 111" in section(page, "results")
     assert "held-out loss 0.57 0.57" in section(page, "results")
-    loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Training loss")
+    loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Loss")
     drawn = {p.get("class") for p in loss.iter(f"{SVG}path")}
     assert drawn == {"line c0 d0", "line c1 d1"}, "told apart by colour and by dashes"
     assert "weights optimizer activations" in section(page, "memory"), "the colours have names"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.execute.record import RunRecord
-from launcher.report.html.charts import Curve, curves, legend, stacked_bars
+from launcher.report.html.charts import Curve, legend, stacked_bars
 from launcher.report.html.elements import (
     NONE,
     Markup,
@@ -27,7 +27,7 @@ from launcher.report.html.elements import (
 from launcher.report.html.memory import limit_of, memory_rows
 from launcher.report.html.page import Section
 from launcher.report.html.plan_sections import hardware_text, method_text
-from launcher.report.html.run_sections import STATES, losses, points, scores, steps_done, time_text
+from launcher.report.html.run_sections import STATES, charts, losses, points, scores, steps_done, time_text
 
 _VALUE = 300
 """Characters shown of a setting."""
@@ -51,7 +51,7 @@ def about(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
 def sections(records: Sequence[RunRecord], names: Sequence[str]) -> list[Section | None]:
     return [
         Section("results", "Results", _results(records, names)),
-        _curves(records, names),
+        _training(records, names),
         _settings(records, names),
         _memory(records, names),
         _software(records, names),
@@ -85,43 +85,38 @@ def _results(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
     return table("Results", ("", *names), rows, "numbers")
 
 
-def _curves(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
-    charts = []
-    for column, title in (
-        ("loss", "Training loss"),
-        ("eval_loss", "Held-out loss"),
-        ("learning_rate", "Learning rate"),
-        ("tokens_per_second", "Tokens per second"),
-    ):
-        found = [(name, points(record, column)) for record, name in zip(records, names, strict=True)]
-        lines = [
-            Curve(name, line, marked=column == "eval_loss")
-            for name, line in found
-            if any(value is not None for _, value in line)
+def _training(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
+    lines = {
+        column: [
+            Curve(name, points(record, column), marked=column == "eval_loss")
+            for record, name in zip(records, names, strict=True)
         ]
-        if lines:
-            zero = column in ("learning_rate", "tokens_per_second")
-            drawn = curves(title, lines, from_zero=zero, spread=not zero)
-            charts.append(tag("div", drawn, class_="first") if column == "loss" else drawn)
-    return Section("training", "Training", tag("div", *charts, class_="charts")) if charts else None
+        for column in ("loss", "eval_loss", "learning_rate", "tokens_per_second")
+    }
+    if not any(line.found for found in lines.values() for line in found):
+        return None
+    return Section("training", "Training", charts(lines))
 
 
 def differing(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     """Setting -> its value in each run, where they differ; None where a run has no such setting."""
     every = [mapping(record.plan.get("settings")) for record in records]
-    keys = sorted({key for settings in every for key in settings})
-    found = {key: [at(settings.get(key), "value") for settings in every] for key in keys}
+    return _differing([{key: at(value, "value") for key, value in each.items()} for each in every])
+
+
+def _differing(every: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    keys = sorted({key for each in every for key in each})
+    found = {key: [each.get(key) for each in every] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
 def _settings(records: Sequence[RunRecord], names: Sequence[str]) -> Section:
     found = differing(records)
     equal = len({key for record in records for key in mapping(record.plan.get("settings"))}) - len(found)
-    if not found:
-        return Section("settings", "Settings that differ", tag("p", f"None of the {equal} settings differs."))
     rows = [(code(key), *(code(shown(v)[:_VALUE]) for v in values)) for key, values in found.items()]
-    others = tag("p", f"The other {equal} settings are equal.", class_="soft small")
-    body = joined([table("Settings that differ", ("setting", *names), rows), others])
+    text = f"The other {equal} settings are equal." if rows else f"None of the {equal} settings differs."
+    parts = [table("Settings that differ", ("setting", *names), rows)] if rows else []
+    body = joined([*parts, tag("p", text, class_="soft small")])
     return Section("settings", "Settings that differ", body)
 
 
@@ -138,13 +133,8 @@ def _memory(records: Sequence[RunRecord], names: Sequence[str]) -> Section | Non
 def _software(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
     """Versions that differ."""
     every = [{k: v for k, v in record.environment.items() if isinstance(v, str)} for record in records]
-    keys = dict.fromkeys(key for versions in every for key in versions)
-    rows = [
-        (key, *(each.get(key, NONE) for each in every))
-        for key in keys
-        if len({each.get(key) for each in every}) > 1
-    ]
-    if not keys:
+    if not any(every):
         return None
+    rows = [(key, *(value or NONE for value in values)) for key, values in _differing(every).items()]
     body = table("Versions that differ", ("", *names), rows) if rows else tag("p", "All versions are equal.")
     return Section("versions", "Versions", body)

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from launcher.report.outcome import harmless
-from launcher.report.tables import BYTES, amount, gib
+from launcher.report.tables import BYTES, amount, gib, time_range
 from launcher.report.tables import duration as long_duration
 
 _VOID = frozenset({"meta", "br"})
@@ -198,10 +198,7 @@ def span(low: Any, high: Any) -> str:
     first, last = amount_of(low), amount_of(high)
     if first is None or last is None:
         return NONE
-    units = ((86400, "days"), (3600, "h"), (60, "min"))
-    unit, name = next(((s, n) for s, n in units if last >= 2 * s), (1, "s"))
-    ends = [f"{v / unit:.2g}" if v / unit < 100 else f"{v / unit:,.0f}" for v in (first, last)]
-    return f"{' to '.join(dict.fromkeys(ends))} {name}"
+    return time_range(first, last)
 
 
 def apart(predicted: Any, measured: Any) -> str:

@@ -41,6 +41,13 @@ from launcher.report.html.elements import (
 from launcher.report.html.page import Section
 from launcher.report.html.plan_sections import hardware_text, length_text, method_text, plan_tiles
 
+_CHARTS = {
+    "loss": "Loss",
+    "eval_loss": "Held-out loss",
+    "learning_rate": "Learning rate",
+    "tokens_per_second": "Tokens per second",
+    "grad_norm": "Gradient norm",
+}
 _ROWS = 200
 """Rows of the metrics that a table shows."""
 _COLUMNS = (
@@ -277,11 +284,6 @@ def training_section(record: RunRecord) -> Section | None:
             class_="soft",
         )
         return Section("training", "Training", body)
-    charts = tag("div", *_charts(record), class_="charts")
-    return Section("training", "Training", joined([charts, _metrics_table(record.metrics)]))
-
-
-def _charts(record: RunRecord) -> Iterator[Markup]:
     adapted = objects(at(record.plan, "adapted", "adaptations"))
     events = [
         Event(step, name)
@@ -289,19 +291,29 @@ def _charts(record: RunRecord) -> Iterator[Markup]:
         for row in rows
         if (step := number(row.get("step"))) is not None
     ]
-    lines = [Curve("training", points(record, "loss"))]
-    if held_out := points(record, "eval_loss"):
-        lines.append(Curve("held out", held_out, marked=True))
-    yield tag("div", curves("Loss", lines, spread=True, events=events), class_="first")
-    for column, title in (
-        ("learning_rate", "Learning rate"),
-        ("tokens_per_second", "Tokens per second"),
-        ("grad_norm", "Gradient norm"),
-    ):
-        found = points(record, column)
-        if any(value is not None for _, value in found):
-            spread = column == "grad_norm"
-            yield curves(title, [Curve("last", found)], from_zero=not spread, spread=spread, events=events)
+    held_out = points(record, "eval_loss")
+    lines = {
+        "loss": [
+            Curve("training", points(record, "loss")),
+            *([Curve("held out", held_out, marked=True)] if held_out else []),
+        ]
+    }
+    for column in ("learning_rate", "tokens_per_second", "grad_norm"):
+        lines[column] = [Curve("last", points(record, column))]
+    parts = [charts(lines, events), _metrics_table(record.metrics)]
+    return Section("training", "Training", joined(parts))
+
+
+def charts(lines: Mapping[str, Sequence[Curve]], events: Sequence[Event] = ()) -> Markup:
+    """One chart per column of the metrics; without values only that of the loss."""
+    parts = []
+    for column, title in _CHARTS.items():
+        shown_lines = lines.get(column, ())
+        if column == "loss" or any(line.found for line in shown_lines):
+            is_amount = column in ("learning_rate", "tokens_per_second")
+            drawn = curves(title, shown_lines, from_zero=is_amount, spread=not is_amount, events=events)
+            parts.append(tag("div", drawn, class_="first") if column == "loss" else drawn)
+    return tag("div", *parts, class_="charts")
 
 
 def _metrics_table(metrics: Sequence[Mapping[str, Any]]) -> Markup:
