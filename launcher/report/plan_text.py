@@ -88,7 +88,7 @@ def _job(plan: Plan) -> list[str]:
         f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
         f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
         f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
-        f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens a step",
+        f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens per step",
         *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
         f"  length    {length}",
         f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",

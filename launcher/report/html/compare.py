@@ -69,7 +69,10 @@ _MEASURES: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("samples per step", lambda r: count(at(r.plan, "batch", "global"))),
     ("memory predicted", lambda r: size(at(r.plan, "memory", "total"))),
     ("memory measured", lambda r: size(at(r.result, "memory", "measured"))),
-    ("memory difference", lambda r: apart(at(r.plan, "memory", "total"), at(r.result, "memory", "measured"))),
+    (
+        "measured against predicted",
+        lambda r: apart(at(r.plan, "memory", "total"), at(r.result, "memory", "measured")),
+    ),
     ("host memory measured", lambda r: size(at(r.result, "memory", "host", "measured"))),
     ("restarts", lambda r: str(len(r.restarts))),
 )
