@@ -20,23 +20,10 @@ from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
-from launcher.report.html import compare
+from launcher.report.html import compare, plan_sections, run_sections
 from launcher.report.html.elements import tag
 from launcher.report.html.memory import memory_section
 from launcher.report.html.page import page
-from launcher.report.html.plan_sections import (
-    command_section,
-    decisions_section,
-    environment_section,
-    fixes_section,
-)
-from launcher.report.html.run_sections import (
-    data_section,
-    ending_section,
-    header,
-    result_section,
-    training_section,
-)
 from launcher.report.outcome import note
 
 REPORT = "report.html"
@@ -44,22 +31,22 @@ REPORT = "report.html"
 
 
 _SECTIONS = (
-    ending_section,
-    training_section,
-    result_section,
+    run_sections.ending_section,
+    run_sections.training_section,
+    run_sections.result_section,
     memory_section,
-    decisions_section,
-    fixes_section,
-    data_section,
-    environment_section,
-    command_section,
+    plan_sections.decisions_section,
+    plan_sections.fixes_section,
+    run_sections.data_section,
+    plan_sections.environment_section,
+    plan_sections.command_section,
 )
 
 
 def run_page(record: RunRecord, footer: str) -> str:
     """The page of one run, or of a plan."""
     sections = [section(record) for section in _SECTIONS]
-    return page(f"{record.name}: {record.state}", header(record), sections, footer)
+    return page(f"{record.name}: {record.state}", run_sections.header(record), sections, footer)
 
 
 def compare_page(records: Sequence[RunRecord], names: Sequence[str], footer: str) -> str:

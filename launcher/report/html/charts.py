@@ -234,14 +234,11 @@ def thinned(run: Sequence[tuple[float, float]], x: Scale) -> Sequence[tuple[floa
     """At most four points a column: the first, the last, the smallest and the largest."""
     if len(run) <= 2 * COLUMNS:
         return run
-    columns: dict[int, list[tuple[float, float]]] = {}
-    for point in run:
-        columns.setdefault(int(x.at(point[0]) / 100 * COLUMNS), []).append(point)
     kept: list[tuple[float, float]] = []
-    for inside in columns.values():
-        ends = [inside[0], inside[-1]]
-        ends += [min(inside, key=lambda point: point[1]), max(inside, key=lambda point: point[1])]
-        kept += sorted(set(ends))
+    for _, column in groupby(run, key=lambda point: int(x.at(point[0]) / 100 * COLUMNS)):
+        inside = list(column)
+        least, most = (choose(inside, key=lambda point: point[1]) for choose in (min, max))
+        kept += sorted({inside[0], inside[-1], least, most})
     return kept
 
 
