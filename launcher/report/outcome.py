@@ -86,13 +86,12 @@ def emit(command: str, outcome: Outcome, *, as_json: bool) -> int:
     lost = _put(text, sys.stdout) if text else None
     if not as_json:
         _print_problems(outcome.problems)
-    is_lost = lost is not None and lost.errno not in _CLOSED
-    if lost is not None and is_lost:
+    if lost is not None:
         _put(f"the output could not be written: {lost.strerror}", sys.stderr)
     _flush()
-    if not is_lost:
+    if lost is None or "run_dir" in outcome.data:
         return outcome.exit_code
-    return outcome.exit_code or (0 if "run_dir" in outcome.data else MachineError.exit_code)
+    return outcome.exit_code or MachineError.exit_code
 
 
 def emit_error(command: str, error: EffilaunchError, *, as_json: bool) -> int:
@@ -149,16 +148,16 @@ _CLOSED = (errno.EPIPE, errno.EIO)
 def _put(text: str, stream: TextIO | None) -> OSError | None:
     """Print a line at once, in colours if the stream has them; returns the error if that failed.
 
-    After the reader has gone all further output is discarded; a full disk is tried again.
+    A closed pipe or terminal is no error: all further output is discarded.
     """
     if stream is None:  # closed when this process started
         return None
     try:
         print(text if is_coloured(stream) else plain(text), file=stream, flush=True)
     except OSError as error:
-        if error.errno in _CLOSED:
-            _redirect_to_null(stream)
-        return error
+        if error.errno not in _CLOSED:
+            return error
+        _redirect_to_null(stream)
     return None
 
 
