@@ -120,7 +120,7 @@ def _memory_bars(data: Mapping[str, Any]) -> list[Bar]:
         Bar(
             rung["id"],
             {name: float(size) for name, size in (rung["components"] or {}).items()},
-            "" if rung["status"] == "done" else _ended(rung),
+            "" if rung["status"] == "done" else _cut(_ended(rung)),
             measured=rung["measured"],
         )
         for rung in data["rungs"]

@@ -108,7 +108,7 @@ figcaption{display:flex;flex-wrap:wrap;gap:.1rem 1.2rem;justify-content:space-be
 font-variant-numeric:tabular-nums}
 .legend b{color:var(--ink);font-weight:600}
 .entry{display:inline-flex;align-items:center;gap:.4em}
-.frame{padding:2px 10px 40px 58px}.frame.bars{padding:2px 10px 38px 0}
+.frame{padding:2px 10px 40px 58px}.frame.bars{padding:2px 10px 38px 0;overflow-x:clip}
 svg.plot{display:block;overflow:visible}
 .plot text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}
 .plot text.ink,.plot .name{fill:var(--ink)}.plot .name{font-weight:600}
