@@ -38,7 +38,7 @@ from launcher.knowledge.diagnose.run_dir import (
 )
 from launcher.knowledge.diagnose.symptoms import Watch
 from launcher.knowledge.diagnose.tracebacks import Errors
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 
 class Examination:

@@ -15,8 +15,7 @@ from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Learnt, clean
 from launcher.knowledge.diagnose.tracebacks import TestRuns
-from launcher.knowledge.failures.failure import Failure
-from launcher.knowledge.failures.installation import GONE
+from launcher.knowledge.failures.catalogue import GONE, Failure
 from launcher.recipe.field_tables import TASK_TABLES, field_table
 from launcher.recipe.suggestions import TRAINER_REMOVED, close_key
 

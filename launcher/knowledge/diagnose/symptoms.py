@@ -17,7 +17,7 @@ from launcher.facts.safe_files import parse_json
 from launcher.knowledge.diagnose import forms
 from launcher.knowledge.diagnose.findings import Error, Finding
 from launcher.knowledge.diagnose.reading import Line, clean
-from launcher.knowledge.failures.failure import Failure
+from launcher.knowledge.failures.catalogue import Failure
 
 NOT_A_NUMBER_ROWS = 3
 """Logged steps in a row whose loss is nan, or 0.0 beside a gradient of nan or 0."""
