@@ -75,16 +75,19 @@ class Failure:
 def _read(stem: str) -> dict[str, tuple[Failure, ...]]:
     """The chapters of one file."""
     text = Path(__file__).with_name(f"{stem}.yaml").read_text("utf-8")
-    chapters = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    chapters: dict[str, dict[str, dict[str, Any]]] = yaml.load(text, Loader=loader)
     return {
         chapter: tuple(_failure(name, fields) for name, fields in entries.items())
         for chapter, entries in chapters.items()
     }
 
 
-def _failure(name: str, fields: dict[str, Any]) -> Failure:
-    lists = {key: _expressions(fields[key]) for key in ("patterns", "signs") if key in fields}
-    return Failure(name, **{**fields, **lists, "places": tuple(fields.get("places", ()))})
+def _failure(name: str, fields: Mapping[str, Any]) -> Failure:
+    made = {**fields, "id": name, "places": tuple(fields.get("places", ()))}
+    for key in {"patterns", "signs"} & fields.keys():
+        made[key] = _expressions(fields[key])
+    return Failure(**made)
 
 
 def _expressions(block: str) -> tuple[str, ...]:

@@ -9,9 +9,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from launcher.knowledge.lint.consistency import check_blocks, check_combinations, check_conflicts
+from launcher.knowledge.lint.consistency import check_blocks, check_conflicts, check_effects
 from launcher.knowledge.lint.document import Document, Edit, Finding, Node, read_json
-from launcher.knowledge.lint.ineffective import check_effects
 from launcher.knowledge.lint.keys import RENAMED, check_keys, known_keys, sections_with, spellings, vocabulary
 from launcher.knowledge.lint.values import check_autos, check_types
 from launcher.recipe.field_tables import trainer_fields
@@ -124,7 +123,6 @@ RULES: tuple[Rule, ...] = (
     check_blocks,
     check_conflicts,
     check_effects,
-    check_combinations,
 )
 
 
@@ -136,9 +134,8 @@ def lint_text(text: str, file: str, *more: Rule) -> list[Finding]:
     if root is None:
         return found
     if root.members is None:
-        message = (
-            f"{'a list' if root.items is not None else 'a single value'}; a DeepSpeed config is a JSON object"
-        )
+        what = "a list" if root.kind == "list" else "a single value"
+        message = f"{what}; a DeepSpeed config is a JSON object"
         return [*found, document.found(root.start, "", "ds-not-an-object", message, 'write {"…": …}')]
     other = another_kind(document)
     if other is not None:

@@ -97,6 +97,15 @@ class Node:
     """Those of an object, in order, duplicates included."""
     items: list[Node] | None = None
 
+    @property
+    def kind(self) -> str:
+        """dict | list | bool | int | float | str | null"""
+        if self.members is not None:
+            return "dict"
+        if self.items is not None:
+            return "list"
+        return "null" if self.value is None else type(self.value).__name__
+
     def plain(self) -> Any:
         """The value as json.load gives it: of equal keys, the last counts."""
         if self.members is not None:
@@ -155,6 +164,38 @@ class Document:
             self.file, line, column, printable(path), code, printable(message), said, severity, edits
         )
 
+    def report(
+        self,
+        where: str,
+        code: str,
+        message: str,
+        hint: str | None = None,
+        *,
+        member: Member | None = None,
+        at_value: bool = False,
+        severity: Severity = "error",
+        remove: bool = False,
+        new: str | None = None,
+    ) -> Finding:
+        """A finding at a dotted key, or at its value; at the beginning of the file where the key is missing.
+
+        member: the key's, where it is known. Fixes: `remove` the key, or write `new` for its value.
+        """
+        member = member or self.member(where)
+        edits: tuple[Edit, ...] = ()
+        offset = 0 if self.root is None else self.root.start
+        if member is not None:
+            offset = member.node.start if at_value else member.start
+            edits = () if new is None else (Edit(member.node.start, member.node.end, new),)
+        if remove:
+            edits = self.removal(where)
+        return self.found(offset, where, code, message, hint, severity=severity, edits=edits)
+
+    def value(self, dotted: str) -> Any:
+        """The value at a dotted path; None where there is none."""
+        member = self.member(dotted)
+        return None if member is None else member.node.plain()
+
     def member(self, dotted: str) -> Member | None:
         """The member at a dotted path, None where there is none."""
         node, member = self.root, None
@@ -164,6 +205,11 @@ class Document:
                 return None
             node = member.node
         return member
+
+    def source(self, dotted: str) -> str:
+        """The text of the value at a dotted path; empty where there is none."""
+        member = self.member(dotted)
+        return "" if member is None else self.text[member.node.start : member.node.end]
 
     def removal(self, dotted: str) -> tuple[Edit, ...]:
         """The edit that takes a member out, with one of the commas beside it."""

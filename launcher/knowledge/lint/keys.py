@@ -39,7 +39,7 @@ def known_keys() -> dict[str, Row]:
 
 
 def spellings(rows: Mapping[str, Row]) -> dict[str, Row]:
-    """Every spelling that a section takes -> its row."""
+    """Every spelling that a section accepts -> its row."""
     other = {row["other_name"]: row for row in rows.values() if "other_name" in row}
     return {**other, **rows}
 
@@ -82,7 +82,7 @@ _WIDEST = 40
 def check_keys(document: Document) -> Iterator[Finding]:
     """Find unknown, removed and renamed keys at every depth."""
     if document.root is not None:
-        yield from _level(document, document.root, "", known_keys(), False, frozenset())
+        yield from _level(document, document.root, "", known_keys(), False)
 
 
 def _level(
@@ -91,7 +91,6 @@ def _level(
     path: str,
     rows: Mapping[str, Row],
     strict: bool,
-    also: frozenset[str],
 ) -> Iterator[Finding]:
     known = spellings(rows)
     for member in node.members or ():
@@ -101,28 +100,18 @@ def _level(
             yield _removed(document, where, member)
         elif row is None:
             # A key that starts with an underscore is how people write comments into JSON.
-            if member.key in also or (member.key.startswith("_") and not strict):
-                continue
-            yield _unknown(document, node, member, path, known, strict)
+            if strict or not member.key.startswith("_"):
+                yield _unknown(document, node, member, path, known, strict)
         else:
             yield from _known(document, node, member, where, row)
-            below = frozenset(row.get("open_below", ()))
-            if below:
-                continue
-            if "keys" in row and member.node.members is not None:
-                yield from _level(document, member.node, where, row["keys"], row["strict"], below)
+            if "keys" in row and not row.get("open_below") and member.node.members is not None:
+                yield from _level(document, member.node, where, row["keys"], row["strict"])
 
 
 def _removed(document: Document, where: str, member: Member) -> Finding:
     reason = vocabulary()["removed"][where].split(" See https")[0].rstrip(".")
-    return document.found(
-        member.start,
-        where,
-        "ds-removed-key",
-        f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}",
-        "remove it",
-        edits=document.removal(where),
-    )
+    message = f"DeepSpeed {deepspeed_version()} refuses `{member.key}` with any value: {reason}"
+    return document.report(where, "ds-removed-key", message, "remove it", member=member, remove=True)
 
 
 def _unknown(
@@ -132,7 +121,7 @@ def _unknown(
     near = RENAMED.get(where)
     if near is None:
         near = close_key(member.key, known) or _longer(member.key, known)
-        near = near if near and _takes(known[near], member.node.value) else None
+        near = near if near and _accepts(known[near], member.node.value) else None
     effect = "refuses it" if strict else "ignores it silently"
     level = f"`{path}`" if path else "the top level"
     edits: tuple[Edit, ...] = ()
@@ -156,7 +145,7 @@ def _unknown(
     return document.found(member.start, where, code, message, hint, edits=edits)
 
 
-def _takes(row: Row, value: Any) -> bool:
+def _accepts(row: Row, value: Any) -> bool:
     """Whether a value may be meant for a key: a word is not meant for a number."""
     is_word = isinstance(value, str) and value != "auto" and value.isalnum() and value[:1].isalpha()
     return not is_word or not {"int", "float"} & {*row.get("types", ())} or "str" in row["types"]
@@ -176,13 +165,8 @@ def _known(document: Document, holder: Node, member: Member, where: str, row: Ro
         yield _deprecated(document, holder, member, where, str(row["deprecated"]))
     other = row.get("other_name")
     if other and other != member.key and holder.get(other) is not None:
-        yield document.found(
-            member.start,
-            where,
-            "ds-alias-twice",
-            f"`{member.key}` and `{other}` are the same setting; DeepSpeed refuses both together",
-            f"remove `{other}`",
-        )
+        message = f"`{member.key}` and `{other}` are the same setting; DeepSpeed refuses both together"
+        yield document.report(where, "ds-alias-twice", message, f"remove `{other}`", member=member)
     if where == "bfloat16":
         yield _bfloat16(document, holder, member)
 
@@ -212,10 +196,7 @@ def _bfloat16(document: Document, holder: Node, member: Member) -> Finding:
         "`bfloat16` is the old name: the Trainer does not fill it, and accelerate's own `bf16` overrides it, "
         "so the run is silently fp32"
     )
-    edits = (
-        (Edit(member.start, member.end, '"bf16"'),)
-        if holder.get("bf16") is None
-        else document.removal("bfloat16")
-    )
-    hint = "write `bf16`" if holder.get("bf16") is None else "remove it: `bf16` is set"
+    hint, edits = "remove it: `bf16` is set", document.removal("bfloat16")
+    if holder.get("bf16") is None:
+        hint, edits = "write `bf16`", (Edit(member.start, member.end, '"bf16"'),)
     return document.found(member.start, "bfloat16", "ds-bfloat16-alias", message, hint, edits=edits)

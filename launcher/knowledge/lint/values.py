@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.knowledge.lint.document import Document, Edit, Finding, Member, Node, join
+from launcher.knowledge.lint.document import Document, Finding, Member, Node, join
 from launcher.knowledge.lint.keys import Row, known_keys, spellings, vocabulary
 from launcher.recipe.suggestions import close_key
 
@@ -30,7 +31,12 @@ _WORDS = {
     "dict": 'an object {"…": …}',
     "null": "null",
 }
-_NAMES = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
+_BOUNDS = {
+    "above": (operator.gt, "more than"),
+    "at_least": (operator.ge, "at least"),
+    "below": (operator.lt, "less than"),
+    "at_most": (operator.le, "at most"),
+}
 # "auto" that DeepSpeed itself reads; a file with no other is not for the Trainer.
 OWN_AUTO = ("zero_optimization.zenflow.", "pipeline.", "expert_parallel.", "data_types.")
 
@@ -53,9 +59,9 @@ class _Spot:
     def found(
         self, code: str, message: str, hint: str | None = None, new: str | None = None, **more: Any
     ) -> Finding:
-        node = self.member.node
-        edits = () if new is None else (Edit(node.start, node.end, new),)
-        return self.document.found(node.start, self.where, code, message, hint, edits=edits, **more)
+        return self.document.report(
+            self.where, code, message, hint, member=self.member, at_value=True, new=new, **more
+        )
 
 
 def check_types(document: Document) -> Iterator[Finding]:
@@ -71,14 +77,13 @@ def check_autos(document: Document) -> Iterator[Finding]:
     for where, member in autos(document):
         if where in vocabulary()["auto"] or where.startswith("bfloat16"):
             continue
-        yield document.found(
-            member.node.start,
-            where,
-            "ds-auto-unresolved",
+        message = (
             f'"auto" for `{member.key}` is not replaced: an error under the Trainer; DeepSpeed alone uses '
-            "its default or the string",
-            "write a value, or remove the key",
-            edits=document.removal(where),
+        )
+        message += "its default or the string"
+        hint = "write a value, or remove the key"
+        yield document.report(
+            where, "ds-auto-unresolved", message, hint, member=member, at_value=True, remove=True
         )
 
 
@@ -120,9 +125,7 @@ def _check(spot: _Spot) -> Finding | None:
         return _section(spot)
     if "any" in types or node.value == "auto":
         return None
-    kind = (
-        "dict" if node.members is not None else "list" if node.items is not None else _NAMES[type(node.value)]
-    )
+    kind = node.kind
     if kind == "float" and not math.isfinite(node.value):
         if spot.document.text[node.start : node.end].lstrip("-")[0].isdigit():
             return spot.found("ds-wrong-value", f"`{spot.member.key}` is too large for a number")
@@ -136,11 +139,11 @@ def _check(spot: _Spot) -> Finding | None:
 
 def _section(spot: _Spot) -> Finding | None:
     node = spot.member.node
-    if node.members is not None:
-        return None
-    if node.value is None and node.items is None and ("null" in spot.row["types"] or not _crashes(spot)):
-        return None
     key = spot.member.key
+    # Other sections break DeepSpeed's reader.
+    may_be_null = not spot.row["strict"] and key not in ("optimizer", "scheduler")
+    if node.kind == "dict" or (node.kind == "null" and ("null" in spot.row["types"] or may_be_null)):
+        return None
     if key == "zero_optimization" and node.value is True:
         message = "`zero_optimization: true` is outdated; the Trainer cannot read it"
         return spot.found("ds-wrong-type", message, 'write {"stage": 1}', '{"stage": 1}')
@@ -152,17 +155,10 @@ def _section(spot: _Spot) -> Finding | None:
     return spot.found("ds-wrong-type", f"`{key}` must be an object, not {_shown(spot)}", 'write {"…": …}')
 
 
-def _crashes(spot: _Spot) -> bool:
-    """Whether null for this section breaks DeepSpeed's reader."""
-    return bool(spot.row["strict"]) or spot.member.key in ("optimizer", "scheduler")
-
-
 def _shown(spot: _Spot) -> str:
     node = spot.member.node
-    if node.items is not None:
-        return "a list"
-    if node.members is not None:
-        return "an object"
+    if node.kind in ("list", "dict"):
+        return "a list" if node.kind == "list" else "an object"
     text = spot.document.text[node.start : node.end]
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -183,17 +179,11 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
         return _number_text(spot, expected, lax=lax)
     if kind == "str" and "bool" in types and value.strip().lower() in _TRUTH:
         new = str(_TRUTH[value.strip().lower()]).lower()
-        effect = (
-            "DeepSpeed converts it"
-            if lax
-            else "DeepSpeed treats every string as true"
-            if not spot.converted
-            else None
-        )
-        message = f"{expected}; {effect}" if effect else expected
-        return spot.found(
-            "ds-wrong-type", message, f"write {new}", new, severity="warning" if lax else "error"
-        )
+        message = f"{expected}; DeepSpeed converts it" if lax else expected
+        if not spot.converted:
+            message += "; DeepSpeed treats every string as true"
+        severity = "warning" if lax else "error"
+        return spot.found("ds-wrong-type", message, f"write {new}", new, severity=severity)
     if kind == "int" and types[0] == "bool" and value in (0, 1):
         new = str(bool(value)).lower()
         return spot.found("ds-wrong-type", expected, f"write {new}", new, severity="warning")
@@ -244,16 +234,10 @@ def _range(spot: _Spot) -> Finding | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    above, least = row.get("above"), row.get("at_least")
-    below, most = row.get("below"), row.get("at_most")
-    for wrong, said in (
-        (above is not None and value <= above, f"more than {above}"),
-        (least is not None and value < least, f"at least {least}"),
-        (below is not None and value >= below, f"less than {below}"),
-        (most is not None and value > most, f"at most {most}"),
-    ):
-        if wrong:
-            return spot.found("ds-wrong-value", f"`{key}` must be {said}, not {_shown(spot)}")
+    for bound, (holds, phrase) in _BOUNDS.items():
+        if bound in row and not holds(value, row[bound]):
+            message = f"`{key}` must be {phrase} {row[bound]}, not {_shown(spot)}"
+            return spot.found("ds-wrong-value", message)
     return None
 
 
