@@ -13,11 +13,7 @@ from launcher.facts.safe_files import LARGEST_TEXT, read_text
 from launcher.recipe.suggestions import close_key
 
 # hook -> its arguments
-_CALLS = {
-    "format_row": ("row",),
-    "compute_metrics": ("prediction",),
-    "callbacks": (),
-}
+_CALLS = {"format_row": ("row",), "compute_metrics": ("prediction",), "callbacks": ()}
 # likely misnomers -> hook
 _ALIASES = {
     "format": "format_row",
@@ -88,17 +84,12 @@ def _read(path: Path, file: str) -> str:
     except UnicodeDecodeError:
         raise RecipeError(_problem("hooks-unreadable", "is not UTF-8", file, None)) from None
     except (OSError, ValueError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        reason = getattr(error, "strerror", None) or str(error)
-        raise RecipeError(
-            _problem(
-                "hooks-missing" if missing else "hooks-unreadable",
-                "no such file" if missing else f"cannot be read: {reason}",
-                file,
-                None,
-                "set `python:` to a Python file, relative to the recipe" if missing else None,
-            )
-        ) from None
+        code, message = "hooks-unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        hint = None
+        if isinstance(error, FileNotFoundError):
+            code, message = "hooks-missing", "no such file"
+            hint = "set `python:` to a Python file, relative to the recipe"
+        raise RecipeError(_problem(code, message, file, None, hint)) from None
 
 
 def _parse(text: str, file: str) -> ast.Module:
@@ -145,6 +136,5 @@ def _callable_with(arguments: ast.arguments, count: int) -> bool:
     positional = len(arguments.posonlyargs) + len(arguments.args)
     required = positional - len(arguments.defaults)
     keywords_required = any(default is None for default in arguments.kw_defaults)
-    return (
-        required <= count and (count <= positional or arguments.vararg is not None) and not keywords_required
-    )
+    accepted = count <= positional or arguments.vararg is not None
+    return required <= count and accepted and not keywords_required
