@@ -198,28 +198,9 @@ def read_model_spec(
         head = task_head(task, model_type, sizes, layout, labels)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise RecipeError(config_problem(name, repr(error))) from error
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    return ModelSpec(
-        name=name,
-        origin=origin,
-        model_type=model_type,
-        task=task,
-        architectures=architectures_of(config),
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.inner,
-        num_layers=sizes.layers,
-        num_heads=sizes.heads,
-        num_kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        vocab_size=sizes.vocab,
-        max_position_embeddings=sizes.positions,
-        params=_count(sizes, layout, head),
-        pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
-        linears=tuple(linear for stack in layout.stacks for linear in stack.linears),
-        config=dict(config),
-        layout=layout,
-        head=head,
-    )
+    linears = tuple(linear for stack in layout.stacks for linear in stack.linears)
+    params = _count(sizes, layout, head)
+    return _spec(name, config, origin, task, sizes, layout, head, linears, params)
 
 
 def foreign_spec(
@@ -230,11 +211,37 @@ def foreign_spec(
     Counts are exact; what a layer saves for the backward pass is only approximate: the plan traces it.
     `answer`: of the tracing process to {"ask": "model"}.
     """
-    sizes, embedding, head = answer["sizes"], answer["embedding"], answer["head"]
+    given = answer["head"]
     linears = tuple(
         Linear(x["path"].rpartition(".")[2], x["in"], x["out"], x["count"], x["path"], x["bias"])
         for x in answer["linears"]
     )
+    head = Head(
+        given["name"],
+        given["in"],
+        given["out"],
+        bias=given["bias"],
+        per_token=task_named(task).head != "classifier",
+        tied=given["tied"],
+        saved=task_named(task).adds_head,
+    )
+    sizes = Sizes(**{**answer["sizes"], "vocab": answer["embedding"]["rows"]}, config=config)
+    layout = _sketch(answer, linears, task)
+    spec = _spec(name, config, origin, task, sizes, layout, head, linears, answer["params"])
+    return replace(spec, foreign=True, has_sdpa=answer["has_sdpa"])
+
+
+def _spec(
+    name: str,
+    config: Mapping[str, Any],
+    origin: str,
+    task: str,
+    sizes: Sizes,
+    layout: Layout,
+    head: Head,
+    linears: tuple[Linear, ...],
+    params: int,
+) -> ModelSpec:
     dtype = config.get("dtype") or config.get("torch_dtype")
     return ModelSpec(
         name=name,
@@ -242,30 +249,20 @@ def foreign_spec(
         model_type=str(config.get("model_type")),
         task=task,
         architectures=architectures_of(config),
-        hidden_size=sizes["hidden"],
-        intermediate_size=sizes["inner"],
-        num_layers=sizes["layers"],
-        num_heads=sizes["heads"],
-        num_kv_heads=sizes["kv_heads"],
-        head_dim=sizes["head_dim"],
-        vocab_size=embedding["rows"],
-        max_position_embeddings=sizes["positions"],
-        params=answer["params"],
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        num_layers=sizes.layers,
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab,
+        max_position_embeddings=sizes.positions,
+        params=params,
         pretrained_dtype=str(dtype).removeprefix("torch.") if dtype else None,
         linears=linears,
         config=dict(config),
-        layout=_sketch(answer, linears, task),
-        head=Head(
-            head["name"],
-            head["in"],
-            head["out"],
-            bias=head["bias"],
-            per_token=task_named(task).head != "classifier",
-            tied=head["tied"],
-            saved=task_named(task).adds_head,
-        ),
-        foreign=True,
-        has_sdpa=answer["has_sdpa"],
+        layout=layout,
+        head=head,
     )
 
 
