@@ -41,25 +41,19 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_local_experts": ("num_local_experts", "num_experts"),
 }
 _LARGEST = {
-    "hidden_size": 10**6,
-    "intermediate_size": 10**7,
-    "num_hidden_layers": 10**4,
-    "num_decoder_layers": 10**4,
-    "num_attention_heads": 10**5,
-    "num_key_value_heads": 10**5,
-    "head_dim": 10**5,
-    "vocab_size": 10**8,
+    **dict.fromkeys(("num_hidden_layers", "num_decoder_layers", "num_channels"), 10**4),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_key_value_heads", "head_dim", "num_local_experts", "num_experts",
+         "num_experts_per_tok"),
+        10**5,
+    ),
+    **dict.fromkeys(
+        ("hidden_size", "word_embed_proj_dim", "relative_attention_num_buckets", "type_vocab_size"), 10**6
+    ),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size"), 10**7),
+    **dict.fromkeys(("vocab_size", "num_labels"), 10**8),
     "max_position_embeddings": 10**9,
-    "num_local_experts": 10**5,
-    "num_experts": 10**5,
-    "num_experts_per_tok": 10**5,
-    "moe_intermediate_size": 10**7,
-    "word_embed_proj_dim": 10**6,
-    "relative_attention_num_buckets": 10**6,
-    "type_vocab_size": 10**6,
-    "num_channels": 10**4,
-    "num_labels": 10**8,
-}
+}  # fmt: skip
 """Upper limits of integers from 1 on, some hundred times above any published model."""
 _SHARES = (
     "attn_pdrop", "attention_probs_dropout_prob", "dropout", "dropout_rate", "hidden_dropout",
@@ -433,12 +427,9 @@ def check_config(name: str, config: Mapping[str, Any]) -> None:
 
 
 def config_problem(name: str, message: str) -> Problem:
-    return Problem(
-        "bad-model-config",
-        f"the configuration of {name!r} is incomplete or wrong: {message}",
-        path="model.config",
-        hint="compare it with the published config.json",
-    )
+    message = f"the configuration of {name!r} is incomplete or wrong: {message}"
+    hint = "compare it with the published config.json"
+    return Problem("bad-model-config", message, path="model.config", hint=hint)
 
 
 def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
@@ -452,7 +443,6 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {value!r}, expected an integer"
         elif not 1 <= value <= largest:
             yield f"{key} is {value}, expected 1 to {largest}"
-    yield from _wrong_shares(config)
     for key in _IMAGE_SIZES:
         value = config.get(key)
         parts = value if isinstance(value, list | tuple) else [value]
@@ -461,19 +451,17 @@ def _wrong_values(config: Mapping[str, Any]) -> Iterator[str]:
         ):
             yield f"{key} is {value!r}, expected one or two integers (pixels)"
     for key, value in config.items():
-        if isinstance(value, float) and not math.isfinite(value) and key not in _SHARES:
+        if key in _SHARES and value is not None:
+            yield from _wrong_share(key, value)
+        elif isinstance(value, float) and not math.isfinite(value):
             yield f"{key} is {value}, expected a finite number"
 
 
-def _wrong_shares(config: Mapping[str, Any]) -> Iterator[str]:
-    for key in _SHARES:
-        value = config.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"{key} is {value!r}, expected a number"
-        elif not 0 <= value <= 1:  # also for NaN
-            yield f"{key} is {value}, expected 0 to 1"
+def _wrong_share(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        yield f"{key} is {value!r}, expected a number"
+    elif not 0 <= value <= 1:  # also for NaN
+        yield f"{key} is {value}, expected 0 to 1"
 
 
 def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
