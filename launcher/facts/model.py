@@ -487,11 +487,7 @@ def _wrong_relations(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_experts_per_tok {chosen} is more than the {count} experts"
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
         yield "a mix of layers with and without experts is not supported"
-    picture, patch = (_smallest(config.get(key)) for key in _IMAGE_SIZES)
-    if picture and patch and patch > picture:
-        yield f"patch_size {patch} is larger than image_size {picture}"
-
-
-def _smallest(value: Any) -> int:
-    """The smaller side; 0 for None."""
-    return int(min(value)) if isinstance(value, list | tuple) else int(value or 0)
+    sides = (config.get(key) or 0 for key in _IMAGE_SIZES)
+    image, patch = (int(min(side) if isinstance(side, list | tuple) else side) for side in sides)
+    if image and patch > image:
+        yield f"patch_size {patch} is larger than image_size {image}"
