@@ -139,12 +139,8 @@ class _Builder:
         self.count += 1
         if id(node) in self.open_nodes or self.count > _LARGEST:
             if not any(problem.code == "yaml-alias" for problem in self.problems):
-                self._problem(
-                    "yaml-alias",
-                    f"more than {_LARGEST:,} values, or aliases that contain themselves",
-                    node,
-                    path,
-                )
+                message = f"more than {_LARGEST:,} values, or aliases that contain themselves"
+                self._problem("yaml-alias", message, node, path)
             return None
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
