@@ -50,9 +50,7 @@ def chunk_rows(vocab_size: int) -> int:
 @functools.cache
 def tp_plans() -> dict[str, dict[str, str]]:
     """Model type -> module pattern -> style, as in the tested transformers; {} for a family without one."""
-    text = facts_file("tp_plans.json").read_text(encoding="utf-8")
-    plans: dict[str, dict[str, str]] = json.loads(text)["plans"]
-    return plans
+    return dict(json.loads(facts_file("tp_plans.json").read_text("utf-8"))["plans"])
 
 
 def has_tp_plan(model_type: str) -> bool:

@@ -122,11 +122,13 @@ def count_adapter(spec: ModelSpec, adapter: Mapping[str, Any]) -> Adapted | None
         return None
     _check_patterns(fields, targets)
     modules = list(_modules(spec))
-    if not (names := _problems(spec, modules, fields, targets)):
-        return _count(spec, modules, _with_head(spec, fields), None if every else targets)
-    if any(problem is None for problem in names):
+    if not (problems := _problems(spec, modules, fields, targets)):
+        own_head = [spec.head.name] if spec.head.saved else []  # in modules_to_save, as in the worker
+        fields["modules_to_save"] = [*fields.get("modules_to_save", ()), *own_head]
+        return _count(spec, modules, fields, None if every else targets)
+    if None in problems:
         return None
-    raise RecipeError([problem for problem in names if problem is not None])
+    raise RecipeError([problem for problem in problems if problem is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +150,6 @@ class _Module:
             yield self.path
         else:
             yield from (self.path.replace("{}", str(i), 1) for i in range(self.count))
-
-
-def _with_head(spec: ModelSpec, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields with a classification head among modules_to_save, as in the worker."""
-    head = [spec.head.name] if spec.head.saved else []
-    return {**fields, "modules_to_save": [*fields.get("modules_to_save", ()), *head]}
 
 
 def lora_width(spec: ModelSpec, paths: Sequence[str] | None) -> int:
@@ -201,8 +197,7 @@ def _modules(spec: ModelSpec) -> Iterator[_Module]:
 @functools.cache
 def module_names() -> dict[str, dict[str, str]]:
     """Family -> path -> class, of convolutions and of modules without a matrix."""
-    names: dict[str, dict[str, str]] = json.loads(facts_file("module_names.json").read_text("utf-8"))["names"]
-    return names
+    return dict(json.loads(facts_file("module_names.json").read_text("utf-8"))["names"])
 
 
 def _problems(

@@ -307,9 +307,7 @@ def labels_of(config: Mapping[str, Any], task: str) -> int:
 
 @functools.cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    text = facts_file("config_defaults.json").read_text(encoding="utf-8")
-    defaults: dict[str, dict[str, Any]] = json.loads(text)["defaults"]
-    return defaults
+    return dict(json.loads(facts_file("config_defaults.json").read_text("utf-8"))["defaults"])
 
 
 def _fill(model_type: str, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -369,8 +367,7 @@ def check_task(name: str, model_type: Any, task: str) -> None:
 @functools.cache
 def _image_text_types() -> frozenset[str]:
     """Model types of transformers 5.23 that read images and text."""
-    table = json.loads(facts_file("module_names.json").read_text("utf-8"))
-    return frozenset(table["image_text_to_text"])
+    return frozenset(json.loads(facts_file("module_names.json").read_text("utf-8"))["image_text_to_text"])
 
 
 def check_text_only(name: str, config: Mapping[str, Any]) -> None:
