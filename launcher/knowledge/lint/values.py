@@ -20,7 +20,7 @@ _LONGEST_NUMBER = 40
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 # DeepSpeed's other spellings of the types of communication_data_type.
 _FLOATS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
-# What the Trainer compares with its own value, or reads by itself: a text there is no number to it.
+# Values that the Trainer compares with its own or reads itself: it does not convert strings.
 _READ_RAW = ("zero_optimization.stage", "fp16.enabled", "bf16.enabled")
 _WORDS = {
     "int": "an integer",
@@ -43,14 +43,14 @@ OWN_AUTO = ("zero_optimization.zenflow.", "pipeline.", "expert_parallel.", "data
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """One value, and what is known of its key."""
+    """One value, and the table's row of its key."""
 
     document: Document
     member: Member
     where: str
     row: Row
     converted: bool
-    """Whether DeepSpeed turns texts into numbers here."""
+    """Whether DeepSpeed converts strings to numbers here."""
 
     @property
     def value(self) -> Any:
@@ -93,7 +93,7 @@ def for_trainer(document: Document) -> bool:
 
 
 def autos(document: Document) -> list[tuple[str, Member]]:
-    """Dotted path and member of every "auto"; those in lists are looked at by nobody."""
+    """Dotted path and member of every "auto" outside of lists."""
     return [] if document.root is None else list(_autos(document.root, ""))
 
 
@@ -149,9 +149,9 @@ def _section(spot: _Spot) -> Finding | None:
         return spot.found("ds-wrong-type", message, 'write {"stage": 1}', '{"stage": 1}')
     enabled = "enabled" in spot.row["keys"]
     if enabled and (isinstance(node.value, bool) or node.value == "auto"):
-        said = '"auto"' if node.value == "auto" else str(node.value).lower()
-        new = f'{{"enabled": {said}}}'
-        return spot.found("ds-wrong-type", f"`{key}` must be an object, not {said}", f"write {new}", new)
+        given = '"auto"' if node.value == "auto" else str(node.value).lower()
+        new = f'{{"enabled": {given}}}'
+        return spot.found("ds-wrong-type", f"`{key}` must be an object, not {given}", f"write {new}", new)
     return spot.found("ds-wrong-type", f"`{key}` must be an object, not {_shown(spot)}", 'write {"…": …}')
 
 
@@ -168,7 +168,7 @@ def _expected(types: list[str]) -> str:
 
 
 def _wrong(spot: _Spot, kind: str) -> Finding | None:
-    """A value of a type that the key does not have, and what was probably meant."""
+    """A value of a wrong type, and the value that was probably meant."""
     value, types, key = spot.value, spot.row["types"], spot.member.key
     number = "int" in types or "float" in types
     expected = f"`{key}` must be {_expected(types)}, not {_shown(spot)}"
@@ -191,7 +191,7 @@ def _wrong(spot: _Spot, kind: str) -> Finding | None:
 
 
 def _decimal(spot: _Spot, expected: str) -> Finding | None:
-    """A number with a point or an exponent where a whole one belongs."""
+    """A number with a point or an exponent where an integer is required."""
     value = spot.value
     if not value.is_integer():
         near = round(value) or (1 if value > 0 else 0)
