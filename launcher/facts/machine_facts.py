@@ -334,6 +334,9 @@ def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> Netwo
     """Gather facts of the network; connects to the hub (timeout HUB_SECONDS) unless offline mode is set."""
     offline, url = is_offline(environ), hub_endpoint(environ)
     answers = not offline and _succeeds(lambda: _connect(url, environ))
+    lines = None
+    with contextlib.suppress(OSError):
+        lines = tuple(hostfile.read_text("utf-8", errors="replace").splitlines())
     return NetworkFacts(
         interfaces=_interfaces(),
         default_port_free=is_free(DEFAULT_PORT),
@@ -341,7 +344,7 @@ def read_network(environ: Mapping[str, str], hostfile: Path = HOSTFILE) -> Netwo
         offline=offline,
         hub="offline" if offline else "reachable" if answers else "unreachable",
         endpoint=_host(url),
-        hostfile=_lines(hostfile),
+        hostfile=lines,
     )
 
 
@@ -386,13 +389,6 @@ def _interfaces() -> tuple[str, ...]:
         if name != "lo" and state in ("up", "unknown"):
             names.append(name)
     return tuple(names)
-
-
-def _lines(path: Path) -> tuple[str, ...] | None:
-    try:
-        return tuple(path.read_text("utf-8", errors="replace").splitlines())
-    except OSError:
-        return None
 
 
 CHILD = "launcher.train.machine"

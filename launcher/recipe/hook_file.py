@@ -54,7 +54,8 @@ def read_hooks(path: Path | str) -> Hooks:
             others.append((name, node.lineno))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for name, line in others:
-        meant = _meant(name)
+        near = None if name.startswith("_") else close_key(name, _CALLS)
+        meant = _ALIASES.get(name) or near
         if meant and meant not in found and name not in used:
             what = f"function {name} is neither a hook nor called"
             problems.append(_problem("hook-unknown", what, file, line, f"did you mean `{meant}`?"))
@@ -125,10 +126,6 @@ def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt, ast.argument
         elif isinstance(node, ast.If | ast.Try):
             handlers = [part for handler in getattr(node, "handlers", []) for part in handler.body]
             pending = [*node.body, *handlers, *node.orelse, *getattr(node, "finalbody", []), *pending]
-
-
-def _meant(name: str) -> str | None:
-    return _ALIASES.get(name) or (None if name.startswith("_") else close_key(name, _CALLS))
 
 
 def _callable_with(arguments: ast.arguments, count: int) -> bool:

@@ -77,8 +77,9 @@ def _problem(path: str, group: list[Mapping[str, Any]]) -> Problem:
         doc = _doc(path)
         return Problem("missing-key", "required, but missing" + (f": {doc}" if doc else ""), path=path)
     if kind == "extra_forbidden":
-        level = _level(path.rpartition(".")[0])
-        hint = slurm_rules.key_hint(path) or key_hint(path, level, _sections())
+        models = _models(path.rpartition(".")[0])
+        keys = models[0].model_fields if models else ()
+        hint = slurm_rules.key_hint(path) or key_hint(path, keys, _sections())
         return Problem("unknown-key", "unknown key", path=path, hint=hint)
     expected = list(dict.fromkeys(_expectation(error) for error in group))
     choices = [c for error in group if error["type"] == "literal_error" for c in _choices(error)]
@@ -135,23 +136,17 @@ def _models_of(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_of(part)]
 
 
-def _level(parent: str) -> list[str]:
-    """Known keys directly under the dotted path `parent`."""
-    models = known_sections()
-    if parent.endswith("]"):
-        plain = parent[: parent.rindex("[")]
-        model = models.get(plain + "[]") or models.get(plain)
-    else:
-        model = models.get(parent)
-    return list(model.model_fields) if model else []
+def _models(parent: str) -> list[type[BaseModel]]:
+    """Models of the section at the dotted path `parent`."""
+    plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
+    names = (plain + "[]", plain) if parent.endswith("]") else (plain,)
+    return [model for name in names if (model := known_sections().get(name))]
 
 
 def _doc(path: str) -> str | None:
     parent, _, name = path.rpartition(".")
-    plain = parent[: parent.rindex("[")] if parent.endswith("]") else parent
-    for section in (plain + "[]", plain) if parent.endswith("]") else (plain,):
-        model = known_sections().get(section)
-        if model and (description := field_descriptions(model).get(name)):
+    for model in _models(parent):
+        if description := field_descriptions(model).get(name):
             return description.split(". ")[0].split("; ")[0].replace("\n", " ").rstrip(".")
     return None
 

@@ -149,15 +149,15 @@ class _Builder:
             return None
         self.open_nodes.add(id(node))
         try:
-            if isinstance(node, yaml.SequenceNode):
-                return [self._item(item, join(path, i)) for i, item in enumerate(node.value)]
-            return self._mapping(node, path)
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            paths = [join(path, index) for index in range(len(node.value))]
+            self.lines |= {
+                place: item.start_mark.line + 1 for place, item in zip(paths, node.value, strict=True)
+            }
+            return [self.build(item, place) for place, item in zip(paths, node.value, strict=True)]
         finally:
             self.open_nodes.discard(id(node))
-
-    def _item(self, node: Any, path: str) -> Any:
-        self.lines[path] = node.start_mark.line + 1
-        return self.build(node, path)
 
     def _mapping(self, node: Any, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -46,14 +46,14 @@ def spellings(rows: Mapping[str, Row]) -> dict[str, Row]:
 
 def sections_with(name: str) -> list[str]:
     """Sections in which a key of this name is known."""
-    return [path for path, rows in _sections("", known_keys()) if name in spellings(rows)]
+    return [path for path, rows in _tables("", known_keys()) if name in spellings(rows)]
 
 
-def _sections(path: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Mapping[str, Row]]]:
+def _tables(path: str, rows: Mapping[str, Row]) -> Iterator[tuple[str, Mapping[str, Row]]]:
     yield path, rows
     for key, row in rows.items():
         if "keys" in row and key != "bfloat16":
-            yield from _sections(f"{path}.{key}" if path else key, row["keys"])
+            yield from _tables(f"{path}.{key}" if path else key, row["keys"])
 
 
 # Key of another version or tool -> the key in its section that is meant.
@@ -79,33 +79,30 @@ _WIDEST = 40
 """Known keys that a hint lists at most."""
 
 
+def sections(document: Document) -> Iterator[tuple[str, Node, dict[str, Row], bool, bool]]:
+    """Each section that DeepSpeed knows: path, object, spelling -> row, strict, whether names are open."""
+    pending = [] if document.root is None else [("", document.root, known_keys(), False, False)]
+    for path, node, rows, strict, is_open in pending:
+        known = spellings(rows)
+        yield path, node, known, strict, is_open
+        for member in node.members or ():
+            row = known.get(member.key, {})
+            if "keys" in row and member.node.members is not None:
+                below = is_open or bool(row.get("open_below"))
+                pending.append((join(path, member.key), member.node, row["keys"], row["strict"], below))
+
+
 def check_keys(document: Document) -> Iterator[Finding]:
     """Find unknown, removed and renamed keys at every depth."""
-    if document.root is not None:
-        yield from _level(document, document.root, "", known_keys(), False)
-
-
-def _level(
-    document: Document,
-    node: Node,
-    path: str,
-    rows: Mapping[str, Row],
-    strict: bool,
-) -> Iterator[Finding]:
-    known = spellings(rows)
-    for member in node.members or ():
-        where = join(path, member.key)
-        row = known.get(member.key)
-        if where in vocabulary()["removed"]:
-            yield _removed(document, where, member)
-        elif row is None:
-            # A key that starts with an underscore is how people write comments into JSON.
-            if strict or not member.key.startswith("_"):
+    for path, node, known, strict, is_open in sections(document):
+        for member in (node.members or ()) if not is_open else ():
+            where, row = join(path, member.key), known.get(member.key)
+            if where in vocabulary()["removed"]:
+                yield _removed(document, where, member)
+            elif row is not None:
+                yield from _known(document, node, member, where, row)
+            elif strict or not member.key.startswith("_"):  # else it is a comment
                 yield _unknown(document, node, member, path, known, strict)
-        else:
-            yield from _known(document, node, member, where, row)
-            if "keys" in row and not row.get("open_below") and member.node.members is not None:
-                yield from _level(document, member.node, where, row["keys"], row["strict"])
 
 
 def _removed(document: Document, where: str, member: Member) -> Finding:

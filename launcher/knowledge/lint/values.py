@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.knowledge.lint.document import Document, Finding, Member, Node, join
-from launcher.knowledge.lint.keys import Row, known_keys, spellings, vocabulary
+from launcher.knowledge.lint.document import Document, Finding, Member, join
+from launcher.knowledge.lint.keys import Row, sections, vocabulary
 from launcher.recipe.suggestions import close_key
 
 # No two neighbours of it match the same digits: a long text is refused in one pass.
@@ -65,13 +65,17 @@ class _Spot:
 
 
 def check_types(document: Document) -> Iterator[Finding]:
-    """Each value of a known key."""
-    if document.root is not None:
-        yield from _level(document, document.root, "", known_keys(), False)
+    """Find values of the wrong type or out of range."""
+    for path, node, known, strict, _ in sections(document):
+        for member in node.members or ():
+            if member.key in known:
+                row = known[member.key]
+                finding = _check(_Spot(document, member, join(path, member.key), row, strict))
+                yield from () if finding is None else (finding,)
 
 
 def check_autos(document: Document) -> Iterator[Finding]:
-    """Each "auto" that neither the Trainer nor accelerate fills."""
+    """Find each "auto" that neither the Trainer nor accelerate replaces."""
     if not for_trainer(document):
         return
     for where, member in autos(document):
@@ -92,31 +96,14 @@ def for_trainer(document: Document) -> bool:
     return any(not where.startswith(OWN_AUTO) for where, _ in autos(document))
 
 
-def autos(document: Document) -> list[tuple[str, Member]]:
+def autos(document: Document) -> Iterator[tuple[str, Member]]:
     """Dotted path and member of every "auto" outside of lists."""
-    return [] if document.root is None else list(_autos(document.root, ""))
-
-
-def _autos(node: Node, path: str) -> Iterator[tuple[str, Member]]:
-    for member in node.members or ():
-        where = join(path, member.key)
-        if member.node.value == "auto":
-            yield where, member
-        yield from _autos(member.node, where)
-
-
-def _level(document: Document, node: Node, path: str, rows: Any, strict: bool) -> Iterator[Finding]:
-    known = spellings(rows)
-    for member in node.members or ():
-        row = known.get(member.key)
-        if row is None:
-            continue
-        where = join(path, member.key)
-        finding = _check(_Spot(document, member, where, row, strict))
-        if finding is not None:
-            yield finding
-        elif "keys" in row and member.node.members is not None:
-            yield from _level(document, member.node, where, row["keys"], row["strict"])
+    pending = [] if document.root is None else [("", document.root)]
+    for path, node in pending:
+        for member in node.members or ():
+            if member.node.value == "auto":
+                yield join(path, member.key), member
+            pending.append((join(path, member.key), member.node))
 
 
 def _check(spot: _Spot) -> Finding | None:
@@ -163,15 +150,11 @@ def _shown(spot: _Spot) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _expected(types: list[str]) -> str:
-    return " or ".join(_WORDS[kind] for kind in types)
-
-
 def _wrong(spot: _Spot, kind: str) -> Finding | None:
     """A value of a wrong type, and the value that was probably meant."""
     value, types, key = spot.value, spot.row["types"], spot.member.key
     number = "int" in types or "float" in types
-    expected = f"`{key}` must be {_expected(types)}, not {_shown(spot)}"
+    expected = f"`{key}` must be {' or '.join(_WORDS[kind] for kind in types)}, not {_shown(spot)}"
     lax = spot.converted and spot.where not in _READ_RAW
     if kind == "float" and "int" in types:
         return _decimal(spot, expected)
