@@ -324,15 +324,14 @@ def _group(root: Path) -> int | None:
     mounted = root / "sys" / "fs" / "cgroup"
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        inner = path.lstrip("/")
         if "memory" in controllers.split(","):
-            folders, name = (mounted / "memory" / inner, mounted / "memory"), "memory.oom_control"
+            base, name = mounted / "memory", "memory.oom_control"
         elif controllers == "":
-            folders, name = (mounted / inner, mounted), "memory.events"
+            base, name = mounted, "memory.events"
         else:
             continue
         # In a container, the mount may already be its own cgroup.
-        for folder in folders:
+        for folder in (base / path.lstrip("/"), base):
             if (found := _counter(folder / name)) is not None:
                 return found
     return None

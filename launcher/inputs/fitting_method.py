@@ -127,7 +127,7 @@ def model_keys(model: str) -> dict[str, str]:
     if len(held) > 1:
         names = ", ".join(file.name for file in held)
         hint = f"name one of them, for example {model.rstrip('/')}/{held[0].name}"
-        message = f"the folder holds several GGUF files: {names}"
+        message = f"the folder contains several GGUF files: {names}"
         raise RecipeError(Problem("model-ambiguous", message, file=model, hint=hint))
     if held:
         return {"name_or_path": _absolute(model), "gguf_file": held[0].name}

@@ -77,7 +77,7 @@ def _with_adapter(
         answer = ask_child({**request, "ask": "adapter"}, sys.executable)
         spec = _answered(spec, adapter, answer)
     except (MachineError, Untraceable) as error:
-        why = f"peft cannot say what this adapter trains of {spec.model_type}: {error}"
+        why = f"peft cannot count what this adapter trains on model_type {spec.model_type}: {error}"
         hint = "pip install 'effilaunch[train]'" if isinstance(error, MachineError) else None
         raise RecipeError(Problem("not-in-closed-form", why, path="adapter", hint=hint)) from None
     note = "what this adapter trains is read from peft itself, and its memory is the trace's"

@@ -13,13 +13,9 @@ from functools import cache
 from launcher.knowledge.failures.catalogue import FAILURES
 
 SIGNS_OF = (
-    "kbit-reentrant",
-    "use-cache-checkpointing",
-    "tied-weights-adapter",
-    "omp-threads",
-    "report-to-default",
+    "kbit-reentrant", "use-cache-checkpointing", "tied-weights-adapter", "omp-threads", "report-to-default",
     "zero3-no-gather",
-)
+)  # fmt: skip
 """Known failures whose signs a run shows although the plan or the worker has handled what they warn of."""
 
 NOISE = (
