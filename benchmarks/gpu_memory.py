@@ -41,8 +41,8 @@ from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.memory.job import MemoryJob
-from launcher.plan.speed import predict_step
-from launcher.plan.strategy import kept_by_sample
+from launcher.planner.speed import predict_step
+from launcher.planner.strategy import kept_by_sample
 
 RECORDS = Path(__file__).parent / "records"
 BUDGET_S = 500.0
@@ -124,7 +124,7 @@ def config_of(row: GpuRow, rehearse: bool) -> tuple[dict[str, Any], str]:
     assert config is not None, row.model
     task = FAMILY_TASKS[config["model_type"]][0]
     if rehearse:
-        from launcher.plan.tiny import narrow_config
+        from launcher.planner.tiny import narrow_config
 
         config = narrow_config(config)
     return config, task

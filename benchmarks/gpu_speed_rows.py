@@ -64,13 +64,15 @@ def log_normal_documents(count: int, longest: int) -> tuple[int, ...]:
 
 
 _MIX: dict[str, Any] = {"models": SMALL, "documents": log_normal_documents(8, 2048)}
-_VARLEN: dict[str, Any] = {"attention": "varlen", "needs": ("launcher.train.attention",)}
-_CHUNKED: dict[str, Any] = {"loss": "chunked", "needs": ("launcher.train.head_loss",)}
+_VARLEN: dict[str, Any] = {"attention": "varlen", "needs": ("launcher.train.model.attention",)}
+_CHUNKED: dict[str, Any] = {"loss": "chunked", "needs": ("launcher.train.model.head_loss",)}
 _COMPILED: dict[str, Any] = {
-    "loss": "chunked", "compiled": True, "needs": ("launcher.train.head_loss", "launcher.train.blocks"),
+    "loss": "chunked",
+    "compiled": True,
+    "needs": ("launcher.train.model.head_loss", "launcher.train.model.blocks"),
 }  # fmt: skip
 _LORA: dict[str, Any] = {"method": "lora"}
-_ALL = ("launcher.train.attention", "launcher.train.head_loss", "launcher.train.blocks")
+_ALL = ("launcher.train.model.attention", "launcher.train.model.head_loss", "launcher.train.model.blocks")
 
 
 def _and_peft(settings: dict[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def measure(row: SpeedRow, model: str, config: Mapping[str, Any], where: torch.d
 
 def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict[str, Any]:
     if row.attention == "varlen":
-        from launcher.train.attention import register_varlen
+        from launcher.train.model.attention import register_varlen
 
         register_varlen()
     if row.loss == "liger":
@@ -64,11 +64,11 @@ def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: tor
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
     if row.loss == "chunked":
-        from launcher.train.head_loss import chunk_loss
+        from launcher.train.model.head_loss import chunk_loss
 
         chunk_loss(model)
     if row.compiled:
-        from launcher.train.blocks import repeated_layers
+        from launcher.train.model.blocks import repeated_layers
 
         for layer in repeated_layers(model):
             layer.compile(dynamic=row.dynamic)
@@ -140,7 +140,7 @@ def _attention(row: SpeedRow, config: Mapping[str, Any], where: torch.device) ->
 
     def call() -> None:
         if flattened:
-            from launcher.train.attention import attend
+            from launcher.train.model.attention import attend
 
             longest, bounds = max(row.documents), bounds_of(row, where)
             mixed, _ = attend(module, query, key, value, None, cu_seq_lens_q=bounds, max_length_q=longest)
@@ -162,7 +162,7 @@ def _head(row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict
     def call() -> None:
         hidden.grad = weight.grad = None
         if row.loss == "chunked":
-            from launcher.train import head_loss
+            from launcher.train.model import head_loss
 
             if row.chunk is not None:
                 head_loss.chunk_rows = lambda _: row.chunk

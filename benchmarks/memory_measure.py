@@ -131,9 +131,9 @@ def build_trainer(row: Row, plan: Plan, run_dir: Path) -> Any:
     """The worker's steps up to training, with random rows in place of prepared ones."""
     from transformers import set_seed
 
-    from launcher.train.adapters import attach_adapter
     from launcher.train.job import read_job
-    from launcher.train.models import load_model
+    from launcher.train.model.adapters import attach_adapter
+    from launcher.train.model.models import load_model
     from launcher.train.training import make_arguments, make_trainer
     from launcher.train.worker import join_processes
 
@@ -278,9 +278,9 @@ def import_stack(rows: Sequence[Row]) -> None:
     import bitsandbytes  # noqa: F401
     import peft  # noqa: F401
 
-    import launcher.train.adapters
     import launcher.train.data.collate
-    import launcher.train.models
+    import launcher.train.model.adapters
+    import launcher.train.model.models
     import launcher.train.training  # noqa: F401
 
     if any(one.engine == "deepspeed" for one in rows):

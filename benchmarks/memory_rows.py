@@ -17,7 +17,7 @@ from launcher.memory.engines import engine_of
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.ds_config import render_ds_config
 

@@ -21,8 +21,8 @@ def trace_of(name: str, plan: Plan) -> Trace | None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import peft  # noqa: F401  # once for all that are forked from here
 
-    import launcher.train.adapters
-    import launcher.train.trace  # noqa: F401
+    import launcher.train.model.adapters
+    import launcher.train.trace.run  # noqa: F401
 
     model_trace.ask_child = ask_forked
     try:
@@ -52,7 +52,7 @@ def ask_forked(request: Mapping[str, Any], python: str) -> dict[str, Any]:
 
 
 def _answer(answers: Any, request: Mapping[str, Any]) -> None:
-    from launcher.train.trace import ANSWERS
+    from launcher.train.trace.run import ANSWERS
 
     warnings.simplefilter("ignore")
     try:

@@ -24,7 +24,7 @@ from kept import keep
 
 from launcher.errors import DoesNotFit
 from launcher.inputs.planning_facts import gather
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 
 DEPTHS = (8, 16, 32, 64, 128, 256)

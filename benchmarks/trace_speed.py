@@ -30,7 +30,7 @@ from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.inputs.model_trace import trace_request
 from launcher.plan.inputs import Facts
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 
 LIMIT = 2.0

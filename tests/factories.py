@@ -11,7 +11,7 @@ from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan, Provenance
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 
 BASE = """\

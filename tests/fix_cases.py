@@ -13,7 +13,7 @@ from typing import Any
 from factories import BASE, facts, recipe
 
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 
 A100, EIGHT, V100 = "1xA100-80GB", "8xA100-80GB", "1xV100-32GB"
 

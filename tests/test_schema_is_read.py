@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from launcher.errors import DoesNotFit
 from launcher.facts.hardware import parse_hardware
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import render
 from launcher.schedulers.scheduler import Submission

@@ -35,7 +35,7 @@ def offers(prefix: str, action: argparse.Action, **_: Any) -> Iterable[str]:
 
     from launcher.facts.hardware import DEVICES
     from launcher.facts.probe import shipped_model_names
-    from launcher.plan.fixes import FIXES
+    from launcher.planner.fixes import FIXES
     from launcher.recipe.merged_yaml import shipped_names
 
     for kind in str(action.metavar).split("|"):

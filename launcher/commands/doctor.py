@@ -24,7 +24,7 @@ from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Ver
 from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
 from launcher.knowledge.doctor.redact import Private, redact, redact_json
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.new_file import write_new
 from launcher.report.doctor_text import bundle_text, doctor_text

@@ -22,7 +22,7 @@ from launcher.execute.drilled import Watched, interruptible
 from launcher.execute.run_dir import FULL, claimed, default_run_dir, unwritable
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
-from launcher.plan.drill import (
+from launcher.planner.drill import (
     Fault,
     Losses,
     check_resumable,
@@ -33,7 +33,7 @@ from launcher.plan.drill import (
     make_course,
     tolerance_of,
 )
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.report.drill_text import drill_text, fault_line
 from launcher.report.outcome import SCHEMA_VERSION, Outcome, echo, note

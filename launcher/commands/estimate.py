@@ -20,12 +20,12 @@ from launcher.memory.published import hf_page_bytes, zero_paper_bytes
 from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
 from launcher.memory.tensor_parallel import check_ranks
 from launcher.plan.draft import EXPLICIT
-from launcher.plan.parallel import trains_in_parts
-from launcher.plan.planner import make_plan
+from launcher.planner.parallel import trains_in_parts
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.merged_yaml import shipped_names
-from launcher.report.memory_text import estimate_text
 from launcher.report.outcome import Outcome
+from launcher.report.plan_text import estimate_text
 from launcher.tasks import DEFAULT_TASK, task_named
 
 

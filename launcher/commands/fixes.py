@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.errors import Problem, RecipeError
 from launcher.facts.requirements import holds
 from launcher.facts.software import installed_versions
-from launcher.plan.fixes import FIXES
+from launcher.planner.fixes import FIXES
 from launcher.recipe.suggestions import choice_hint
 from launcher.report.outcome import Outcome
 from launcher.report.tables import table

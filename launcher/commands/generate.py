@@ -38,7 +38,7 @@ def generate_command(
     elif prompt is not None and not prompt.strip():
         _refuse("the prompt is empty", "give a PROMPT, pipe one in, or chat with -i")
     require_modules(("torch", "transformers"))
-    from launcher.train.generate import answer, converse, load_trained
+    from launcher.train.results.generate import answer, converse, load_trained
 
     with output_on_stderr():
         trained = load_trained(folder, note, checkpoint)

@@ -14,7 +14,7 @@ from launcher.importing.reading import Dropped, Effect
 from launcher.importing.writing import beside, recipe_text
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.new_file import existing, write_new, writing
 from launcher.report.outcome import Outcome, note

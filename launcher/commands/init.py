@@ -15,15 +15,15 @@ from launcher.inputs.data_survey import Sight, goals_of, look, rows_for, rows_wo
 from launcher.inputs.fitting_method import Fitting, default_model, fit
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.lint.document import printable
-from launcher.plan.planner import make_plan
-from launcher.plan.starting import GOALS, Rows, draft
+from launcher.planner.planner import make_plan
+from launcher.planner.starting import GOALS, Rows, draft
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_writer import recipe_text
 from launcher.render.bundle import Bundle, render
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
+from launcher.report.plan_text import plan_text
 from launcher.report.questions import ask, can_ask
-from launcher.report.text import plan_text
 from launcher.tasks import task_named
 
 Given = TypeVar("Given")

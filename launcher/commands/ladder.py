@@ -20,9 +20,10 @@ from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
 from launcher.knowledge.doctor.needs import NEEDED
 from launcher.memory.estimate import MemoryEstimate
-from launcher.plan.as_run import predict_as_run
 from launcher.plan.inputs import Facts
-from launcher.plan.ladder import (
+from launcher.plan.plan import Plan
+from launcher.planner.as_run import predict_as_run
+from launcher.planner.ladder import (
     RUNGS,
     Step,
     choose_rungs,
@@ -30,7 +31,6 @@ from launcher.plan.ladder import (
     sentence,
     start_batch,
 )
-from launcher.plan.plan import Plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import dump_json, render
 from launcher.report.ladder import ladder_page, ladder_text, rung_line

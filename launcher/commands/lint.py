@@ -83,7 +83,7 @@ def _against(recipe: str) -> Rule:
     """The rule that compares a file with the plan of the recipe, made without its base config."""
     from launcher.inputs.planning_facts import gather
     from launcher.knowledge.lint.against_recipe import AgainstRecipe
-    from launcher.plan.planner import make_plan
+    from launcher.planner.planner import make_plan
     from launcher.recipe.loading import load_recipe
 
     loaded = load_recipe(recipe)

@@ -18,10 +18,10 @@ from launcher.inputs.finished_run import consent_to_code, finished_run, output_o
 from launcher.knowledge.lint.document import printable
 from launcher.report.model_card import CardFacts, model_card
 from launcher.report.outcome import Outcome, note
-from launcher.report.results_text import merged_text, pushed_lines
+from launcher.report.result_text import merged_text, pushed_lines
 
 if TYPE_CHECKING:
-    from launcher.train.publishing import Repository
+    from launcher.train.results.publishing import Repository
 
 MERGED = "merged"
 """Folder of the merged model in the run directory."""
@@ -50,8 +50,8 @@ def merge_command(
     )
     require_modules(("torch", "transformers") if whole else ("torch", "transformers", "peft"))
     from launcher.train.job import read_job
-    from launcher.train.merge import nothing_to_merge, refuse_existing
-    from launcher.train.trained import ADAPTER, check_readable, is_trained, trained_folder
+    from launcher.train.results.merge import nothing_to_merge, refuse_existing
+    from launcher.train.results.trained import ADAPTER, check_readable, is_trained, trained_folder
 
     if whole and push is None:
         raise RecipeError(nothing_to_merge(Path(run_dir)))
@@ -93,7 +93,7 @@ def _own_repository(folder: Path) -> str:
 
 def _reached(push: str) -> Repository:
     """Reach the repository before the merge, so that a missing login fails at once."""
-    from launcher.train.publishing import reach_repository
+    from launcher.train.results.publishing import reach_repository
 
     return reach_repository(push)
 
@@ -101,7 +101,7 @@ def _reached(push: str) -> Repository:
 def _merge(
     folder: Path, target: Path, dtype: str, repository: Repository | None, checkpoint: str | None
 ) -> dict[str, Any]:
-    from launcher.train.merge import Merged, merge
+    from launcher.train.results.merge import Merged, merge
 
     note("merging: load the model, merge in float32, compare logits, write, read back")
     place = target.name if repository is None else repository.id
@@ -124,7 +124,7 @@ def _push_whole(run_dir: str, folder: Path, repository: Repository) -> Outcome:
 
 
 def _sent(folder: Path, repository: Repository, card: str | None = None) -> dict[str, Any]:
-    from launcher.train.publishing import send
+    from launcher.train.results.publishing import send
 
     note(f"pushing {printable(str(folder))} to {printable(repository.id)}")
     with output_on_stderr():

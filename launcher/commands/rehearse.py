@@ -27,8 +27,8 @@ from launcher.facts.safe_files import parse_json, write_text
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
-from launcher.plan.rehearsal import SECONDS, make_course
+from launcher.planner.planner import make_plan
+from launcher.planner.rehearsal import SECONDS, make_course
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, dump_json, render
 from launcher.report.outcome import Outcome, echo, note
@@ -42,7 +42,7 @@ from launcher.schedulers.rendezvous import (
     take_part,
 )
 
-REHEARSE = "launcher.train.rehearse"
+REHEARSE = "launcher.train.rehearsal.run"
 TOLD = ("ranks", "all_reduce", "links", "devices", "waiting", "save")
 """Of what rank 0 wrote: what `--json` shows."""
 _LEAVE_S, _GONE_S = 5.0, 10.0

@@ -35,14 +35,15 @@ from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.diagnose.patch import edits
 from launcher.knowledge.lint.document import printable
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
-from launcher.plan.resumed_states import Resumption
+from launcher.planner.planner import make_plan
+from launcher.planner.resumed_states import Resumption
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
+from launcher.report.plan_text import plan_text
+from launcher.report.result_text import adapted_lines, result_text
 from launcher.report.run_display import Showing, showing
-from launcher.report.text import adapted_lines, plan_text, result_text
 from launcher.schedulers.rendezvous import (
     Request,
     await_members,

@@ -14,8 +14,17 @@ from typing import Any
 from launcher.execute.drilled import Watched, watch_run
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.facts.safe_files import read_jsonl, write_text
-from launcher.plan.drill import Course, Ending, Fault, Losses, bad_checkpoint, bad_ending, bad_losses, compare
 from launcher.plan.plan import Plan
+from launcher.planner.drill import (
+    Course,
+    Ending,
+    Fault,
+    Losses,
+    bad_checkpoint,
+    bad_ending,
+    bad_losses,
+    compare,
+)
 from launcher.render.bundle import dump_json
 
 VARIABLE = "EFFILAUNCH_DRILL"

@@ -14,7 +14,7 @@ from launcher.inputs.planning_facts import (
     recipe_hardware,
 )
 from launcher.knowledge.lint.document import printable
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.report.outcome import Outcome
 from launcher.schedulers.hostfile import hostfile_warnings

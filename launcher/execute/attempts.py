@@ -31,9 +31,9 @@ from launcher.execute.start import execute, is_prepared
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.software import require_modules
-from launcher.plan.adapting import BY, Adaptation, adapt, is_out_of_memory, moment_of
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
+from launcher.planner.adapting import BY, Adaptation, adapt, is_out_of_memory, moment_of
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.render.bundle import Bundle, render
 

@@ -195,7 +195,14 @@ def converted(
     _check_room(checkpoint, run_dir)
     say(f"converting {checkpoint} for this run: {why}")
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    argv = [sys.executable, "-m", "launcher.train.universal", str(checkpoint), str(target), str(run_dir)]
+    argv = [
+        sys.executable,
+        "-m",
+        "launcher.train.engines.universal",
+        str(checkpoint),
+        str(target),
+        str(run_dir),
+    ]
     # Alone and on the CPU: no device is taken, no process group joined.
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONUNBUFFERED": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):

@@ -39,7 +39,7 @@ from launcher.facts.safe_files import parse_json, write_text
 from launcher.knowledge.diagnose.findings import Finding
 from launcher.knowledge.diagnose.run_dir import LOST
 from launcher.plan.plan import Plan
-from launcher.plan.stopping import slow_step_word
+from launcher.planner.stopping import slow_step_word
 from launcher.render.bundle import Bundle
 from launcher.render.command import HOSTFILE, PREPARE, WORKER, render_hostfile
 

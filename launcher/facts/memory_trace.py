@@ -1,6 +1,6 @@
 """Memory of the real model, traced with fake tensors in a child process.
 
-The child (launcher/train/trace.py) imports torch, so that planning does not.
+The child (launcher/train/trace/run.py) imports torch, so that planning does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.errors import MachineError, Problem
 from launcher.facts.safe_files import parse_json
 
 TIMEOUT_S = 600
-CHILD = "launcher.train.trace"
+CHILD = "launcher.train.trace.run"
 
 
 class Untraceable(Exception):

@@ -12,7 +12,7 @@ from launcher.importing.arguments import as_number
 from launcher.importing.reading import Effect, Reading, shown
 from launcher.knowledge.lint.check import apply_fixes, lint_text
 from launcher.knowledge.lint.document import read_json
-from launcher.plan.profile import flatten
+from launcher.planner.profile import flatten
 
 TOOL = "DeepSpeed config"
 Lines = Callable[[str], int | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.facts.safe_files import parse_json
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
 from launcher.importing.reading import Reading, shown
-from launcher.plan.profile import flatten
+from launcher.planner.profile import flatten
 
 Row = tuple[str, str, str]
 """(key there, key of the recipe or empty, note)."""

@@ -21,7 +21,7 @@ from typing import Any
 from launcher.errors import EffilaunchError, Problem, RecipeError
 from launcher.facts import probe
 from launcher.facts.hardware import device_facts
-from launcher.plan.planner import missing_data
+from launcher.planner.planner import missing_data
 from launcher.recipe.data_paths import is_glob, is_loaded_hub_id
 from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import DataSource, Recipe

@@ -18,8 +18,8 @@ from launcher.facts.safe_files import expanded, is_dir
 from launcher.inputs.model_spec import find_spec
 from launcher.inputs.planning_facts import gather
 from launcher.plan.inputs import Facts
-from launcher.plan.planner import make_plan
-from launcher.plan.starting import Rows, Start, draft, first_length, methods, task_of
+from launcher.planner.planner import make_plan
+from launcher.planner.starting import Rows, Start, draft, first_length, methods, task_of
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_writer import recipe_text
 from launcher.tasks import task_named

@@ -15,7 +15,7 @@ from launcher.memory.estimate import estimate_memory
 from launcher.memory.traced import choices_of, why_not
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe
 from launcher.render.bundle import render
 from launcher.tasks import task_named

@@ -179,7 +179,7 @@ def _rehearsal(
     loaded: LoadedRecipe, on: str | None, config: Mapping[str, Any]
 ) -> tuple[LoadedRecipe, Hardware]:
     """The recipe and the hardware of `--tiny`."""
-    from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
+    from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 
     asked = find_hardware(loaded.recipe, on) if on or loaded.recipe.hardware else None
     hardware = tiny_hardware(asked, probe.probe_hardware(), loaded.recipe)

@@ -1,1 +1,1 @@
-"""What is decided: pure functions of recipe and facts."""
+"""The plan as data: typed settings with their sources, and the facts that it is made from."""

@@ -12,9 +12,33 @@ from launcher.memory.estimate import MemoryEstimate
 from launcher.memory.job import MemoryJob
 from launcher.plan.inputs import Pace
 from launcher.plan.settings import HasSettings, Settings
-from launcher.plan.speed import StepTime
 
 Source = Literal["default", "recipe", "parent", "override", "search", "fix", "hardware"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Predicted seconds of one optimizer step."""
+
+    low: float
+    likely: float
+    high: float
+    figures_known: bool
+    """False: computed from a stand-in's figures, so that only ratios say something."""
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """The range, None where the device's figures are not known."""
+        return (self.low, self.high) if self.figures_known else None
+
+    def to_json(self, steps: int | None) -> dict[str, list[float] | None]:
+        """The `time` object of `plan --json`: of a step, and of a run of so many steps without its
+        start, evaluations and checkpoints."""
+        if self.seconds is None:
+            return {"seconds_per_step": None, "total": None}
+        per_step = [float(f"{end:.3g}") for end in self.seconds]
+        total = None if steps is None else [float(f"{steps * end:.3g}") for end in self.seconds]
+        return {"seconds_per_step": per_step, "total": total}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import os
 
 from transformers import TrainingArguments
 
+from launcher.train.engines.sharing import parallelism_config
 from launcher.train.job import Job
 from launcher.train.loopback import keep_stores_local
-from launcher.train.sharing import parallelism_config
 from launcher.train.tasks import train_task
 
 

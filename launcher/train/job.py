@@ -11,8 +11,8 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
-from launcher.plan.resuming import BEFORE
 from launcher.plan.settings import OTHERS, HasSettings, Settings
+from launcher.planner.resuming import BEFORE
 from launcher.recipe.env import resolve_env
 
 

@@ -16,9 +16,9 @@ from launcher.errors import EffilaunchError
 from launcher.facts.rank_status import REPORT
 from launcher.facts.redaction import hider, line_hider, secret_values
 from launcher.facts.safe_files import write_json
-from launcher.train.disk_full import SaveFailed
+from launcher.train.checkpoint.disk_full import SaveFailed
+from launcher.train.checkpoint.moving import sync_file, sync_folder
 from launcher.train.job import Job, rank
-from launcher.train.moving import sync_file, sync_folder
 
 COMPLETED = "COMPLETED"
 _LONGEST = 1500
@@ -142,7 +142,7 @@ def save_outcome(
     job: Job, trainer: Any, processing: Any, data: Any, measured: Any, meter: Any, started: float
 ) -> None:
     """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
-    from launcher.train.gathering import save_trained
+    from launcher.train.engines.gathering import save_trained
     from launcher.train.memory_record import memory_record
     from launcher.train.tracking import end_trackers
     from launcher.train.training import final_metrics

@@ -21,16 +21,16 @@ from launcher.train.agreeing import (
     random_states,
     set_random_states,
 )
-from launcher.train.best_weights import load_weights, written_otherwise
-from launcher.train.going_on import go_on, place_best, restore_callbacks
+from launcher.train.checkpoint.best_weights import load_weights, written_otherwise
+from launcher.train.checkpoint.going_on import go_on, place_best, restore_callbacks
+from launcher.train.checkpoint.pushing import Pusher
+from launcher.train.checkpoint.saving import Saver, SaveSkipped
 from launcher.train.memory_meter import Meter
-from launcher.train.pushing import Pusher
-from launcher.train.saving import Saver, SaveSkipped
+from launcher.train.model.weight_names import check_missing, read_weights, weight_files
 from launcher.train.status import status
 from launcher.train.stopping import stop
 from launcher.train.upstream.deepspeed_seams import put_back
 from launcher.train.upstream.trainer_seams import SeamTrainer, columns_removed, per_device_batch, replaced
-from launcher.train.weight_names import check_missing, read_weights, weight_files
 
 
 class PlannedTrainer(SeamTrainer):

@@ -25,11 +25,14 @@ from launcher.facts.checkpoint import (
 from launcher.facts.safe_files import parse_json
 from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
-from launcher.train.blocks import compile_blocks
 from launcher.train.callbacks import Metrics, Progress, numbers
+from launcher.train.checkpoint.going_on import EarlyStopping
+from launcher.train.checkpoint.resuming import ready_checkpoint
+from launcher.train.checkpoint.saving import best_step
+from launcher.train.checkpoint.sealing import SEEN_S
 from launcher.train.data.build import Data
-from launcher.train.going_on import EarlyStopping
-from launcher.train.head_loss import chunk_loss
+from launcher.train.engines.restoring import OwnStates, universal_folder
+from launcher.train.engines.sharing import ranks_of_copy
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
 from launcher.train.memory_meter import Meter, MeteredSteps
@@ -43,11 +46,8 @@ from launcher.train.memory_states import (
     weight_tensors,
 )
 from launcher.train.metrics import asked_metrics, make_scores
-from launcher.train.restoring import OwnStates, universal_folder
-from launcher.train.resuming import ready_checkpoint
-from launcher.train.saving import best_step
-from launcher.train.sealing import SEEN_S
-from launcher.train.sharing import ranks_of_copy
+from launcher.train.model.blocks import compile_blocks
+from launcher.train.model.head_loss import chunk_loss
 from launcher.train.tasks import train_task
 from launcher.train.together import of_all, of_rank_0
 from launcher.train.upstream.model_seams import layer_classes

@@ -88,17 +88,17 @@ def train(job: Job) -> None:
     """The whole run, one step after the other."""
     from transformers import set_seed
 
-    from launcher.train.adapters import attach_adapter
+    from launcher.train.checkpoint.pickles import save_members_by_value
     from launcher.train.data.build import build_data
     from launcher.train.data.gate import check_first_batch, check_steps
+    from launcher.train.engines.sharing import copies
     from launcher.train.memory_meter import Meter
     from launcher.train.memory_states import held_tensors
     from launcher.train.metrics import check_metrics
-    from launcher.train.models import load_model
+    from launcher.train.model.adapters import attach_adapter
+    from launcher.train.model.models import load_model
+    from launcher.train.model.processing import load_processing
     from launcher.train.outcome import save_outcome
-    from launcher.train.pickles import save_members_by_value
-    from launcher.train.processing import load_processing
-    from launcher.train.sharing import copies
     from launcher.train.tracking import attach_trackers, end_trackers
     from launcher.train.training import fit, make_arguments, make_trainer
 

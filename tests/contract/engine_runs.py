@@ -15,7 +15,7 @@ from grounds import tokenizer_of_1024_words, write_rows
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind
 from launcher.inputs.planning_facts import gather
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 

@@ -178,6 +178,6 @@ def write_run(folder: Path, changes: Mapping[str, Any], ds_config: Mapping[str, 
 
 def generate(run_dir: Path, prompt: str, max_new_tokens: int = 64) -> str:
     """The answer of what lies in a run directory, loaded for it alone."""
-    from launcher.train.generate import answer, load_trained
+    from launcher.train.results.generate import answer, load_trained
 
     return answer(load_trained(run_dir, print), prompt, max_new_tokens)

@@ -8,8 +8,8 @@ from typing import Any
 from plans import TINY_LLAMA, write_run
 
 from launcher.train.job import Job, read_job
-from launcher.train.models import load_model
-from launcher.train.processing import load_processing
+from launcher.train.model.models import load_model
+from launcher.train.model.processing import load_processing
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.train.adapters import _keep_tied, attach_adapter
 from launcher.train.job import read_job
-from launcher.train.models import check_bare, check_shared
+from launcher.train.model.adapters import _keep_tied, attach_adapter
+from launcher.train.model.models import check_bare, check_shared
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import write_run

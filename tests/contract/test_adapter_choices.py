@@ -11,8 +11,8 @@ from launcher.errors import RecipeError
 from launcher.facts.lora import adapted_by
 from launcher.facts.memory_trace import Untraceable
 from launcher.inputs.model_spec import find_spec
-from launcher.train.adapters import new_adapter
-from launcher.train.trace import ANSWERS
+from launcher.train.model.adapters import new_adapter
+from launcher.train.trace.run import ANSWERS
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -14,9 +14,9 @@ from launcher.facts.lora import DEFAULT_TARGETS, adapted_by
 from launcher.facts.model import FAMILY_TASKS
 from launcher.inputs.model_spec import find_spec
 from launcher.plan.inputs import Facts
-from launcher.plan.planner import make_plan
-from launcher.plan.tiny import NARROW, tiny_recipe
-from launcher.train.trace import ANSWERS
+from launcher.planner.planner import make_plan
+from launcher.planner.tiny import NARROW, tiny_recipe
+from launcher.train.trace.run import ANSWERS
 from tests import factories
 
 torch = pytest.importorskip("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan import adapting
+from launcher.planner import adapting
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -13,7 +13,8 @@ pytest.importorskip("deepspeed")
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3  # noqa: E402
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer  # noqa: E402
 
-from launcher.train import adapters, models, training  # noqa: E402
+from launcher.train import training  # noqa: E402
+from launcher.train.model import adapters, models  # noqa: E402
 
 
 def test_every_function_before_the_first_batch_exists():

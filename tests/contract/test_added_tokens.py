@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.train.adapters import attach_adapter
 from launcher.train.job import Job, read_job
-from launcher.train.models import load_model
-from launcher.train.processing import load_processing
-from launcher.train.tokens import find_embeddings
+from launcher.train.model.adapters import attach_adapter
+from launcher.train.model.models import load_model
+from launcher.train.model.processing import load_processing
+from launcher.train.model.tokens import find_embeddings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, generate, write_run, zero_config
@@ -374,10 +374,10 @@ ZERO3 = """
         port = str(probe.getsockname()[1])
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": port}
-    from launcher.train.adapters import attach_adapter
+    from launcher.train.model.adapters import attach_adapter
     from launcher.train.job import read_job
-    from launcher.train.models import load_model
-    from launcher.train.processing import load_processing
+    from launcher.train.model.models import load_model
+    from launcher.train.model.processing import load_processing
 
     job = read_job(Path(sys.argv[1]))
     fields = job.fields(job.trainer)

@@ -108,7 +108,7 @@ def test_a_repository_is_not_made_for_what_cannot_be_merged(whole, tmp_path, mon
     shutil.copytree(whole, run)
     _cut(run)
     asked: list[str] = []
-    monkeypatch.setattr("launcher.train.publishing.reach_repository", asked.append)
+    monkeypatch.setattr("launcher.train.results.publishing.reach_repository", asked.append)
     assert main(["merge", str(run), "--push", "me/x"]) == 2
     assert asked == []
     assert json.loads((run / "plan.json").read_text())
@@ -123,7 +123,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
     whole, monkeypatch, capsys, tmp_path, command, name
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launcher.train.models.load_model", None)
+    monkeypatch.setattr("launcher.train.model.models.load_model", None)
     assert main([command, str(whole), "--output", name, "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["errors"][0]["code"] == "file-unwritable"
 

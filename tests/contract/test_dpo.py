@@ -234,7 +234,7 @@ sys.path.insert(0, {tests!r})
 from test_dpo import Meter, Rows, fit, make_arguments, make_trainer, prepared, tokenizer
 from transformers import set_seed
 from launcher.train.job import read_job
-from launcher.train.models import load_model
+from launcher.train.model.models import load_model
 from launcher.train.worker import join_processes, leave
 
 work = read_job(Path(sys.argv[1]))

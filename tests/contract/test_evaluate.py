@@ -17,8 +17,8 @@ import torch
 
 from launcher.cli import main
 from launcher.errors import RecipeError
-from launcher.train.evaluate import evaluate
 from launcher.train.job import read_job
+from launcher.train.results.evaluate import evaluate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import GENERATES, LORA, generate, trained
@@ -118,7 +118,7 @@ def run(tmp_path_factory) -> Path:
 def test_loss_and_accuracy_are_those_of_plain_sums(run):
     """By the model alone: no Trainer, one row at a time, weighted as batches of 8 are."""
     from launcher.train.data.build import build_evaluation
-    from launcher.train.generate import load_trained
+    from launcher.train.results.generate import load_trained
 
     found = evaluate(run, None, None, said)
     trained_model = load_trained(run, said)

@@ -23,7 +23,7 @@ from launcher.execute.leftovers import remove_shared_buffers
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind
 from launcher.inputs.planning_facts import gather
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 

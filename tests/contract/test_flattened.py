@@ -72,7 +72,7 @@ def test_evaluations_keep_their_rows(tmp_path: Path) -> None:
     """Of samples; packs are evaluated as they are trained."""
     from launcher.train.data.build import build_data
     from launcher.train.job import read_job
-    from launcher.train.processing import load_processing
+    from launcher.train.model.processing import load_processing
     from launcher.train.training import make_arguments, make_trainer
 
     shapes = []
@@ -129,8 +129,8 @@ def test_tokens_are_exact_at_every_log_and_checkpoint(
 def test_what_was_trained_flattened_writes_and_goes_on_without_it(tmp_path: Path) -> None:
     """The adapter's base is loaded with sdpa: nothing else makes rows of documents."""
     from launcher.train.job import read_job
-    from launcher.train.processing import load_processing
-    from launcher.train.trained import trained_model
+    from launcher.train.model.processing import load_processing
+    from launcher.train.results.trained import trained_model
 
     run = trained(tmp_path / "run", {**FLAT, "adapter": LORA})
     assert isinstance(generate(run, "How many red stones are there? ", max_new_tokens=4), str)

@@ -16,7 +16,7 @@ from launcher.train.data.build import Data, build_data
 from launcher.train.data.collate import make_collator
 from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_truncation
 from launcher.train.job import read_job
-from launcher.train.processing import load_processing
+from launcher.train.model.processing import load_processing
 from launcher.train.tiny import tiny_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launcher.train.generate import (
+from launcher.train.job import read_job
+from launcher.train.results.generate import (
     Trained,
     answer,
     closing_token,
@@ -17,8 +18,14 @@ from launcher.train.generate import (
     load_trained,
     stop_tokens,
 )
-from launcher.train.job import read_job
-from launcher.train.placing import SPARE, free_device_bytes, place_of, placement, slow_places, weight_bytes
+from launcher.train.results.placing import (
+    SPARE,
+    free_device_bytes,
+    place_of,
+    placement,
+    slow_places,
+    weight_bytes,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import generate, write_run
@@ -121,8 +128,8 @@ def test_the_bytes_of_the_weights_are_known_before_they_are_read(tmp_path, quant
                    "model.quantization": quantization, "model.device_map": None},
     )  # fmt: skip
     work = read_job(run)
-    from launcher.train.models import load_model
-    from launcher.train.processing import load_processing
+    from launcher.train.model.models import load_model
+    from launcher.train.model.processing import load_processing
 
     model = load_model(work, load_processing(work), distributed=False)
     found = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -144,10 +151,10 @@ def test_what_the_gpu_does_not_hold_is_spread_and_its_speed_is_named(tmp_path, m
     """Facts of a GPU with 1 kB free; accelerate then finds this machine's devices, which is its CPU."""
     run = finished(tmp_path, [2])
     expected = generate(run, "w1 w2", 8)
-    monkeypatch.setattr("launcher.train.placing.free_device_bytes", lambda: [1024])
+    monkeypatch.setattr("launcher.train.results.placing.free_device_bytes", lambda: [1024])
     assert place_of(read_job(run), run / "model") == "auto"
     asked = []
-    import launcher.train.generate as module
+    import launcher.train.results.generate as module
 
     real = module.trained_model
     monkeypatch.setattr(
@@ -180,7 +187,7 @@ def test_layers_that_wait_elsewhere_answer_the_same(tmp_path):
     """accelerate's hooks, which a spread model has: here a layer and the embedding wait on the disk."""
     from accelerate import dispatch_model
 
-    from launcher.train.placing import settle
+    from launcher.train.results.placing import settle
 
     run = finished(tmp_path / "run", [2])
     trained = load_trained(run, print)
@@ -242,7 +249,7 @@ def test_a_conversation_is_written_as_it_comes_and_remembered(tmp_path):
 
 
 def answer_prompt(trained: Trained, prompt: str) -> str:
-    from launcher.train.generate import _encode
+    from launcher.train.results.generate import _encode
 
     return trained.processing.decode(_encode(trained.job, trained.processing, prompt)["input_ids"][0])
 

@@ -41,7 +41,7 @@ def test_a_prompt_of_the_command_line_or_piped_in(run, monkeypatch, capsys):
 
 
 def test_json_is_one_object_whatever_loading_says(run, monkeypatch, capsys):
-    import launcher.train.generate as module
+    import launcher.train.results.generate as module
 
     real = module.trained_model
     monkeypatch.setattr(
@@ -101,7 +101,7 @@ def test_ctrl_c_before_a_prompt_ends_it_cleanly(run, monkeypatch, capsys):
 
 def test_an_answer_moves_no_cursor(run, monkeypatch, capsys):
     """A tokenizer may hold any bytes, and the model may say them."""
-    import launcher.train.generate as module
+    import launcher.train.results.generate as module
 
     def answers(trained, prompt, tokens, before=(), write=None):
         write("\x1b]0;title\x07 done")

@@ -16,9 +16,9 @@ from transformers import Trainer, TrainerCallback
 
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.train import stopping
+from launcher.train.checkpoint.saving import best_step
 from launcher.train.data.collate import make_collator
 from launcher.train.memory_meter import Meter
-from launcher.train.saving import best_step
 from launcher.train.status import Status, status
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer
 
@@ -140,7 +140,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
 
 def test_the_evaluation_that_is_told_is_that_of_the_weights(tmp_path, monkeypatch):
     """Step 4 was the best, and its checkpoint had no room: the weights are those of step 2."""
-    from launcher.train.saving import Saver, SaveSkipped
+    from launcher.train.checkpoint.saving import Saver, SaveSkipped
 
     real = Saver._check_room
 

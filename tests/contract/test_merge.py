@@ -17,11 +17,11 @@ import torch
 from peft import PeftModel
 
 from launcher.errors import MachineError, RecipeError, RunFailed
-from launcher.train import merge as merging
 from launcher.train.job import Job, read_job
-from launcher.train.merge import merge
-from launcher.train.models import auto_class, load_model
-from launcher.train.trained import prepared_record, replaced
+from launcher.train.model.models import auto_class, load_model
+from launcher.train.results import merge as merging
+from launcher.train.results.merge import merge
+from launcher.train.results.trained import prepared_record, replaced
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import LORA, TINY_LLAMA, trained
@@ -176,7 +176,7 @@ def test_a_base_from_a_gguf_file(tmp_path, monkeypatch):
 
     base = auto_class("causal-lm").from_config(AutoConfig.for_model(**TINY_LLAMA))
     base.save_pretrained(tmp_path / "converted")
-    monkeypatch.setattr("launcher.train.gguf.converted", lambda *_: tmp_path / "converted")
+    monkeypatch.setattr("launcher.train.model.gguf.converted", lambda *_: tmp_path / "converted")
     gguf = {"model.config": None, "model.name_or_path": "org/model-GGUF", "model.gguf_file": "m.gguf"}
     found, _ = check(trained(tmp_path / "run", {**STEPS, **gguf, "adapter": ALL}), dtype="auto")
     assert found.dtype == "float32"
@@ -278,7 +278,7 @@ def test_what_is_there_stays(run):
 
 
 def test_memory_and_room_are_looked_at_before_anything_is_read(run, monkeypatch):
-    monkeypatch.setattr("launcher.train.models.load_model", None)
+    monkeypatch.setattr("launcher.train.model.models.load_model", None)
     monkeypatch.setattr(merging, "available_memory", lambda: 2**30)
     with pytest.raises(MachineError, match=r"takes about 1\.5 GiB of host memory, 1\.0 GiB are available"):
         merge(run, run / "merged", "auto", no_card)

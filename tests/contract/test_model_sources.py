@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import MachineError, RecipeError
-from launcher.train.processing import load_processing
+from launcher.train.model.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from task_models import batch_for, job_for, load

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.train.adapters import attach_adapter, linear_suffixes
-from launcher.train.heads import head_modules, label_order
-from launcher.train.models import load_model
-from launcher.train.processing import load_processing
+from launcher.train.model.adapters import attach_adapter, linear_suffixes
+from launcher.train.model.heads import head_modules, label_order
+from launcher.train.model.models import load_model
+from launcher.train.model.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, generate
@@ -220,7 +220,7 @@ def test_linear_layers_are_listed_by_their_last_names(tmp_path):
 
 
 def test_a_gguf_file_is_for_causal_models_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.train.models.model_reference", lambda job: "unused")
+    monkeypatch.setattr("launcher.train.model.models.model_reference", lambda job: "unused")
     job = job_for(tmp_path / "run", "seq2seq-lm", model__name_or_path="x", model__gguf_file="x.gguf")
     with pytest.raises(RecipeError, match="not a seq2seq-lm model"):
         load_model(job, None)
@@ -280,7 +280,7 @@ def test_generate_says_the_label_of_a_picture(tmp_path):
 )
 def test_generate_puts_a_prompt_as_the_rows_were(tmp_path, found, start):
     """The recipe may say `auto`; what the rows were stands in data.json."""
-    from launcher.train.generate import _encode
+    from launcher.train.results.generate import _encode
 
     job = job_for(tmp_path / "run", "causal-lm", data__train=[{"path": "x", "format": "auto", "columns": {}}])
     (job.run_dir / "data.json").write_text(json.dumps({"formats": [found]}))

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from launcher.facts.architectures import FAMILIES
-from launcher.plan.fixes.packing import VERIFIED_FAMILIES
+from launcher.planner.fixes.packing import VERIFIED_FAMILIES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from launcher.train.attention import register_varlen  # noqa: E402
 from launcher.train.data.collate import make_collator  # noqa: E402
 from launcher.train.data.pack import PackedRows, pack_lengths  # noqa: E402
+from launcher.train.model.attention import register_varlen  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
 
 VOCAB = 128

@@ -17,10 +17,10 @@ from launcher.errors import RecipeError
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 
-from launcher.train.adapters import attach_adapter  # noqa: E402
-from launcher.train.models import load_model  # noqa: E402
-from launcher.train.pickles import _ENUMS, check_pickles, save_members_by_value  # noqa: E402
-from launcher.train.resuming import ready_checkpoint  # noqa: E402
+from launcher.train.checkpoint.pickles import _ENUMS, check_pickles, save_members_by_value  # noqa: E402
+from launcher.train.checkpoint.resuming import ready_checkpoint  # noqa: E402
+from launcher.train.model.adapters import attach_adapter  # noqa: E402
+from launcher.train.model.models import load_model  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 from small import job, llama, lora, tokenizer  # noqa: E402

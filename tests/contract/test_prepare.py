@@ -17,8 +17,8 @@ from launcher.errors import MachineError, RecipeError
 from launcher.train.data.build import build_data
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import read_job
+from launcher.train.model.processing import load_processing
 from launcher.train.prepare import prepare_run
-from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, write_run

@@ -19,8 +19,8 @@ from launcher.train.data.encoded import IGNORED
 from launcher.train.data.store import open_samples
 from launcher.train.data.stream import Stream
 from launcher.train.job import read_job
+from launcher.train.model.processing import load_processing
 from launcher.train.prepare import prepare_run
-from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, write_run

@@ -16,8 +16,8 @@ from plans import write_run
 from launcher.errors import RecipeError
 from launcher.train.data.build import build_data
 from launcher.train.job import read_job
+from launcher.train.model.processing import load_processing
 from launcher.train.prepare import prepare_run
-from launcher.train.processing import load_processing
 
 TINY_VIT = {
     "model_type": "vit", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,

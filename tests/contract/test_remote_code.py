@@ -14,9 +14,9 @@ from launcher.cli import main
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
-from launcher.train.heads import load_config
-from launcher.train.models import load_model
-from launcher.train.processing import load_processing
+from launcher.train.model.heads import load_config
+from launcher.train.model.models import load_model
+from launcher.train.model.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import generate

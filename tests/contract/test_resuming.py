@@ -13,9 +13,9 @@ from launcher.execute.resume import write_origin
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from launcher.train.checkpoint.resuming import ready_checkpoint  # noqa: E402
+from launcher.train.engines.restoring import innermost, restore_groups, universal_folder  # noqa: E402
 from launcher.train.job import Job  # noqa: E402
-from launcher.train.restoring import innermost, restore_groups, universal_folder  # noqa: E402
-from launcher.train.resuming import ready_checkpoint  # noqa: E402
 
 
 def trainer(folder, steps, **given):

@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from launcher.train import head_loss
+from launcher.train.model import head_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_runs import LLAMA
@@ -109,7 +109,7 @@ def ours(ground: Path, folder: Path, **more: Any) -> tuple[list[float], dict[str
 
     from launcher.train.data.build import build_data
     from launcher.train.job import read_job
-    from launcher.train.processing import load_processing
+    from launcher.train.model.processing import load_processing
     from launcher.train.worker import train
 
     job = read_job(prepared(folder, settings(ground, **more)))

@@ -18,12 +18,12 @@ from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback
 
 from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_checkpoints, read_manifest
-from launcher.train import moving, saving
+from launcher.train.checkpoint import moving, saving
+from launcher.train.checkpoint.disk_full import SaveFailed, is_full
+from launcher.train.checkpoint.saving import surplus
 from launcher.train.data.collate import make_collator
-from launcher.train.disk_full import SaveFailed, is_full
 from launcher.train.memory_meter import Meter
 from launcher.train.outcome import _Tee, write_error
-from launcher.train.saving import surplus
 from launcher.train.status import status
 from launcher.train.trainers import PlannedTrainer
 from launcher.train.training import fit, make_arguments, make_trainer

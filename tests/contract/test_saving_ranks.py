@@ -25,7 +25,7 @@ if not (find_spec("torch") and find_spec("deepspeed")):  # neither is imported h
 HOOKS = """
 import os
 
-from launcher.train import saving
+from launcher.train.checkpoint import saving
 from transformers import TrainerCallback
 
 real = saving.free_bytes

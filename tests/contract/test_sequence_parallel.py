@@ -111,7 +111,7 @@ def test_the_best_checkpoint_is_what_stays(ground, tmp_path, forks):
 
 
 def test_upstreams_own_loss_is_too_steep_which_is_why_it_is_not_used(ground, tmp_path, forks):
-    """The fault that launcher/train/sequence.py avoids is still there: see its docstring."""
+    """The fault that launcher/train/engines/sequence.py avoids is still there: see its docstring."""
     said = {"global_batch_size": 1, "data": {"train": [{"path": "even.jsonl"}], "max_length": 32}}
     one = alone(said, ground, tmp_path / "one", forks)
     sharded = {**said, "sharding": {**SP, "zero_stage": 2}}

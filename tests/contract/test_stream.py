@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from launcher.errors import RecipeError
 from launcher.train.data.stream import Stream
 from launcher.train.job import read_job
+from launcher.train.model.processing import load_processing
 from launcher.train.prepare import prepare_run
-from launcher.train.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, trained, write_run
@@ -207,7 +207,7 @@ import torch
 from launcher.train.data.stream import Stream, streamed_rows
 from launcher.train.job import read_job
 from launcher.train.prepare import prepare_run
-from launcher.train.processing import load_processing
+from launcher.train.model.processing import load_processing
 from launcher.train.worker import leave
 from pathlib import Path
 run, meeting = sys.argv[1:]

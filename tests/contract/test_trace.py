@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from traces import LORA_16, peak, request
 
 from launcher.facts.probe import shipped_model_config
-from launcher.train import trace as tracer
-from launcher.train.attention import register_varlen
-from launcher.train.head_loss import chunk_loss
 from launcher.train.memory_meter import Meter
+from launcher.train.model.attention import register_varlen
+from launcher.train.model.head_loss import chunk_loss
+from launcher.train.trace.run import run as tracer
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -172,7 +172,7 @@ def measured(model, batch, steps=2):
 def built(config, task):
     from transformers import AutoConfig
 
-    from launcher.train.models import auto_class
+    from launcher.train.model.models import auto_class
 
     options = {"num_labels": 3} if "class" in task else {}
     whole = AutoConfig.for_model(**config, **options)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.train.trace_replay import replay
-from launcher.train.trace_tape import Piece, Segment, Tape
+from launcher.train.trace.replay import replay
+from launcher.train.trace.tape import Piece, Segment, Tape
 
 WEIGHT, STATE, KEPT, FLOW, GRADIENT = 100, 200, 10, 3, 50
 

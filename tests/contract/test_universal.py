@@ -18,8 +18,8 @@ from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import bind
 from launcher.facts.checkpoint import defect, read_manifest
 from launcher.inputs.planning_facts import gather
-from launcher.plan.planner import make_plan
-from launcher.plan.resumed_states import judge
+from launcher.planner.planner import make_plan
+from launcher.planner.resumed_states import judge
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
 
@@ -116,7 +116,7 @@ def worst_of(
     assert not found.refused
     source = checkpoint
     if found.conversion:
-        from launcher.train.universal import convert
+        from launcher.train.engines.universal import convert
 
         source = resumed.folder / "converted" / checkpoint.name
         convert(checkpoint, source)

@@ -16,9 +16,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from launcher.train import attention  # noqa: E402
-from launcher.train.attention import register_varlen  # noqa: E402
 from launcher.train.data.collate import make_collator  # noqa: E402
+from launcher.train.model import attention  # noqa: E402
+from launcher.train.model.attention import register_varlen  # noqa: E402
 from tests.contract.test_packing import LLAMA, VOCAB, Pad, build  # noqa: E402
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.train import sequence
+from launcher.train.engines import sequence
 from launcher.train.trainers import PlannedTrainer
 
 

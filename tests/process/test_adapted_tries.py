@@ -18,7 +18,7 @@ from launcher.execute import attempts
 from launcher.execute.attempts import run_attempts
 from launcher.execute.run_dir import write_next_try, write_run_dir
 from launcher.facts.safe_files import write_text
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.render.bundle import render
 
 PREPARED = """

@@ -177,7 +177,7 @@ def test_deepspeed_stops_at_a_buffer_that_is_smaller_than_a_parameter(tmp_path, 
     """What the plan's size is for: the smallest that works, but for the rounding."""
     from launcher.facts.model import read_model_spec
     from launcher.facts.probe import free_port
-    from launcher.plan.nvme import param_buffer_values
+    from launcher.planner.nvme import param_buffer_values
 
     config = json.loads((base / "model" / "config.json").read_text())
     planned = param_buffer_values(read_model_spec("tiny", config, "folder"), 1)

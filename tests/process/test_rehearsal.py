@@ -48,7 +48,7 @@ def test_two_ranks(tmp_path, forks, sharding):
     # What stays: logs and the result, nothing large, and no process.
     assert list((run.out / "checkpoints").iterdir()) == []
     assert {"result.json", "rehearsal.json", "command.sh", "plan.json"} <= {p.name for p in run.out.iterdir()}
-    assert "launcher.train.rehearse" in (run.out / "command.sh").read_text()
+    assert "launcher.train.rehearsal.run" in (run.out / "command.sh").read_text()
     assert marked(MARK, run.mark) == {}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.facts.rank_status import RankStatus, read_statuses
-from launcher.plan.stopping import KILL_S
+from launcher.planner.stopping import KILL_S
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

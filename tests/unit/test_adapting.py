@@ -10,9 +10,9 @@ from factories import BASE, facts, recipe
 
 from launcher.facts.hardware import parse_hardware
 from launcher.knowledge.failures.catalogue import CHAPTERS, FAILURES
-from launcher.plan import adapting
-from launcher.plan.adapting import adapt, is_out_of_memory, moment_of, ways_out
-from launcher.plan.planner import make_plan
+from launcher.planner import adapting
+from launcher.planner.adapting import adapt, is_out_of_memory, moment_of, ways_out
+from launcher.planner.planner import make_plan
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
 SMALL = "huggyllama/llama-7b"

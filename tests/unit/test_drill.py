@@ -7,8 +7,8 @@ import math
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.plan import drill
-from launcher.plan.drill import (
+from launcher.planner import drill
+from launcher.planner.drill import (
     FAULTS,
     Comparison,
     Ending,
@@ -22,7 +22,7 @@ from launcher.plan.drill import (
     make_course,
     tolerance_of,
 )
-from launcher.plan.tiny import tiny_recipe
+from launcher.planner.tiny import tiny_recipe
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import shipped_names
 from launcher.report.drill_text import drill_text, fault_line

@@ -17,7 +17,7 @@ from launcher.facts.hardware import parse_hardware
 from launcher.memory.estimate import MemoryEstimate, estimate_memory, max_micro_batch
 from launcher.memory.job import MemoryJob
 from launcher.memory.strategies import model_jobs, on_hardware, open_jobs, strategy_name, worth_a_row
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 
 
 def test_json_is_complete_and_the_total_is_the_sum_of_the_components() -> None:

@@ -21,7 +21,7 @@ from launcher.knowledge.doctor import CHECKS, DATA_CHECK_ID, PLAN_CHECK_ID
 from launcher.knowledge.failures.catalogue import FAILURES, Failure
 from launcher.knowledge.lint.against_recipe import AgainstRecipe
 from launcher.knowledge.lint.check import lint_text
-from launcher.plan.fixes import FIXES
+from launcher.planner.fixes import FIXES
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.yaml_reader import parse_yaml
 
@@ -369,7 +369,7 @@ def test_an_entry_that_points_at_nothing_would_be_seen(lint_codes):
     assert not {"no-such-code", "utf-8", "run"} & codes()
     assert {"eos-masked", "launcher-conflict", "does-not-fit", "unknown-key"} <= codes()
     assert "ds-no-such-code" not in lint_codes
-    assert "attach_adaptor" not in functions("launcher.train.adapters")
+    assert "attach_adaptor" not in functions("launcher.train.model.adapters")
 
 
 @pytest.mark.parametrize("failure", [f for f in FAILURES if f.patterns], ids=lambda f: f.id)

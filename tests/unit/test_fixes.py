@@ -13,14 +13,14 @@ from fix_cases import CASES, CONTRARY, NOT_ON_CPU, SHOWN, plan_of
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.requirements import holds, requirements
 from launcher.inputs.planning_facts import gather
-from launcher.plan import decide, fixes
 from launcher.plan.draft import EXPLICIT
-from launcher.plan.fixes import FIXES, apply_fixes
-from launcher.plan.planner import make_plan
-from launcher.plan.search import search, situation_of
-from launcher.plan.settling import record_size
+from launcher.planner import decide, fixes
+from launcher.planner.fixes import FIXES, apply_fixes
+from launcher.planner.planner import make_plan
+from launcher.planner.search import search, situation_of
+from launcher.planner.settling import record_size
 from launcher.recipe.loading import load_recipe
-from launcher.report.text import fix_lines
+from launcher.report.plan_text import fix_lines
 
 TESTED = {
     "torch": "2.13.0+cpu", "transformers": "5.23.0", "accelerate": "1.15.0", "deepspeed": "0.19.8",

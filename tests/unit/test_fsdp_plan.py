@@ -10,9 +10,9 @@ from factories import BASE, facts, plan, recipe
 
 from launcher.errors import RecipeError
 from launcher.facts.model import read_model_spec
-from launcher.plan.adapting import adapt, ways_out
-from launcher.plan.planner import make_plan
-from launcher.plan.tiny import tiny_on_cpu
+from launcher.planner.adapting import adapt, ways_out
+from launcher.planner.planner import make_plan
+from launcher.planner.tiny import tiny_on_cpu
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.render.bundle import render
 from launcher.render.command import render_accelerate_config

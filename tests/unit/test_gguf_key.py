@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from launcher.train import gguf
+from launcher.train.model import gguf
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from factories import BASE, facts, recipe
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.inputs.planning_facts import gather
-from launcher.plan.as_run import predict_as_run
-from launcher.plan.ladder import (
+from launcher.planner.as_run import predict_as_run
+from launcher.planner.ladder import (
     RUNGS,
     choose_rungs,
     plan_ladder,

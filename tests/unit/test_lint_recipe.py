@@ -11,7 +11,7 @@ from launcher.errors import RecipeError
 from launcher.inputs.planning_facts import load_profile
 from launcher.knowledge.lint.against_recipe import AgainstRecipe
 from launcher.knowledge.lint.check import lint_text
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
 AUTO = {

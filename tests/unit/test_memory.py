@@ -25,7 +25,7 @@ from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.layers import Dtypes
 from launcher.plan.draft import Draft
-from launcher.plan.job import base_job
+from launcher.planner.job import base_job
 
 DPO_1B = spec("meta-llama/Llama-3.2-1B", "dpo")
 BERT = spec("google-bert/bert-large-uncased")

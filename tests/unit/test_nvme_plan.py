@@ -19,10 +19,10 @@ from launcher.errors import MachineError, RecipeError
 from launcher.execute.leftovers import LOCK, claimed, swap_files
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
 from launcher.knowledge.lint.check import lint_text
-from launcher.plan.adapting import ways_out
-from launcher.plan.planner import make_plan
-from launcher.plan.resumed_states import judge
-from launcher.plan.tiny import tiny_on_cpu
+from launcher.planner.adapting import ways_out
+from launcher.planner.planner import make_plan
+from launcher.planner.resumed_states import judge
+from launcher.planner.tiny import tiny_on_cpu
 from launcher.render.bundle import render
 
 FULL = factories.BASE.replace("adapter: {type: lora, r: 8}\n", "")

@@ -6,7 +6,7 @@ import pytest
 from factories import BASE, plan, recipe
 
 from launcher.errors import RecipeError
-from launcher.plan.fixes.packing import PACKING_FIXES, VERIFIED_FAMILIES
+from launcher.planner.fixes.packing import PACKING_FIXES, VERIFIED_FAMILIES
 
 OPT = BASE.replace("huggyllama/llama-7b", "facebook/opt-6.7b")
 FLASH = {"model__attn_implementation": "flash_attention_2"}

@@ -13,14 +13,14 @@ from launcher.errors import RecipeError
 from launcher.facts.capabilities import tp_plans
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
-from launcher.plan.parallel import FAMILIES, SIZES
-from launcher.plan.planner import make_plan
-from launcher.plan.resumed_states import judge
-from launcher.plan.resuming import compare_settings, rule_of
-from launcher.plan.search import search
-from launcher.plan.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
+from launcher.planner.parallel import FAMILIES, SIZES
+from launcher.planner.planner import make_plan
+from launcher.planner.resumed_states import judge
+from launcher.planner.resuming import compare_settings, rule_of
+from launcher.planner.search import search
+from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
-from launcher.report.text import plan_text
+from launcher.report.plan_text import plan_text
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 FULL = """\

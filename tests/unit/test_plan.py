@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import DoesNotFit, RecipeError
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")
 

@@ -14,8 +14,8 @@ from launcher.doctor.rehearsed_save import unshared
 from launcher.errors import Problem, RecipeError
 from launcher.facts.interfaces import choose_interface
 from launcher.facts.rehearsal_course import course_of
-from launcher.plan.rehearsal import LARGE, SMALL, bucket_bytes, make_course, message_sizes
-from launcher.train.rehearse import ends_of
+from launcher.planner.rehearsal import LARGE, SMALL, bucket_bytes, make_course, message_sizes
+from launcher.train.rehearsal.run import ends_of
 
 FAST, GB = 10e9, 1e9
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from factories import BASE, facts, plan, recipe
 
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.render.bundle import render
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")

@@ -14,12 +14,12 @@ from factories import BASE, facts, recipe
 from launcher.errors import DoesNotFit, RecipeError
 from launcher.facts.hardware import DEVICES, device_facts, parse_hardware
 from launcher.memory.estimate import estimate_memory
-from launcher.plan import strategy
-from launcher.plan.planner import make_plan
-from launcher.plan.search import Search, search
-from launcher.plan.strategy import Candidate
-from launcher.plan.weighing import search_rows, trade
-from launcher.report.search_text import strategy_name
+from launcher.planner import strategy
+from launcher.planner.planner import make_plan
+from launcher.planner.search import Search, search
+from launcher.planner.strategy import Candidate
+from launcher.planner.weighing import search_rows, trade
+from launcher.report.plan_text import strategy_name
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
 LORA = BASE + "global_batch_size: 64\n"

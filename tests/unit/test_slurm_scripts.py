@@ -14,7 +14,7 @@ from factories import facts, recipe
 from launcher.errors import RecipeError
 from launcher.facts.bash_syntax import check_shell
 from launcher.facts.hardware import parse_hardware
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 from launcher.schedulers.scheduler import Submission
 from launcher.schedulers.slurm_queue import Job, without_defaults
 from launcher.schedulers.slurm_requeue import decide

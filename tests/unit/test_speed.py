@@ -14,7 +14,7 @@ from launcher.facts.model import FAMILY_TASKS, ModelSpec, read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.job import MemoryJob
-from launcher.plan.speed import HOST_MEMORY_BYTES, INT8_SLOWDOWN, predict_step, step_work
+from launcher.planner.speed import HOST_MEMORY_BYTES, INT8_SLOWDOWN, predict_step, step_work
 
 
 def spec(name: str) -> ModelSpec:

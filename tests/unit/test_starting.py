@@ -12,7 +12,7 @@ from launcher.facts.hardware import Hardware, parse_hardware, with_host_memory
 from launcher.facts.probe import shipped_model_names
 from launcher.inputs.fitting_method import default_model, fit, model_keys
 from launcher.parsing import parse
-from launcher.plan.starting import GOALS, LONGEST, Rows, Start, draft, first_length
+from launcher.planner.starting import GOALS, LONGEST, Rows, Start, draft, first_length
 from launcher.recipe.yaml_writer import recipe_text
 
 MACHINES = ("cpu", "1xT4-16GB", "1xRTX4090-24GB", "8xA100-80GB", "2x8xH100-80GB", "3x48GB")

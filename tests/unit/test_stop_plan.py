@@ -10,8 +10,8 @@ from factories import BASE, facts, plan, recipe
 
 from launcher.errors import RecipeError
 from launcher.plan.inputs import Pace
-from launcher.plan.planner import make_plan
-from launcher.plan.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES, kill_seconds, slow_step_word
+from launcher.planner.planner import make_plan
+from launcher.planner.stopping import KILL_S, SETTLE_S, WAIT, WRITE_BYTES, kill_seconds, slow_step_word
 from launcher.render.bundle import render
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "")

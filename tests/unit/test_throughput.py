@@ -10,7 +10,7 @@ from factories import facts, plan, recipe
 from launcher.errors import RecipeError
 from launcher.facts.architectures import FAMILIES
 from launcher.facts.capabilities import CHUNK_BYTES, PLAIN_HEADS, chunk_rows, holds_mask, is_varlen
-from launcher.plan.planner import make_plan
+from launcher.planner.planner import make_plan
 
 A100, V100 = "1xA100-80GB", "1xV100-32GB"
 ATTENTION, FREE, MULTIPLE = "model.attn_implementation", "data.padding_free", "data.pad_to_multiple_of"

@@ -187,7 +187,7 @@ def test_the_child_is_asked_and_answers_in_json(tmp_path):
     python = interpreter(tmp_path, "echo '{\"states\": 1}'")
     assert ask_child({"ask": "trace"}, python) == {"states": 1}
     assert json.loads((tmp_path / "asked").read_text()) == {"ask": "trace"}
-    assert (tmp_path / "words").read_text().split() == ["-m", "launcher.train.trace"]
+    assert (tmp_path / "words").read_text().split() == ["-m", "launcher.train.trace.run"]
 
 
 def test_a_model_that_cannot_be_traced_is_no_error_of_the_machine(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from launcher.train.model.tokens import ensure_pad_token
 from launcher.train.tiny import tiny_tokenizer
-from launcher.train.tokens import ensure_pad_token
 
 
 def test_pad_token_prefers_a_spare_token_to_eos():

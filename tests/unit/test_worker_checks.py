@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.train.adapters import _keep_tied
 from launcher.train.job import Job
-from launcher.train.models import check_bare, check_recomputes
+from launcher.train.model.adapters import _keep_tied
+from launcher.train.model.models import check_bare, check_recomputes
 
 
 def job(**values):

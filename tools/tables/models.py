@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from launcher.facts.model import FAMILY_TASKS
-from launcher.train.models import auto_class
+from launcher.train.model.models import auto_class
 
 _COUNTED = ("Linear", "Conv1D", "Embedding")
 _LAYERS = ("h", "layers", "layer", "block")

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.knowledge.lint.document import Document, Edit, Finding, Member
 from launcher.knowledge.lint.keys import deepspeed_version, vocabulary
 from launcher.knowledge.lint.values import for_trainer
-from launcher.plan.profile import STAGE3_ONLY
+from launcher.planner.profile import STAGE3_ONLY
 from launcher.recipe.suggestions import close_key
 
 ZERO = "zero_optimization"

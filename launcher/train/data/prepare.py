@@ -21,9 +21,9 @@ from launcher.train.data.parallel import ordered_map
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
 from launcher.train.data.store import RECORD, SampleWriter, arrow_columns, content_key, tokenizer_digest
-from launcher.train.heads import label_order
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
+from launcher.train.model.heads import label_order
 from launcher.train.progress import Progress
 from launcher.train.tasks import train_task
 

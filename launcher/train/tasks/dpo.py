@@ -19,7 +19,7 @@ from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
-from launcher.train.processing import local_or_hub
+from launcher.train.model.processing import local_or_hub
 from launcher.train.tasks.task import Shown, TrainTask
 from launcher.train.trl_trainer import PreparedTrainer
 from launcher.train.upstream.trl_seams import preference_samples
@@ -74,7 +74,7 @@ def make_reference(job: Job, args: Any, model: Any, processing: Any) -> Any:
         return None
     if job.zero_stage == 3:
         # Shards of a model cannot be copied; loading it again gives the same weights.
-        from launcher.train.models import load_model
+        from launcher.train.model.models import load_model
 
         set_seed(args.seed)
         reference = load_model(job, processing)
@@ -133,7 +133,7 @@ class TrainDPO(TrainTask):
 
     def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
         """The reference is what training began with; trl copies the weights that it is given."""
-        from launcher.train.models import load_model
+        from launcher.train.model.models import load_model
 
         if job.adapter.path:
             from peft import load_peft_weights, set_peft_model_state_dict

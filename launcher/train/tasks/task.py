@@ -77,7 +77,7 @@ class TrainTask:
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         """The Trainer. common: arguments of every one, model and args among them."""
         from launcher.train.metrics import keep_predictions
-        from launcher.train.token_counts import takes_token_counts
+        from launcher.train.model.token_counts import takes_token_counts
 
         kind = self.trainer_class(job)
         keep = keep_predictions(job.task, generates=self.generates(job))
@@ -88,7 +88,7 @@ class TrainTask:
 
     def trainer_class(self, job: Job) -> Any:
         if job.sharding.sp_size > 1:
-            from launcher.train.sequence import SequenceTrainer
+            from launcher.train.engines.sequence import SequenceTrainer
 
             return SequenceTrainer
         from launcher.train.trainers import PlannedTrainer

@@ -1,0 +1,1 @@
+"""What is decided: pure functions of recipe and facts."""

@@ -1,0 +1,182 @@
+"""What would make a recipe fit that does not: each answer was found by the search itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from launcher.errors import RecipeError
+from launcher.facts.hardware import DEVICES, Hardware, device_facts
+from launcher.plan.inputs import Facts
+from launcher.planner.search import could_fit, search
+from launcher.planner.strategy import Candidate
+from launcher.recipe.loading import LoadedRecipe, with_changes
+from launcher.recipe.schema import Recipe
+
+PER_NODE = (2, 4, 8)
+"""Devices of one machine that are tried, then machines with as many as the largest."""
+NODES = (2, 4, 8, 16, 32)
+LENGTH_STEP = 64
+"""Tokens: data.max_length is tried at its multiples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One change with which something fits."""
+
+    change: Mapping[str, object]
+    """`on`: hardware; else dotted keys of the recipe. None takes a key away."""
+    candidate: Candidate
+    """What would then be planned."""
+
+    @property
+    def said(self) -> str:
+        memory = self.candidate.memory
+        words = " and ".join(f"{key}: {_yaml(value)}" for key, value in self.change.items() if key != "on")
+        where = f"on {self.change['on']}" if "on" in self.change else f"with {words}"
+        held = memory.device_bytes or 0
+        return f"{where} ({memory.needed / 2**30:.1f} of {held / 2**30:.1f} GiB)"
+
+    def to_json(self) -> dict[str, object]:
+        """An entry of `would_fit` of `plan --json`."""
+        candidate = self.candidate
+        return {
+            "change": dict(self.change),
+            "settings": candidate.choices,
+            "batch": candidate.batch.to_json(),
+            "memory": candidate.memory.to_json(),
+        }
+
+
+def _yaml(value: object) -> str:
+    if value is None:
+        return "left out"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def would_fit(loaded: LoadedRecipe, facts: Facts) -> tuple[Alternative, ...]:
+    """The smallest device, the fewest devices, the longest rows and the closed options that fit."""
+    found = [
+        *_first(loaded, facts, _larger_devices(facts.hardware)),
+        *_first(loaded, facts, _more_devices(facts.hardware)),
+        *_longest(loaded, facts),
+        *_options(loaded, facts),
+    ]
+    return tuple(found)
+
+
+def _could_fit(loaded: LoadedRecipe, facts: Facts) -> bool:
+    try:
+        return could_fit(loaded, facts)
+    except RecipeError:
+        return False
+
+
+def _fitting(loaded: LoadedRecipe, facts: Facts) -> Candidate | None:
+    """What would be planned, None where nothing fits or can run."""
+    if not _could_fit(loaded, facts):
+        return None
+    try:
+        first = search(loaded, facts).first
+    except RecipeError:
+        return None
+    return first if first.fits else None
+
+
+def _first(loaded: LoadedRecipe, facts: Facts, machines: Iterator[Hardware]) -> Iterator[Alternative]:
+    for hardware in machines:
+        # What was measured was measured on this machine.
+        there = replace(facts, hardware=hardware, calibration=None, host_bytes=None)
+        if (candidate := _fitting(loaded, there)) is not None:
+            yield Alternative({"on": hardware.label}, candidate)
+            return
+
+
+def _larger_devices(hardware: Hardware) -> Iterator[Hardware]:
+    """As many larger devices of the catalogue, smallest first."""
+    if hardware.is_cpu:
+        return
+    for name in sorted(DEVICES, key=lambda known: DEVICES[known].bytes):
+        _, size, capability = device_facts(name)
+        if size is not None and size > (hardware.device_bytes or 0):
+            yield replace(hardware, device=name, device_bytes=size, compute_capability=capability)
+
+
+def _more_devices(hardware: Hardware) -> Iterator[Hardware]:
+    """More of the same devices: in one machine as long as there is room, then in several."""
+    if hardware.is_cpu:
+        return
+    if hardware.num_nodes == 1:
+        for count in PER_NODE:
+            if count > hardware.devices_per_node:
+                yield replace(hardware, devices_per_node=count)
+    per_node = max(PER_NODE[-1], hardware.devices_per_node)
+    for nodes in NODES:
+        if nodes > hardware.num_nodes:
+            yield replace(hardware, num_nodes=nodes, devices_per_node=per_node)
+
+
+def _longest(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
+    """The longest data.max_length that fits; pictures have no length to choose."""
+    if facts.model.tokens_per_sample is not None:
+        return
+    recipe = loaded.recipe
+
+    def cut(steps: int) -> LoadedRecipe:
+        return with_changes(loaded, {"data.max_length": steps * LENGTH_STEP}, None)
+
+    low, high = 0, -(-recipe.data.max_length // LENGTH_STEP)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _could_fit(cut(middle), facts) else (low, middle)
+    if low and (candidate := _fitting(cut(low), facts)) is not None:
+        yield Alternative({"data.max_length": low * LENGTH_STEP}, candidate)
+
+
+def _options(loaded: LoadedRecipe, facts: Facts) -> Iterator[Alternative]:
+    """What the recipe closed: each option alone, then what it pins together, at last everything."""
+    done: list[dict[str, object]] = []
+    *changes, everything = _changes(loaded.recipe, facts.hardware)
+    for change in changes:
+        if any(smaller.items() <= change.items() for smaller in done):
+            continue  # less than this is enough
+        if (candidate := _fitting(with_changes(loaded, change, None), facts)) is not None:
+            done.append(change)
+            yield Alternative(change, candidate)
+    if not done and (candidate := _fitting(with_changes(loaded, everything, None), facts)) is not None:
+        yield Alternative(everything, candidate)
+
+
+def _changes(recipe: Recipe, hardware: Hardware) -> list[dict[str, object]]:
+    """Changes of closed options, the last of them with all; nf4 comes with an adapter where there is none."""
+    pins = dict(_pinned(recipe))
+    changes: list[dict[str, object]] = [{key: value} for key, value in pins.items()]
+    if len(pins) > 1:
+        changes.append(pins)
+    if recipe.sharding.offload_optimizer == "none" and not hardware.is_cpu:
+        changes.append({"sharding.offload_optimizer": "cpu"})
+        if recipe.sharding.offload_param == "none":
+            changes.append({"sharding.offload_optimizer": "cpu", "sharding.offload_param": "cpu"})
+    adapter: dict[str, object] = {} if recipe.adapter else {"adapter": {"type": "lora"}}
+    if adapter:
+        changes.append(adapter)
+    if recipe.model.quantization == "none":
+        changes.append({**adapter, "model.quantization": "nf4"})
+    everything: dict[str, object] = {}
+    for change in changes:
+        everything |= change
+    return [*changes, everything]
+
+
+def _pinned(recipe: Recipe) -> Iterator[tuple[str, object]]:
+    """Values of the recipe that keep the search from saving memory, and what to write instead."""
+    if recipe.trainer.get("activation_checkpointing") is False:
+        yield "trainer.activation_checkpointing", True
+    if recipe.trainer.get("per_device_train_batch_size", 1) != 1:
+        yield "trainer.per_device_train_batch_size", None
+    if recipe.sharding.engine in ("ddp", "fsdp"):
+        yield "sharding.engine", "auto"
+    if recipe.sharding.zero_stage != "auto":
+        yield "sharding.zero_stage", "auto"

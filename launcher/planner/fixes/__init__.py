@@ -1,0 +1,105 @@
+"""The known fixes: one visible tuple, in the order in which they are applied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.requirements import holds
+from launcher.plan.draft import Draft
+from launcher.plan.plan import AppliedFix
+from launcher.planner.fixes.adapters import ADAPTER_FIXES
+from launcher.planner.fixes.devices import DEVICE_FIXES
+from launcher.planner.fixes.fix import Fix, Situation
+from launcher.planner.fixes.launching import LAUNCHING_FIXES
+from launcher.planner.fixes.packing import PACKING_FIXES
+from launcher.planner.fixes.precision import PRECISION_FIXES
+
+_GROUPS = (*PRECISION_FIXES, *ADAPTER_FIXES, *DEVICE_FIXES, *LAUNCHING_FIXES, *PACKING_FIXES)
+FIXES: tuple[Fix, ...] = tuple(sorted(_GROUPS, key=lambda fix: not fix.early))
+"""In the order of application: first those that run before sizes are chosen, each in its group's order."""
+
+
+def apply_fixes(situation: Situation, disabled: list[str], *, early: bool) -> list[AppliedFix]:
+    """Apply the early or the late fixes to the draft; raise RecipeError with all refusals at once.
+
+    What the recipe says itself is never replaced: the fix refuses, naming both, or yields with a warning.
+    A fix that is not for the installed versions is left out.
+    """
+    applied: list[AppliedFix] = []
+    problems: list[Problem] = []
+    draft = situation.draft
+    for fix in FIXES:
+        if fix.early != early or fix.id in disabled or not holds(fix.versions, situation.versions):
+            continue
+        wanted = fix.changes(situation)
+        if not wanted:
+            continue
+        clash = [k for k, v in wanted.items() if draft.explicit(k) and _replaces(draft.at(k), v)]
+        if fix.action == "refuse" or (fix.action == "set" and clash and not fix.yields):
+            places = wanted if fix.action == "refuse" else clash[:1]
+            problems += [_problem(situation, fix, dotted) for dotted in places]
+            continue
+        if fix.action == "warn":
+            draft.warn(f"{fix.title}: {fix.reason} ({fix.hint})")
+        changed = _set(draft, fix, wanted, clash) if fix.action == "set" else {}
+        if changed or fix.action == "warn":  # what the recipe says already needs no fix
+            applied.append(AppliedFix(fix.id, fix.title, fix.reason, fix.source, changed))
+    if problems:
+        raise RecipeError(problems)
+    return applied
+
+
+def _set(draft: Draft, fix: Fix, wanted: Mapping[str, object], clash: Collection[str]) -> dict[str, object]:
+    """Write what the recipe does not say otherwise, warn of the rest; what was written."""
+    changed = {}
+    for dotted, value in wanted.items():
+        old = draft.at(dotted)
+        if dotted in clash:
+            draft.warn(f"{fix.title}: {dotted} stays {_text(old)}, as the recipe says. {fix.reason}")
+        elif not draft.explicit(dotted) or old != value:
+            draft.put(dotted, value, fix.reason, source="fix", by=fix.id)
+            changed[dotted] = value
+    return changed
+
+
+def _text(value: object) -> str:
+    """A value as YAML writes it."""
+    return json.dumps(value) if isinstance(value, (bool, Mapping)) else str(value)
+
+
+def _replaces(old: object, new: object) -> bool:
+    """Whether `new` loses something of `old`; a mapping that only gains keys does not."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return any(key not in new or new[key] != value for key, value in old.items())
+    return bool(old != new)
+
+
+def check_disabled(draft: Draft, disabled: list[str]) -> list[Problem]:
+    """Ids under `fixes.disable` that no fix has, each with the nearest that one has."""
+    known = [fix.id for fix in FIXES]
+    file, line = draft.place("fixes.disable")
+    problems = []
+    for name in disabled:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "`effilaunch fixes` lists them"
+            what = f"no fix has the id {name!r}"
+            problems.append(Problem("unknown-fix", what, file, line, "fixes.disable", hint))
+    return problems
+
+
+def _problem(situation: Situation, fix: Fix, dotted: str) -> Problem:
+    file, line = situation.draft.place(dotted)
+    hint = fix.hint or f"drop {dotted}"
+    return Problem(
+        f"fix-{fix.id}",
+        f"{fix.title}: {fix.reason}",
+        file=file,
+        line=line,
+        path=dotted,
+        hint=f"{hint}; `fixes: {{disable: [{fix.id}]}}` accepts it",
+    )

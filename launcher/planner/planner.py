@@ -1,0 +1,178 @@
+"""`make_plan`: facts and recipe in, plan out. Pure: no environment, process, network, clock or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import DoesNotFit, Problem
+from launcher.facts.capabilities import PLAIN_HEADS
+from launcher.plan.draft import Draft
+from launcher.plan.inputs import Facts
+from launcher.plan.plan import AppliedFix, Plan, Schedule
+from launcher.planner.fixes import apply_fixes
+from launcher.planner.profile import idle_keys
+from launcher.planner.search import Search, search, situation_of
+from launcher.planner.settling import record_size
+from launcher.planner.stopping import settle_stop
+from launcher.planner.strategy import Candidate
+from launcher.planner.throughput import settle_compile
+from launcher.planner.weighing import reasons
+from launcher.recipe.loading import LoadedRecipe
+
+if TYPE_CHECKING:
+    from launcher.planner.alternatives import Alternative
+
+MUCH_LOGITS = 0.5
+"""Share of the peak from which on logits are warned of."""
+
+
+def make_plan(loaded: LoadedRecipe, facts: Facts) -> Plan:
+    """Decide everything; RecipeError (2) for what cannot run, DoesNotFit (3) for what does not fit.
+
+    DoesNotFit carries the plan of the nearest miss, and what would fit.
+    """
+    return plan_first(loaded, facts, search(loaded, facts))
+
+
+def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
+    """The plan of what the search ranks first; DoesNotFit as `make_plan`."""
+    chosen = found.first
+    draft = found.of(chosen).draft.copy()
+    record_size(draft, chosen, reasons(found))
+    settle_stop(draft, loaded.recipe, chosen, facts)
+    settle_compile(draft, loaded.recipe, chosen, facts)
+    late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
+    plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
+    if not chosen.fits:
+        from launcher.planner.alternatives import would_fit  # it searches again: only a miss pays for it
+
+        others = would_fit(loaded, facts)
+        raise DoesNotFit(_miss(chosen, facts, others), plan, others)
+    return plan
+
+
+def _assemble(
+    loaded: LoadedRecipe, facts: Facts, draft: Draft, chosen: Candidate, fixes: list[AppliedFix]
+) -> Plan:
+    batch = chosen.batch
+    steps = draft.trainer.max_steps
+    steps = steps if isinstance(steps, int) and steps > 0 else None
+    schedule = Schedule(
+        steps=steps,
+        epochs=None if steps else draft.trainer.num_train_epochs,
+        warmup_steps=_warmup(draft.trainer.warmup_steps, steps),
+        tokens_per_step=batch.global_size * (facts.model.tokens_per_sample or draft.data.max_length),
+    )
+    return Plan(
+        recipe_file=str(loaded.path),
+        recipe_text=loaded.text,
+        hardware=facts.hardware,
+        spec=facts.model,
+        batch=batch,
+        schedule=schedule,
+        settings=draft.settings,
+        provenance=draft.provenance,
+        fixes=tuple(fixes),
+        memory=chosen.memory,
+        time=chosen.time,
+        pace=facts.pace,
+        job=chosen.job,
+        interpreter=facts.python,
+        versions=dict(facts.versions),
+        warnings=(
+            *facts.warnings,
+            *draft.warnings,
+            *_host_warnings(chosen, facts),
+            *_logits_warnings(chosen, facts, draft),
+            *_profile_warnings(chosen, draft),
+        ),
+    )
+
+
+def _host_warnings(chosen: Candidate, facts: Facts) -> tuple[str, ...]:
+    """Host memory that may run short; what is offloaded has to fit and is a matter of the search."""
+    needed, held = chosen.memory.host_bytes, facts.host_bytes
+    if held is None or needed <= held or chosen.host_bytes is not None:
+        return ()
+    return (f"the run needs about {needed / 2**30:.1f} GiB of this machine's {held / 2**30:.1f} GiB memory",)
+
+
+def _logits_warnings(chosen: Candidate, facts: Facts, draft: Draft) -> tuple[str, ...]:
+    """Logits that are the largest part of a device's memory, and what makes them smaller."""
+    memory, length = chosen.memory, draft.data.max_length
+    logits = memory.components.logits
+    if facts.hardware.is_cpu or logits < MUCH_LOGITS * memory.total:
+        return ()
+    mends = ["a smaller micro-batch"] if chosen.batch.micro > 1 else []
+    mends.append("a smaller data.max_length")
+    shared = chosen.job.tensor_parallel * chosen.job.sequence_parallel > 1
+    if draft.task.causal_loss and not shared:
+        mends.insert(0, "trainer.use_liger_kernel: true, whose loss keeps none")
+    if draft.explicit("model.loss") and facts.model.model_type in PLAIN_HEADS:
+        mends.insert(0, "model.loss: chunked")
+    return (
+        f"logits take {logits / 2**30:.1f} GiB of the {memory.total / 2**30:.1f} GiB at the peak: a score "
+        f"for each of {facts.model.vocab_size:,} words at {chosen.batch.micro} x {length} "
+        f"positions; less with {', or '.join(mends)}",
+    )
+
+
+def _profile_warnings(chosen: Candidate, draft: Draft) -> tuple[str, ...]:
+    """What the base profile asks for and the chosen stage does not do."""
+    idle = [] if chosen.zero_stage is None else idle_keys(draft.deepspeed.profile, chosen.zero_stage)
+    if not idle:
+        return ()
+    verb = "does" if len(idle) == 1 else "do"
+    return (
+        f"{', '.join(idle)} of the base profile {verb} nothing at ZeRO-{chosen.zero_stage}: DeepSpeed reads "
+        "that at stage 3 alone; say zero_stage: 3, or take it out of the profile",
+    )
+
+
+def _warmup(value: float, steps: int | None) -> int | None:
+    """transformers reads a warmup_steps below 1 as a share of all steps."""
+    if value >= 1 or value == 0:
+        return int(value)
+    return None if steps is None else -(-int(value * steps * 1_000_000) // 1_000_000)
+
+
+def _miss(nearest: Candidate, facts: Facts, others: Sequence[Alternative]) -> Problem:
+    memory, hardware = nearest.memory, facts.hardware
+    stage = "" if nearest.zero_stage is None else f" at ZeRO-{nearest.zero_stage}"
+    needed, held, where = memory.needed + memory.margin, hardware.device_bytes or 0, "on each device"
+    if memory.fits is not False:
+        needed, held, where = memory.host_bytes, nearest.host_bytes or 0, "in the host's memory"
+    return Problem(
+        "does-not-fit",
+        f"nothing fits {hardware.label}: the nearest{stage} with micro-batch {nearest.batch.micro}"
+        f"{' and activation checkpointing' if nearest.job.checkpointing else ''} needs about "
+        f"{needed / 2**30:.1f} GiB of {held / 2**30:.1f} GiB {where}",
+        hint="it would fit " + "; ".join(other.said for other in others)
+        if others
+        else "nothing that was tried would make it fit",
+    )
+
+
+def missing_data(loaded: LoadedRecipe, exists: Mapping[str, bool]) -> list[Problem]:
+    """A problem for each data path of the recipe that `exists` says is absent."""
+    rows = loaded.recipe.data
+    named = [(f"data.train[{i}].path", s.path) for i, s in enumerate(rows.train)]
+    if isinstance(rows.eval, list):
+        named += [(f"data.eval[{i}].path", s.path) for i, s in enumerate(rows.eval)]
+    draft = Draft(loaded.origins)
+    problems = []
+    for dotted, path in named:
+        if not exists[path]:
+            file, line = draft.place(dotted)
+            problems.append(
+                Problem(
+                    "data-missing",
+                    f"no such file or folder: {path}",
+                    file,
+                    line,
+                    dotted,
+                    "relative paths are relative to the recipe",
+                )
+            )
+    return problems

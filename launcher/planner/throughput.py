@@ -1,0 +1,283 @@
+"""What trains faster without another thing being learnt, each with its reason. Pure.
+
+A value of the recipe stays; where it cannot be had it is refused at its line. What is decided here keeps the
+samples of a step and their gradients, but for the order in which numbers are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from launcher.facts.capabilities import PLAIN_HEADS, chunk_rows
+from launcher.facts.lora import adapted_by
+from launcher.facts.model import ModelSpec
+from launcher.memory.activations import LIGER_FAMILIES
+from launcher.plan.draft import Draft
+from launcher.plan.inputs import Facts
+from launcher.planner.batches import decide_batches, is_foreign, tensor_multiple
+from launcher.planner.decide import AMPERE, VOLTA, refuse, shares
+from launcher.planner.strategy import Candidate
+from launcher.recipe.schema import Recipe
+from launcher.tasks import task_named
+
+LIGER = "liger-kernel"
+MOST_WORKERS, WORKERS_ELSEWHERE, PREFETCHED = 4, 2, 2
+COMPILED_FROM_SECONDS = 3600
+"""Predicted length of a run from which on the minutes of compiling its blocks are earned back."""
+PLAIN_LORA = frozenset(
+    {
+        "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save", "bias",
+        "use_rslora", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
+        "alpha_pattern", "fan_in_fan_out", "task_type", "inference_mode", "type", "path",
+        "cast_input_dtype_enabled", "autocast_adapter_dtype",
+    }
+)  # fmt: skip
+"""Fields under which a LoRA layer only multiplies its input: what autocast narrows again is the same. DoRA
+also takes the norm of weights in the input's dtype."""
+
+
+def decide_throughput(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """Kernel, batches, loss, casts and workers; after precision, engine and weights are decided.
+
+    RecipeError for what the recipe asks and cannot have.
+    """
+    decide_batches(draft, recipe, facts)
+    _decide_liger(draft, recipe, facts)
+    _decide_loss(draft, recipe, facts)
+    _decide_compile(draft, recipe)
+    _decide_casts(draft, recipe)
+    _decide_vocabulary(draft, recipe, facts)
+    _decide_tf32(draft, facts)
+    _decide_workers(draft, recipe, facts)
+
+
+def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    """Said where it is on, or where a GPU could have it; upstream's default is off."""
+    key, hardware, spec = "trainer.use_liger_kernel", facts.hardware, facts.model
+    capability = hardware.compute_capability
+    if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
+        return
+    changed = _changed_head(draft, recipe, spec)
+    if spec.model_type not in LIGER_FAMILIES:
+        off = f"Liger has no kernels for {spec.model_type}"
+    elif LIGER not in facts.versions:
+        off = "liger-kernel is not installed here: pip install 'effilaunch[liger]'"
+    elif capability is None or capability < VOLTA:
+        off = "Triton, which compiles its kernels, needs compute capability 7.0"
+    elif shares(recipe):
+        off = "was not tried with ranks that share a copy"
+    elif changed:
+        off = f"its loss reads the head's own matrix alone: {changed}"
+    elif draft.trainer.label_smoothing_factor:
+        off = "its loss knows no label smoothing"
+    else:
+        reason = f"kernels for {spec.model_type}, whose loss holds no logits of all words"
+        draft.put(key, True, reason, source="hardware", by=hardware.device)
+        return
+    draft.put(key, False, off)
+
+
+def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    key, asked = "model.loss", recipe.model.loss
+    full = _why_full(draft, recipe, facts)
+    if asked is not None:
+        if asked == "chunked" and full:
+            raise refuse(draft, "loss-conflict", key, f"chunked cannot be had here: {full}", "use loss: full")
+        draft.put_recipe(key, asked, "")
+        return
+    if full:
+        draft.put(key, "full", full)
+        return
+    rows, words = chunk_rows(facts.model.vocab_size), facts.model.vocab_size
+    reason = f"scores of {words:,} words for {rows:,} learnt tokens at a time: all of them exist at no time"
+    draft.put(key, "chunked", reason)
+
+
+def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
+    """Why the loss has to see all logits at once; empty where it need not."""
+    spec, task = facts.model, draft.task.name
+    capped = spec.layout.logit_cap or spec.config.get("final_logit_softcapping") is not None
+    if not task_named(task).causal_loss:
+        return f"task {task} has a loss of its own"
+    if draft.trainer.use_liger_kernel:
+        return "Liger's loss rules, which makes no logits either"
+    if spec.model_type not in PLAIN_HEADS or capped:
+        return f"{spec.model_type} does more to its logits or its loss than multiply by the head"
+    if is_foreign(draft, spec):
+        return "the model's code is the repository's own"
+    if shares(recipe):
+        return "ranks that share a copy have a loss of their own"
+    if draft.model.device_map:
+        return "model.device_map lets the head lie on another device"
+    if draft.trainer.label_smoothing_factor:
+        return "label smoothing reads all logits"
+    if draft.trainer.torch_compile:
+        return "trainer.torch_compile compiles the whole model, and the learnt tokens of a batch vary"
+    return _changed_head(draft, recipe, spec)
+
+
+def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
+    """Why the head is more than one matrix; empty where it is none."""
+    if draft.adapter.path is not None:
+        return "the adapter that is continued may change the head"
+    if draft.adapter.type is None:
+        return ""
+    if recipe.model.add_tokens or draft.adapter.trainable_token_indices:
+        return "the rows of added tokens are trained beside the frozen head"
+    if draft.adapter.modules_to_save or draft.adapter.target_parameters:
+        return "the adapter may train the head or the embedding tied to it"
+    paths = adapted_by(spec, draft.fields(draft.adapter)).paths
+    tied = spec.layout.embed_paths[:1] if spec.head.tied else ()
+    if paths is not None and {spec.head.name, *tied} & set(paths):
+        return "the adapter changes the head, or the embedding tied to it"
+    return ""
+
+
+def _decide_compile(draft: Draft, recipe: Recipe) -> None:
+    """What is known before sizes are; `settle_compile` has the last word."""
+    key, asked = "model.compile_blocks", recipe.model.compile_blocks
+    if asked and shares(recipe):
+        message = "was not tried with ranks that share a copy"
+        raise refuse(draft, "compile-conflict", key, message, "drop it, or tp_size, sp_size and cp_size")
+    draft.put_recipe(key, bool(asked), "")
+
+
+def settle_compile(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> None:
+    """Whether blocks are compiled, once stage and predicted time of the run are known."""
+    if recipe.model.compile_blocks is None:
+        off = _why_not_compiled(draft, recipe, chosen, facts)
+        seconds = chosen.time.low * _steps(draft)
+        reason = off or f"the run takes {seconds / 3600:.1f} h or more, compiling a block a few minutes"
+        draft.put("model.compile_blocks", not off, reason)
+
+
+def _steps(draft: Draft) -> int:
+    steps = draft.trainer.max_steps
+    return steps if isinstance(steps, int) and steps > 0 else 0
+
+
+def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> str:
+    """Empty where it pays: said of a device with known figures and of a run whose steps are known."""
+    hardware, job = facts.hardware, chosen.job
+    capability = hardware.compute_capability
+    if hardware.is_cpu:
+        return "a CPU compiles for minutes and gains little"
+    if draft.tiny:
+        return "a rehearsal is too short"
+    if not draft.task.causal_loss or is_foreign(draft, facts.model):
+        return "was tried with transformers' own causal language models alone"
+    if capability is None or capability < AMPERE:
+        return "was meant for compute capability 8.0 and later"
+    if draft.model.quantization != "none":
+        return "bitsandbytes' products break the graph"
+    if shares(recipe):
+        return "was not tried with ranks that share a copy"
+    if job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 2):
+        return "weights that are gathered layer by layer break the graph"
+    if draft.trainer.torch_compile:
+        return "trainer.torch_compile compiles the whole model"
+    if not _steps(draft) or not chosen.time.figures_known:
+        return "how long the run takes is not known: it pays from an hour on"
+    if chosen.time.low * _steps(draft) < COMPILED_FROM_SECONDS:
+        return "the run may take less than an hour: compiling would cost more than it gains"
+    return ""
+
+
+def _decide_casts(draft: Draft, recipe: Recipe) -> None:
+    """Copies in float32 that a LoRA adapter makes: of its input, and of its own weights."""
+    if recipe.adapter is None:
+        return
+    key, own = "adapter.cast_input_dtype_enabled", "adapter.autocast_adapter_dtype"
+    if not recipe.adapter.autocast_adapter_dtype and draft.precision == "fp16":
+        message = "false makes float16 adapters, whose gradients the loss scaler refuses"
+        raise refuse(draft, "adapter-dtype", own, message, "drop it, or use another precision")
+    draft.put_recipe(own, recipe.adapter.autocast_adapter_dtype, _FLOAT_ADAPTER)
+    if recipe.adapter.cast_input_dtype_enabled is not None:
+        draft.put_recipe(key, recipe.adapter.cast_input_dtype_enabled, "")
+        return
+    more = sorted({k for k, v in recipe.adapter.model_dump().items() if v} - PLAIN_LORA)
+    autocast = draft.precision in ("bf16", "fp16") and draft.sharding.engine != "deepspeed"
+    if not autocast:
+        draft.put(key, True, "peft's default: no autocast here, so products need it")
+    elif draft.adapter.path is not None:
+        draft.put(key, True, "the adapter that is continued may have dropout")
+    elif draft.adapter.lora_dropout:
+        draft.put(key, True, "dropout would round in 16 bits")
+    elif more:
+        draft.put(key, True, f"adapter.{more[0]} was not compared without it")
+    else:
+        draft.put(key, False, "autocast narrows the copy again: the same numbers, without the copy")
+
+
+_FLOAT_ADAPTER = "peft's default: the adapter's weights and updates are kept in float32"
+
+
+def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    key, hardware, words = "model.vocab_multiple", facts.hardware, facts.model.vocab_size
+    asked, added = recipe.model.vocab_multiple, len(recipe.model.add_tokens)
+    if asked is not None:
+        if shares(recipe):
+            message = "an embedding that is cut into parts cannot get further rows"
+            raise refuse(
+                draft, "vocabulary-conflict", key, message, "drop it, or change the model beforehand"
+            )
+        draft.put_recipe(key, asked, "")
+        return
+    reason = "further words would take part in every softmax: another model"
+    multiple = tensor_multiple(hardware.compute_capability)
+    if not hardware.is_cpu and words and (words + added) % multiple:
+        reason += f"; {words + added:,} words are no multiple of {multiple}, which tensor cores want"
+        if added:
+            draft.warn(
+                f"the vocabulary may grow to {words + added:,} words, no multiple of {multiple}, which "
+                f"tensor cores want; model.vocab_multiple: {multiple} fills it up with words that nobody says"
+            )
+    draft.put(key, None, reason)
+
+
+def _decide_tf32(draft: Draft, facts: Facts) -> None:
+    """Of a device that has it; others are told nothing."""
+    key, capability = "trainer.tf32", facts.hardware.compute_capability
+    if key in draft.names or capability is None or capability < AMPERE:
+        return
+    if draft.precision == "fp32":
+        draft.put(key, None, "true would be faster, with products of 10 bits of mantissa: not what fp32 says")
+        return
+    reason = "products that stay in float32 beside 16-bit ones use the tensor cores"
+    draft.put(key, True, reason, source="hardware", by=facts.hardware.device)
+
+
+def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
+    workers, hardware = "trainer.dataloader_num_workers", facts.hardware
+    ahead: Mapping[str, tuple[object, str]] = {
+        "trainer.dataloader_prefetch_factor": (PREFETCHED, "batches that each worker has ready"),
+        "trainer.dataloader_persistent_workers": (True, "started once, not for each epoch"),
+    }
+    asking = [name for name in ahead if draft.at(name)]
+    if workers in draft.names:
+        if asking and draft.trainer.dataloader_num_workers == 0:
+            message = f"there are no workers for it: {workers.removeprefix('trainer.')} is 0"
+            raise refuse(draft, "workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
+        return
+    count, reason = _workers(recipe, facts)
+    if count == 0 and asking:
+        count, reason = 1, f"{asking[0]} is about workers; without it none, since {reason}"
+    draft.put(workers, count, reason, source="hardware", by=hardware.device)
+    for name, (value, why) in ahead.items():
+        if count and name not in draft.names:
+            draft.put(name, value, why)
+
+
+def _workers(recipe: Recipe, facts: Facts) -> tuple[int, str]:
+    hardware = facts.hardware
+    if hardware.is_cpu:
+        return 0, "a CPU's cores train"
+    if facts.tiny:
+        return 0, "a rehearsal's rows are few"
+    if recipe.data.streaming:
+        return 0, "each worker would stream a share of its own, in another order"
+    if facts.host_bytes is None:
+        return WORKERS_ELSEWHERE, "makes batches while the device computes; cores there are not known"
+    spare = max(0, facts.cpu_cores // hardware.devices_per_node - 1)
+    reason = f"{facts.cpu_cores} cores for {hardware.devices_per_node} ranks, one of them left to each rank"
+    return min(MOST_WORKERS, spare), reason

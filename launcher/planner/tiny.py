@@ -1,0 +1,196 @@
+"""`--tiny`: the same recipe with a two-layer narrow model, generated rows and four steps. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from launcher.facts.hardware import Hardware
+from launcher.planner.decide import shares
+from launcher.recipe.loading import LoadedRecipe, Origin
+from launcher.recipe.schema import AdapterSection, Recipe
+from launcher.tasks import task_named
+
+STEPS = 4
+_SIZES = ("tp_size", "sp_size", "cp_size")
+MAX_LENGTH = 128
+# Every spelling of width and depth that the supported configurations use.
+NARROW: Mapping[str, object] = {
+    "num_hidden_layers": 2, "n_layer": 2, "num_layers": 2, "num_decoder_layers": 2,
+    "hidden_size": 64, "n_embd": 64, "d_model": 64, "word_embed_proj_dim": 64,
+    "intermediate_size": 128, "n_inner": 128, "ffn_dim": 128, "d_ff": 128,
+    "num_attention_heads": 4, "n_head": 4, "num_heads": 4,
+    "head_dim": 16, "d_kv": 16,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512, "n_positions": 512,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0,
+    "num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+LAYERS = 2
+_LAYER = re.compile(r"(?<!\w)\d")
+"""A layer's index in a module's name or a pattern of it: `layers.11.`, not `fc1`."""
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+LENGTHS = ("max_steps", "save_steps", "logging_steps", "eval_steps")
+"""What `--tiny` shortens, unless the command line itself says it: `--tiny --set trainer.max_steps=12`."""
+# Per-layer lists, what only the published weights need, and the labels, which the rows decide.
+DROPPED = ("layer_types", "rope_scaling", "quantization_config", "id2label", "label2id", "num_labels")
+
+
+def narrow_config(config: Mapping[str, object]) -> dict[str, Any]:
+    """The configuration with two layers of width 64, keeping its kind of attention and all other keys."""
+    narrow = {k: NARROW.get(k, v) for k, v in config.items() if k not in DROPPED}
+    if "image_size" not in config:
+        narrow |= {k: NARROW[k] for k in SPECIAL_IDS}
+    if "d_model" in config:
+        # Labels become the decoder's input behind this token; older configurations leave it out.
+        narrow["decoder_start_token_id"] = NARROW["decoder_start_token_id"]
+    heads = config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads")
+    if heads and kv_heads:
+        narrow["num_key_value_heads"] = 4 if kv_heads == heads else 2
+    return narrow
+
+
+def tiny_recipe(loaded: LoadedRecipe, config: Mapping[str, object]) -> LoadedRecipe:
+    """The recipe as it will be rehearsed; what changes has the origin `--tiny`."""
+    recipe = loaded.recipe
+    gone = {
+        "num_train_epochs",
+        "max_steps",
+        "gradient_accumulation_steps",
+        "warmup_steps",
+        "save_steps",
+        "logging_steps",
+        "per_device_train_batch_size",
+        "eval_steps",
+        "generation_max_length",
+        "generation_num_beams",
+    }
+    said = {name for name in LENGTHS if _is_set(loaded, f"trainer.{name}")}
+    gone -= said
+    trainer = {k: v for k, v in recipe.trainer.items() if k not in gone}
+    changed: dict[str, Any] = {
+        "max_steps": STEPS, "save_steps": 2, "logging_steps": 1,
+        "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2,
+    }  # fmt: skip
+    if recipe.trainer.get("eval_strategy") == "steps":
+        changed["eval_steps"] = 2
+    changed = {k: v for k, v in changed.items() if k not in said}
+    if task_named(recipe.task).generates:
+        changed["generation_max_length"] = 16
+    model = recipe.model.model_copy(
+        update={"name_or_path": None, "config": narrow_config(config), "gguf_file": None,
+                "tokenizer": None, "revision": None, "device_map": None}
+    )  # fmt: skip
+    shallow = {} if recipe.adapter is None else _shallow(recipe.adapter)
+    adapter = None if recipe.adapter is None else recipe.adapter.model_copy(update=shallow)
+    data = recipe.data.model_copy(update={"max_length": min(recipe.data.max_length, MAX_LENGTH)})
+    update = {
+        "model": model,
+        "adapter": adapter,
+        "data": data,
+        "trainer": trainer | changed,
+        "global_batch_size": None,
+        "hardware": None,
+    }
+    dropped = {f"trainer.{name}" for name in gone} | {"global_batch_size"}
+    origins = {k: v for k, v in loaded.origins.items() if k not in dropped}
+    origin = Origin("override", "--tiny")
+    origins |= {f"trainer.{k}": origin for k in changed} | {f"adapter.{k}": origin for k in shallow}
+    origins |= {"model.config": origin, "data.max_length": origin}
+    return replace(loaded, recipe=recipe.model_copy(update=update), origins=origins)
+
+
+def _shallow(adapter: AdapterSection) -> dict[str, Any]:
+    """The fields of LoraConfig that name layers, for a model of two: other layers, and no ranks of one."""
+    given = adapter.model_extra or {}
+    changed: dict[str, Any] = {
+        name: {key: value for key, value in given[name].items() if not _LAYER.search(key)}
+        for name in ("rank_pattern", "alpha_pattern")
+        if isinstance(given.get(name), Mapping)
+    }
+    layers = given.get("layers_to_transform")
+    if isinstance(layers, int):
+        changed["layers_to_transform"] = layers % LAYERS
+    elif isinstance(layers, list) and all(isinstance(layer, int) for layer in layers):
+        changed["layers_to_transform"] = sorted({layer % LAYERS for layer in layers})
+    return changed | {
+        name: _in_any_layer(name, given[name])
+        for name in ("target_modules", "exclude_modules", "modules_to_save")
+        if _names_layer(given.get(name))
+    }
+
+
+def _names_layer(modules: Any) -> bool:
+    named = [modules] if isinstance(modules, str) else modules if isinstance(modules, list) else []
+    return any(_LAYER.search(str(name)) for name in named)
+
+
+def _in_any_layer(field: str, modules: str | list[str]) -> Any:
+    """Names of modules for all layers; which ones a pattern means is not known: all linear ones then."""
+    if isinstance(modules, list):
+        names = [name.rpartition(".")[2] if _LAYER.search(name) else name for name in modules]
+        return list(dict.fromkeys(names))
+    return "all-linear" if field == "target_modules" else None
+
+
+def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
+    """Whether the command line says this key."""
+    origin = loaded.origins.get(dotted)
+    return origin is not None and origin.source == "override"
+
+
+def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
+    """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention and flex by SDPA, FSDP by auto, tf32,
+    context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
+    recipe = loaded.recipe
+    update: dict[str, Any] = {}
+    if recipe.sharding.offload_param == "nvme":
+        alone: dict[str, Any] = {} if recipe.sharding.offload_optimizer == "nvme" else {"nvme_path": None}
+        update["sharding"] = recipe.sharding.model_copy(update={"offload_param": "none", **alone})
+    if recipe.sharding.engine == "fsdp":
+        update["sharding"] = recipe.sharding.model_copy(update={"engine": "auto"})
+    if shares(recipe):
+        # Two processes at most, cut by DeepSpeed: accelerate cuts nothing over CPU processes.
+        fewer = {"tp_size": min(2, recipe.sharding.tp_size), "sp_size": min(2, recipe.sharding.sp_size)}
+        engine = "deepspeed" if max(fewer.values()) > 1 else "auto"
+        update["sharding"] = recipe.sharding.model_copy(update={**fewer, "cp_size": 1, "engine": engine})
+    if recipe.precision.startswith("fp16"):
+        update["precision"] = "fp32"
+    if recipe.model.attn_implementation in ("flash_attention_2", "flex_attention"):
+        update["model"] = recipe.model.model_copy(update={"attn_implementation": "sdpa"})
+    if "tf32" in recipe.trainer:
+        update["trainer"] = {k: v for k, v in recipe.trainer.items() if k != "tf32"}
+    return replace(loaded, recipe=recipe.model_copy(update=update)) if update else loaded
+
+
+def tiny_on_gpus(loaded: LoadedRecipe, found: Hardware) -> LoadedRecipe:
+    """Groups of ranks that the narrow model's heads divide among: two, or none on a single device."""
+    if not shares(loaded.recipe):
+        return loaded
+    sharding = loaded.recipe.sharding
+    most = 2 if found.num_devices > 1 else 1
+    update: dict[str, Any] = {name: min(most, getattr(sharding, name)) for name in _SIZES}
+    if most == 1 and sharding.engine == "fsdp":
+        update["engine"] = "auto"
+    recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=update)})
+    return replace(loaded, recipe=recipe)
+
+
+def tiny_hardware(asked: Hardware | None, found: Hardware, recipe: Recipe) -> Hardware:
+    """The devices found here, in pairs where ranks share a copy; on a CPU up to two processes where the
+    recipe asks for several, and two where it shares a copy that a CPU can share."""
+    sharding = recipe.sharding
+    if not found.is_cpu:
+        wanted = asked.devices_per_node if asked else found.devices_per_node
+        devices = min(wanted, found.devices_per_node)
+        if shares(recipe) and devices > 1:
+            devices -= devices % 2
+        return replace(found, devices_per_node=devices)
+    processes = 1 if asked is None else min(2, asked.num_devices)
+    if max(sharding.tp_size, sharding.sp_size) > 1:
+        processes = 2
+    return replace(found, devices_per_node=processes)

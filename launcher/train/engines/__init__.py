@@ -1,0 +1,1 @@
+"""What the engines need in the processes: shared copies, gathered weights, converted checkpoints."""

@@ -1,0 +1,1 @@
+"""The model of a plan: loaded, its tokenizer, head, adapter, attention and loss."""

@@ -1,0 +1,306 @@
+"""The base model of a plan, for its task: from weights, from a GGUF file, or random."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.tasks import task_named
+from launcher.train.engines.sharing import check_shared as check_parts
+from launcher.train.job import Job, local_rank, rank
+from launcher.train.model.heads import (
+    check_loaded,
+    head_modules,
+    label_order,
+    label_settings,
+    load_config,
+)
+from launcher.train.model.processing import first_line, hub_options, model_reference, own_code
+from launcher.train.model.tokens import fit_vocabulary
+
+__all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
+
+
+def load_model(
+    job: Job, processing: Any, labels: Sequence[str] | None = None, *, distributed: bool = True
+) -> Any:
+    """The base model with the task's head, quantised and placed as planned, a row for every token.
+
+    labels: of a classification, by id; None keeps the checkpoint's own.
+    distributed: False loads for a single process outside training, whatever the plan's engine is.
+    RecipeError for weights that cannot be found, an adapter in their place, or a model that cannot recompute
+    its layers as planned or cannot be saved; MachineError when quantisation did not take place, or
+    the devices do not hold the model.
+    """
+    options = _weight_options(job, distributed)
+    head = label_settings(job, labels)
+    if job.model.config:
+        model = _random_model(job, processing, head, options)
+    else:
+        model = _pretrained_model(job, head, options)
+    check_bare(model)
+    check_recomputes(job, model)
+    check_shared(job, model)
+    check_parts(job, model)
+    _check_quantized(job, model)
+    if distributed:
+        _check_present(model)
+    if job.task.reads_tokens:
+        fit_vocabulary(job, model, processing)
+        if model.config.pad_token_id is None:  # a decoder's classification finds the last token by it
+            model.config.pad_token_id = processing.pad_token_id
+    return model
+
+
+def auto_class(task: str) -> Any:
+    """transformers' AutoModel class for a task."""
+    import transformers
+
+    return getattr(transformers, task_named(task).model_class)
+
+
+def _weight_options(job: Job, distributed: bool) -> dict[str, Any]:
+    """Keyword arguments of from_pretrained that hold for every source of weights."""
+    options: dict[str, Any] = {"dtype": job.model.dtype}
+    attention = job.model.attn_implementation
+    if attention == "varlen":
+        from launcher.train.model.attention import register_varlen
+
+        register_varlen()
+        attention = "varlen" if distributed else "sdpa"  # nothing but training flattens rows
+    if attention:
+        options["attn_implementation"] = attention
+    device_map = job.model.device_map
+    if device_map == "local":
+        device_map = {"": _this_device(job)}
+    if device_map is not None and not (distributed and job.zero_stage == 3):
+        options["device_map"] = device_map
+    quantization = quantization_config(job)
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    return options
+
+
+def _this_device(job: Job) -> int | str:
+    import torch
+
+    on_cpu = job.trainer.use_cpu or not torch.cuda.is_available()
+    return "cpu" if on_cpu else local_rank()
+
+
+def quantization_config(job: Job) -> Any | None:
+    """BitsAndBytesConfig of the plan, None without quantisation."""
+    asked = job.model.quantization
+    if asked == "none":
+        return None
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        raise MachineError(
+            Problem(
+                "bitsandbytes-missing",
+                "quantisation needs bitsandbytes",
+                hint="pip install bitsandbytes",
+            )
+        ) from error
+    from transformers import BitsAndBytesConfig
+
+    # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
+    spared = {"llm_int8_skip_modules": _planned_heads(job)} if job.task.adds_head else {}
+    if asked["type"] == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True, **spared)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=asked["type"],
+        bnb_4bit_use_double_quant=asked["double_quant"],
+        bnb_4bit_compute_dtype=asked["compute_dtype"],
+        **spared,
+    )
+
+
+def _planned_heads(job: Job) -> list[str]:
+    """The head's modules, from a model without weights."""
+    import torch
+
+    with torch.device("meta"):
+        return head_modules(auto_class(job.task.name).from_config(load_config(job)))
+
+
+def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -> Any:
+    task, gguf = job.task.name, job.model.gguf_file
+    if gguf and not task_named(task).gguf:
+        raise RecipeError(
+            Problem("gguf-task", f"a GGUF file holds a causal LM, not a {task} model", path="model.gguf_file")
+        )
+    reference = model_reference(job)
+    hub = {} if gguf else hub_options(job)
+    # A head for other labels has another size; check_loaded refuses any other difference.
+    other_sizes = {"ignore_mismatched_sizes": True} if head else {}
+    try:
+        model, info = auto_class(task).from_pretrained(
+            reference, **hub, **options, **head, **other_sizes, output_loading_info=True
+        )
+    except OSError as error:
+        raise RecipeError(
+            Problem(
+                "model-missing",
+                f"cannot load {reference}: {first_line(error)}",
+                path="model.name_or_path",
+            )
+        ) from error
+    except (ValueError, pickle.UnpicklingError) as error:
+        refusal = own_code(error, str(reference)) or unsafe_weights(error, str(reference))
+        if refusal is None:
+            raise
+        raise refusal from error
+    check_loaded(job, model, info)
+    return model
+
+
+def unsafe_weights(error: Exception, folder: str) -> RecipeError | None:
+    """The refusal of weights that hold more than tensors; None for another error."""
+    if not isinstance(error, pickle.UnpicklingError):
+        return None
+    return RecipeError(
+        Problem(
+            "unsafe-pickle",
+            f"the weights in {folder} hold more than tensors; code is not run: {first_line(error)}",
+            path="model.name_or_path",
+            hint="take weights in safetensors",
+        )
+    )
+
+
+def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict[str, Any]) -> Any:
+    """A model of that configuration with random weights, the same ones for the same seed."""
+    from transformers import set_seed
+
+    make = auto_class(job.task.name)
+    built = _random_config(job, processing, head)
+    set_seed(job.seed)
+    # Weights are quantised and placed while they are read, so such random ones take the way over a folder.
+    if not {"quantization_config", "device_map"} & options.keys():
+        given = {name: options[name] for name in ("dtype", "attn_implementation") if name in options}
+        if given["dtype"] == "auto":
+            given.pop("dtype")
+        return make.from_config(built, **given)
+    # It is shared, because save_pretrained writes on the first rank only.
+    folder = job.run_dir / ".random-weights"
+    make.from_config(built).save_pretrained(folder)
+    _wait_for_all()
+    model = make.from_pretrained(folder, **options)
+    _wait_for_all()
+    if rank() == 0:
+        shutil.rmtree(folder)
+    model.name_or_path = model.config.name_or_path = ""  # the folder is gone
+    return model
+
+
+def _random_config(job: Job, processing: Any, head: dict[str, Any]) -> Any:
+    """The configuration with the labels, and with the ids of the tokenizer that is used."""
+    from transformers import AutoConfig
+
+    given = dict(job.model.config or {})
+    if head:
+        given = {name: value for name, value in given.items() if name != "num_labels"} | head
+    built = AutoConfig.for_model(**given)
+    if not job.task.reads_tokens:
+        return built
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        # A configuration's ids belong to its own tokenizer, which may be a different one here.
+        if getattr(built, name, None) is not None or name == "pad_token_id":
+            setattr(built, name, getattr(processing, name))
+    if built.is_encoder_decoder:
+        built.decoder_start_token_id = processing.pad_token_id  # as T5 has it
+    return built
+
+
+def _wait_for_all() -> None:
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def check_bare(model: Any) -> None:
+    """RecipeError when the weights were an adapter's, which transformers puts on its base model by itself."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise RecipeError(
+            Problem(
+                "double-peft",
+                "this is the folder of an adapter, not of a model",
+                path="model.name_or_path",
+                hint="name its base model here, and the adapter to continue in `adapter.path`",
+            )
+        )
+
+
+def check_recomputes(job: Job, model: Any) -> None:
+    """RecipeError when layers shall be recomputed and the model's class cannot."""
+    if job.trainer.activation_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
+        raise RecipeError(
+            Problem(
+                "checkpointing-unsupported",
+                f"{type(model).__name__} does not support activation checkpointing",
+                path="trainer.activation_checkpointing",
+                hint="set it to false; a smaller trainer.per_device_train_batch_size saves memory too",
+            )
+        )
+
+
+def check_shared(job: Job, model: Any) -> None:
+    """RecipeError for parameters that are one tensor and are not declared tied: the first save would fail.
+
+    An adapter's file holds none of them, and the pieces of a model under ZeRO-3 are gathered one by one.
+    """
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    if job.has_adapter or job.zero_stage == 3:
+        return
+    try:
+        remove_tied_weights_from_state_dict(dict(model.state_dict()), model)
+    except RuntimeError as error:
+        name = type(model).__name__
+        raise RecipeError(
+            Problem(
+                "shared-tensors",
+                f"{name} cannot be saved: {str(error).splitlines()[0]}",
+                path="model",
+                hint=f"declare them in _tied_weights_keys of {name}, or give each its own tensor",
+            )
+        ) from error
+
+
+def _check_quantized(job: Job, model: Any) -> None:
+    """Misspelt quantisation options leave a model unquantised without a word; look at the model itself."""
+    asked = job.model.quantization
+    if asked == "none":
+        return
+    kind = asked["type"]
+    flag = "is_loaded_in_8bit" if kind == "int8" else "is_loaded_in_4bit"
+    if not getattr(model, flag, False):
+        raise MachineError(
+            Problem(
+                "not-quantized",
+                f"the model was loaded without {kind} quantisation",
+                path="model.quantization",
+            )
+        )
+
+
+def _check_present(model: Any) -> None:
+    """A device map sends to CPU memory and disk what the GPUs cannot hold; hooks fetch it, for inference."""
+    absent = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    if absent:
+        raise MachineError(
+            Problem(
+                "weights-offloaded",
+                f"the device map put {absent[0]} and {len(absent) - 1} more out of the devices' memory, "
+                "where they cannot be trained",
+                path="model.device_map",
+                hint="more or larger GPUs, model.quantization: nf4, or ZeRO-3 with offload_param",
+            )
+        )

@@ -1,0 +1,200 @@
+"""Measure what a run has trained, after it: its own evaluation in one process, on held-out or other rows.
+
+The run's directory is read and not written: what an evaluation leaves lies aside, and goes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.errors import Problem, RecipeError
+from launcher.facts.safe_files import write_json
+from launcher.recipe.field_tables import METRICS
+from launcher.train.data.build import build_evaluation
+from launcher.train.data.prepare import prepare, prepare_rows
+from launcher.train.data.store import RECORD, read_record
+from launcher.train.hooks import load_hooks
+from launcher.train.job import Job, read_job
+from launcher.train.metrics import check_metrics
+from launcher.train.model.processing import load_processing
+from launcher.train.results.placing import place_of
+from launcher.train.results.trained import (
+    ADAPTER,
+    check_readable,
+    is_trained,
+    on_base,
+    portable,
+    prepared_record,
+    replaced,
+    trained_folder,
+    trained_processing,
+)
+from launcher.train.tasks import train_task
+
+_ALONE: dict[str, Any] = {
+    "sharding.engine": "ddp",
+    "sharding.zero_stage": None,
+    "sharding.offload_optimizer": "none",
+    "sharding.offload_param": "none",
+    "sharding.tp_size": 1,
+    "sharding.sp_size": 1,
+    "sharding.cp_size": 1,
+    "early_stopping.patience": None,
+    "model.compile_blocks": False,
+    "trainer.report_to": "none",
+    "trainer.push_to_hub": False,
+    "trainer.save_strategy": "no",
+    "trainer.eval_strategy": "no",
+    "trainer.load_best_model_at_end": False,
+    "trainer.activation_checkpointing": False,
+}
+"""Settings of one process that evaluates, and trains, saves and tells nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation after the run."""
+
+    weights: Path
+    rows: int
+    """Samples; packs of them where the run packs its evaluation."""
+    metrics: dict[str, float | None]
+    """Without the prefix `eval_`; None for what is not finite."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"weights": str(self.weights), "rows": self.rows, "metrics": self.metrics}
+
+
+def evaluate(
+    run_dir: Path, checkpoint: str | None, data: Path | None, say: Callable[[str], None]
+) -> Evaluated:
+    """Loss, perplexity, accuracy and the run's own metrics, of its result or of one of its checkpoints.
+
+    data: rows in the place of those held out. RecipeError where there are neither, or no such weights.
+    """
+    job = read_job(run_dir)
+    folder = trained_folder(job, checkpoint)
+    check_readable(folder)
+    aside = Path(tempfile.mkdtemp(prefix="effilaunch-eval-"))
+    try:
+        own = evaluating(job, aside)
+        check_metrics(own)
+        processing = trained_processing(own, folder)
+        if data is None:
+            record = _held_out(job, own, say)
+        else:
+            own = replaced(own, {"data.eval": [_source(job, data)]})
+            record = _other_rows(job, own, processing)
+        write_json(aside / RECORD, record)
+        return _evaluated(job, own, folder, processing)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def evaluating(job: Job, aside: Path) -> Job:
+    """The job as one process evaluates it, writing what it writes into `aside`."""
+    wanted = dict.fromkeys([*job.data.metrics, "perplexity", "accuracy"])
+    metrics = [name for name in wanted if name in METRICS[job.task.name]]
+    changes = {**_ALONE, "data.metrics": metrics}
+    if set(metrics) - {"perplexity"}:  # a run whose metrics read no predictions keeps none
+        changes["trainer.prediction_loss_only"] = False
+    changes["trainer.disable_tqdm"] = not sys.stderr.isatty()  # a bar for who waits
+    if job.trainer.precompute_ref_log_probs:
+        changes["trainer.precompute_ref_log_probs"] = False
+    if not torch.cuda.is_available():
+        changes |= {"trainer.use_cpu": True, "trainer.fp16": False, "trainer.tf32": None}
+    return replaced(portable(job), changes, aside)
+
+
+def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
+    """The record of the run's own rows, prepared again where the cache has lost them."""
+    if job.data.eval is None:
+        raise RecipeError(
+            Problem(
+                "no-eval-rows",
+                "the run held no rows out",
+                file=str(job.run_dir),
+                path="data.eval",
+                hint="name rows with --data FILE",
+            )
+        )
+    try:
+        return read_record(job, rehash=True)
+    except RecipeError as error:
+        say(f"{error.problems[0].message}: preparing the rows again")
+    record = prepare(own, load_processing(own), load_hooks(own))
+    if prepared_record(job).get("key", record["key"]) != record["key"]:
+        raise RecipeError(
+            Problem(
+                "eval-differs",
+                "the data or the tokenizer has changed since the run, so other rows would be held out",
+                file=str(job.run_dir),
+                path="data",
+                hint="bring the old files back, or name rows with --data FILE",
+            )
+        )
+    return record
+
+
+def _source(job: Job, data: Path) -> dict[str, Any]:
+    """The rows of a file as a source of the recipe, with format and columns of the training rows."""
+    sources = job.data.train
+    formats = set(prepared_record(job).get("formats") or [source["format"] for source in sources])
+    columns = [source["columns"] for source in sources]
+    return {
+        **sources[0],
+        "path": str(data.absolute()),
+        "format": formats.pop() if len(formats) == 1 else "auto",
+        "columns": columns[0] if all(one == columns[0] for one in columns) else {},
+        "weight": 1.0,
+    }
+
+
+def _other_rows(job: Job, own: Job, processing: Any) -> dict[str, Any]:
+    labels = prepared_record(job).get("labels")
+    real = replaced(own, {"tiny": False})  # the file's rows, not a rehearsal's
+    return prepare_rows(real, processing, load_hooks(own), labels, own.run_dir)
+
+
+def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> Evaluated:
+    from transformers import PrinterCallback, set_seed
+
+    from launcher.train.training import final_metrics, make_arguments, make_trainer
+
+    data = build_evaluation(own, processing)
+    assert data.eval is not None, "build_evaluation refuses a run without held-out rows"
+    args = make_arguments(own)
+    set_seed(args.seed)
+    model = _model(own, folder, processing, prepared_record(job).get("labels"))
+    trainer = make_trainer(own, args, model, processing, data)
+    trainer.remove_callback(PrinterCallback)  # the command says the same numbers, in words
+    train_task(own.task.name).as_it_began(own, trainer, processing)
+    found = final_metrics(own, trainer)
+    for name in ("step", "eval_num_tokens"):  # of training, which there is none of
+        found.pop(name, None)
+    metrics = {name.removeprefix("eval_"): value for name, value in found.items()}
+    return Evaluated(folder, len(data.train), metrics)
+
+
+def _model(own: Job, folder: Path, processing: Any, labels: Any) -> Any:
+    """The weights of a folder, loaded as they were for training; spread where no GPU holds them."""
+    from launcher.train.model.models import load_model
+
+    spread = place_of(own, folder) == "auto"
+    if spread:
+        own = replaced(own, {"model.device_map": "auto"})
+    if is_trained(folder) == ADAPTER:
+        base = load_model(own, processing, labels, distributed=not spread)
+        autocast = own.adapter.autocast_adapter_dtype
+        return on_base(base, folder, autocast_adapter_dtype=autocast)
+    place = {"name_or_path": str(folder), "config": None, "gguf_file": None, "revision": None}
+    read = replaced(own, {f"model.{name}": value for name, value in place.items()})
+    return load_model(read, processing, labels, distributed=not spread)

@@ -1,0 +1,269 @@
+"""Try a finished run: the base model with what was trained, on one prompt or in a conversation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RecipeError
+from launcher.train.job import Job, read_job
+from launcher.train.results.placing import place_of, settle, slow_places
+from launcher.train.results.trained import (
+    check_readable,
+    prepared_record,
+    trained_folder,
+    trained_model,
+    trained_processing,
+)
+from launcher.train.tasks import train_task
+
+Turns = list[dict[str, str]]
+_KEPT_FOR_CONTEXT = 0.5
+"""Of the model's positions, the share that the turns before may take when a conversation grows too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A finished run, loaded to be asked."""
+
+    job: Job
+    processing: Any
+    """Tokenizer, or image processor."""
+    model: Any
+    device: Any
+
+    @property
+    def chats(self) -> bool:
+        """Whether prompts are turns of a conversation, as the training rows were."""
+        return "chat" in _formats(self.job) and bool(getattr(self.processing, "chat_template", None))
+
+    @property
+    def writes(self) -> bool:
+        """Whether it answers with text; a classifier answers with a label."""
+        return not self.job.task.adds_head
+
+
+def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | None = None) -> Trained:
+    """The result of a run on the device that holds it, or over all devices; `say` gets a word about speed.
+
+    checkpoint: the name of one of its checkpoints in the place of the result. RecipeError when the run
+    directory holds neither an adapter nor a model, or no such checkpoint.
+    """
+    job = read_job(run_dir)
+    folder = trained_folder(job, checkpoint)
+    check_readable(folder)
+    processing = trained_processing(job, folder)
+    place = place_of(job, folder)
+    model = trained_model(job, folder, processing, device_map="auto" if place == "auto" else None)
+    slow = slow_places(model)
+    if slow is not None:
+        say(slow)
+    return Trained(job, processing, model, settle(model, place))
+
+
+def answer(
+    trained: Trained,
+    prompt: str,
+    max_new_tokens: int,
+    before: Sequence[dict[str, str]] = (),
+    write: Callable[[str], None] | None = None,
+) -> str:
+    """The model's greedy answer, without the prompt and special tokens; a classifier's label.
+
+    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; a
+    model of images gets a file's path. RecipeError for a picture that cannot be read and a prompt too long.
+    before: turns of the conversation so far; nothing but a chat model sees them.
+    write: gets the answer piece by piece as it is made.
+    """
+    import torch
+
+    model = trained.model
+    inputs = _encode(trained.job, trained.processing, prompt, before).to(trained.device)
+    room = _room(trained, inputs)
+    with torch.inference_mode():
+        if not trained.writes:
+            reply = train_task(trained.job.task.name).reply(model, trained.processing, prompt, inputs)
+            if write is not None:
+                write(reply)
+            return reply
+        tokenizer = trained.processing
+        output = model.generate(
+            **inputs,
+            max_new_tokens=min(max_new_tokens, room),
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=stop_tokens(tokenizer, model.generation_config.eos_token_id),
+            streamer=None if write is None else _streamer(tokenizer, write),
+        )
+    # A decoder of its own begins with a start token; a causal LM goes on after the prompt.
+    start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    return str(tokenizer.decode(output[0, start:], skip_special_tokens=True))
+
+
+def _room(trained: Trained, inputs: Any) -> int:
+    """Tokens that an answer may have: as many as positions are left. RecipeError where the prompt takes all.
+
+    A model with a table of positions fails beyond it, one with rotated ones writes what nobody trained.
+    """
+    limit = _positions(trained)
+    if limit is None or "input_ids" not in inputs:
+        return sys.maxsize
+    taken = int(inputs["input_ids"].shape[1])
+    apart = trained.model.config.is_encoder_decoder  # its answer has positions of its own
+    if taken > limit - (trained.writes and not apart):
+        message = f"the prompt has {taken:,} tokens, the model has {limit:,} positions"
+        hint = "shorten it; an answer needs room behind it" if trained.writes else "shorten it"
+        raise RecipeError(Problem("prompt-too-long", message, hint=hint))
+    return limit - 1 if apart else limit - taken
+
+
+def _positions(trained: Trained) -> int | None:
+    found = getattr(trained.model.config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def converse(
+    trained: Trained,
+    read: Callable[[], str | None],
+    write: Callable[[str], None],
+    max_new_tokens: int,
+    first: str | None = None,
+) -> int:
+    """Answer prompts until `read` gives None; returns how many were answered.
+
+    A chat model sees the turns before, of which the oldest are left out when they take too many tokens.
+    Ctrl-C ends the answer that is being written, not the conversation.
+    """
+    turns: Turns = []
+    answered = 0
+    prompt = read() if first is None else first
+    while prompt is not None:
+        if prompt.strip():
+            turns = _recent(trained, turns, write)
+            said, whole = _spoken(trained, prompt, turns, write, max_new_tokens)
+            answered += whole
+            if trained.chats:
+                turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": said}]
+        prompt = read()
+    return answered
+
+
+def _spoken(
+    trained: Trained, prompt: str, turns: Turns, write: Callable[[str], None], max_new_tokens: int
+) -> tuple[str, bool]:
+    """What was answered, and whether to its end. An error of this prompt alone is said like an answer."""
+    pieces: list[str] = []
+
+    def heard(piece: str) -> None:
+        pieces.append(piece)
+        write(piece)
+
+    whole = True
+    try:
+        answer(trained, prompt, max_new_tokens, turns, heard)
+    except RecipeError as error:  # a picture that is not there
+        write(str(error))
+        whole = False
+    except KeyboardInterrupt:
+        write(" …")
+        whole = False
+    write("\n")
+    return "".join(pieces), whole
+
+
+def _recent(trained: Trained, turns: Turns, write: Callable[[str], None]) -> Turns:
+    """The newest turns that leave room for a question and its answer; says what is left out."""
+    limit = _positions(trained)
+    if not turns or limit is None:
+        return turns
+    kept = turns
+    while kept and _length(trained, kept) > limit * _KEPT_FOR_CONTEXT:
+        kept = kept[2:]
+    if len(kept) < len(turns):
+        write(f"(the oldest {len(turns) - len(kept)} turns are left out: {limit} tokens fit)\n")
+    return kept
+
+
+def _length(trained: Trained, turns: Turns) -> int:
+    return len(trained.processing.apply_chat_template(turns, tokenize=True, return_dict=True)["input_ids"])
+
+
+def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
+    """transformers' TextStreamer that writes where it is told, without the prompt."""
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            if text:
+                write(text)
+
+    return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def stop_tokens(tokenizer: Any, configured: int | Sequence[int] | None) -> list[int]:
+    """Ids that end an answer: EOS, those that the checkpoint lists, and the one that closes a turn."""
+    found = {tokenizer.eos_token_id, closing_token(tokenizer)}
+    found |= set(configured) if isinstance(configured, Sequence) else {configured}
+    return sorted(number for number in found if number is not None)
+
+
+def closing_token(tokenizer: Any) -> int | None:
+    """The special token that the chat template writes after the assistant's words, None without one."""
+    from launcher.train.data.turns import Template
+
+    if not tokenizer.chat_template:
+        return None
+    template, answer = Template(tokenizer, None), "effilaunch-answer"
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
+    text = template.attempt(turns)
+    if text is None or answer not in text:
+        return None
+    rest = text.rpartition(answer)[2]
+    places = {rest.find(token): token for token in template.special if token in rest}
+    return int(tokenizer.convert_tokens_to_ids(places[min(places)])) if places else None
+
+
+def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, str]] = ()) -> Any:
+    """The prompt as the training rows had it, whose formats the preparation found."""
+    if not job.task.reads_tokens:
+        return _picture(processing, prompt)
+    if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # bytes that a terminal could not decode
+        hint = "give the prompt in UTF-8"
+        raise RecipeError(Problem("usage", "the prompt is no text: half a character stands in it", hint=hint))
+    formats = _formats(job)
+    if "chat" in formats and processing.chat_template:
+        turns = [*before, {"role": "user", "content": prompt}]
+        return processing.apply_chat_template(
+            turns, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+    if "instruction" in formats:
+        from launcher.train.data.formats import instruction_prompt
+
+        prompt = instruction_prompt(prompt)
+    return processing(prompt, return_tensors="pt", return_token_type_ids=False)
+
+
+def _formats(job: Job) -> set[str]:
+    asked = [source.get("format") for source in job.data.train]
+    return set(prepared_record(job).get("formats") or asked)
+
+
+def _picture(processor: Any, path: str) -> Any:
+    """A file's pixels. RecipeError when it cannot be read as a picture."""
+    from PIL import Image
+
+    try:
+        with Image.open(path.strip()) as image:
+            return processor(image.convert("RGB"), return_tensors="pt")
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            Problem(
+                "bad-image",
+                f"cannot be read as a picture: {error}",
+                file=path.strip(),
+                hint="this model reads images: give the path of a picture's file as the prompt",
+            )
+        ) from error

@@ -1,0 +1,166 @@
+"""A CUDA device's choices on fake CPU tensors: attention kernels, dropout masks, autocast's lists.
+
+Fake tensors on the device "cuda" need a driver when the backward pass starts, so a trace runs on "cpu"
+and what differs there is replaced for the time of the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from launcher.train.upstream.torch_seams import (
+    autocast_kernels,
+    efficient_attention,
+    flash_attention,
+    without_cpu_autocast,
+)
+
+_ATEN = torch.ops.aten
+# Operations that autocast runs in float32 on CUDA and leaves alone on a CPU: torch 2.13,
+# aten/src/ATen/autocast_mode.h, the lists AT_FORALL_FP32 and AT_FORALL_FP32_SET_OPT_DTYPE.
+_FLOAT32_ON_CUDA = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal",
+    "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus",
+    "layer_norm", "native_layer_norm", "group_norm", "softmax.int", "log_softmax.int", "cumsum",
+    "cumprod", "sum", "sum.dim_IntList", "logsumexp", "norm.Scalar", "norm.ScalarOpt_dim",
+    "binary_cross_entropy_with_logits", "l1_loss", "smooth_l1_loss", "huber_loss",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def imitating_cuda(capability: tuple[int, int] | None) -> Iterator[None]:
+    """Replace what a CUDA device of this compute capability does otherwise than a CPU."""
+    functional = torch.nn.functional
+    upstream = functional.scaled_dot_product_attention, functional.dropout, functional.log_softmax
+    flash = capability is not None and capability >= (8, 0)
+    functional.scaled_dot_product_attention, functional.dropout = _attention(flash), _dropout
+    functional.log_softmax = _log_softmax(functional.log_softmax)
+    try:
+        with autocast_kernels({name: _in_float32(_overload(name)) for name in _FLOAT32_ON_CUDA}):
+            yield
+    finally:
+        functional.scaled_dot_product_attention, functional.dropout, functional.log_softmax = upstream
+
+
+@contextlib.contextmanager
+def documents_one_by_one(length: int) -> Iterator[None]:
+    """Attention varlen over documents of this length: bounds are values, which fake tensors do not have."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from launcher.train.model.attention import NAME, one_by_one, register_varlen
+
+    def attend(
+        _module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: None,
+        dropout: float = 0.0, scaling: float | None = None, **_others: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        lengths = [length] * (query.shape[2] // length)
+        return one_by_one(query, key, value, lengths, None, scaling, dropout), None
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, lambda **_: None)
+    try:
+        yield
+    finally:
+        register_varlen()
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(_ATEN, packet), overload or "default")
+
+
+def _in_float32(operation: Any) -> Callable[..., Any]:
+    """The operation on float32 copies of its 16-bit inputs, as autocast wraps it on CUDA."""
+
+    def widen(value: Any) -> Any:
+        narrow = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+        return value.float() if narrow else value
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with without_cpu_autocast():
+            return operation(*(widen(value) for value in args), **kwargs)
+
+    return call
+
+
+def _dropout(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """CUDA's fused kernel, which keeps a mask of booleans."""
+    if p == 0.0 or not training:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _log_softmax(upstream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA's kernel widens 16 bits on the way, where a CPU makes a wide copy first."""
+
+    def log_softmax(input: torch.Tensor, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        if dtype in (None, input.dtype) or torch.is_grad_enabled():
+            return upstream(input, *args, dtype=dtype, **kwargs)
+        return torch.empty_like(input, dtype=dtype)
+
+    return log_softmax
+
+
+def _attention(flash: bool) -> Callable[..., torch.Tensor]:
+    """scaled_dot_product_attention as CUDA dispatches it: flash, else memory-efficient, else plain math."""
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            narrow = torch.get_autocast_dtype("cpu")
+            query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
+        width = query.shape[-1]
+        scale = scale or 1 / math.sqrt(width)
+        half = query.dtype in (torch.bfloat16, torch.float16)
+        same = width == value.shape[-1]
+        if flash and half and attn_mask is None and width <= 256 and same:
+            query, key, value = (_padded(x, 8) for x in (query, key, value))
+            out = flash_attention(query, key, value, dropout_p, is_causal, scale=scale)
+            return out[..., :width] if out.shape[-1] != width else out
+        if enable_gqa and key.shape[1] != query.shape[1]:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+    return attend
+
+
+def _efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    """The memory-efficient kernel; a mask of booleans becomes numbers, its rows aligned to 16."""
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, 0)
+        if mask.shape[-1] % 16:
+            length = mask.shape[-1]
+            mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    needs_sums = any(x.requires_grad for x in (query, key, value))
+    return efficient_attention(query, key, value, mask, needs_sums, dropout_p, is_causal, scale=scale)
+
+
+def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
+    short = -tensor.shape[-1] % multiple
+    return torch.nn.functional.pad(tensor, (0, short)) if short else tensor

@@ -1,0 +1,165 @@
+"""Traces one training step of a plan's real model with fake tensors: `python -m launcher.train.trace.run`.
+
+Reads a request as JSON from standard input and answers with JSON on standard output. Nothing is
+allocated: fake tensors have shapes and dtypes alone. Nothing of the request is read from files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EffilaunchError
+from launcher.train.job import Job
+
+BASE_DEPTH, DEEPER = 2, 4
+
+
+def main() -> int:
+    """Answer one request; a failure is an answer too: {"error": …}."""
+    request = json.load(sys.stdin)
+    out, sys.stdout = sys.stdout, sys.stderr  # libraries print
+    warnings.simplefilter("ignore")
+    try:
+        answer = ANSWERS[request["ask"]](request)
+    except EffilaunchError as error:
+        answer = {"error": str(error)}
+    except Exception as error:  # whatever a model does that fake tensors cannot
+        answer = {
+            "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        }
+    json.dump(answer, out)
+    return 0
+
+
+def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The moments of a step, and the states' bytes, of the whole model in one piece."""
+    import torch
+    import transformers
+
+    from launcher.train.trace.model import Request, depth_names, whole_config
+    from launcher.train.trace.moments import extend, ruling, state_bytes
+
+    transformers.logging.set_verbosity_error()
+    capability = asked["capability"]
+    request = Request(
+        Job(Path(), asked["plan"]),
+        asked["memory"],
+        asked["config"],
+        asked["labels"],
+        asked["on_cpu"],
+        tuple(capability) if capability else None,
+    )
+    config = whole_config(request.config, request.labels)
+    names = depth_names(config)
+    full = [getattr(config, name) for name in names]
+    with device_of(request):
+        tapes = {
+            (depths, batch): record(request, config, names, depths, batch)
+            # Layers with different adapters stand for themselves alone.
+            for depths in ([tuple(full)] if request.memory.get("uneven") else shallow(full))
+            for batch in asked["batches"]
+        }
+        replays = [] if request.on_cpu else _replays(request, config, names, full, tapes)
+    return {
+        "moments": ruling(extend(tapes, full)),
+        "states": state_bytes(tapes, full),
+        "depths": full,
+        "replays": replays,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+def _replays(
+    request: Any, config: Any, names: Sequence[str], full: Sequence[int], tapes: Mapping[Any, Any]
+) -> list[dict[str, Any]]:
+    """For each batch, what CUDA's allocator is asked in two steps of the whole model."""
+    from launcher.train.trace.replay import replay
+
+    keeps = request.memory["accumulation"] != 1
+    deep = tuple(full if request.memory.get("uneven") else (min(depth, DEEPER) for depth in full))
+    found = []
+    batches = {batch for _, batch in tapes}
+    if (deep, max(batches)) not in tapes:  # stacks were made deeper one by one: one more tape has to do
+        batches = {max(batches)}
+    for batch in sorted(batches):
+        tape = tapes.get((deep, batch)) or record(request, config, names, deep, batch)
+        base = tapes[min((depths for depths, _ in tapes), key=sum), batch]
+        found.append({"batch": batch, **replay(tape, base, full, keeps_gradients=keeps)})
+    return found
+
+
+@contextlib.contextmanager
+def device_of(request: Any) -> Iterator[None]:
+    """What the plan's device does otherwise than fake CPU tensors."""
+    from launcher.train.trace.kernels import documents_one_by_one, imitating_cuda
+    from launcher.train.upstream.model_seams import experts_of_any_dtype, plain_positions
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(experts_of_any_dtype())
+        stack.enter_context(plain_positions(documents=request.document_mask))
+        if request.one_by_one:
+            stack.enter_context(documents_one_by_one(request.memory["sequence_length"]))
+        if not request.on_cpu:
+            stack.enter_context(imitating_cuda(request.capability))
+        yield
+
+
+def record(request: Any, config: Any, names: Sequence[str], depths: Sequence[int], batch: int) -> Any:
+    """The tape of one step with stacks of these depths and a micro-batch of this size."""
+    from launcher.train.trace.model import build, cut, make_inputs, place
+    from launcher.train.trace.step import record_step
+    from launcher.train.upstream.torch_seams import fake_tensors
+
+    short = cut(config, names, depths)
+    model = build(request, short)
+    with fake_tensors():
+        place(model)
+        inputs = make_inputs(request, short, batch)
+        logits = inputs["labels"].numel() * (request.labels or short.vocab_size)
+        return record_step(request, model, inputs, logits)
+
+
+def shallow(full: Sequence[int]) -> list[tuple[int, ...]]:
+    """The depths to trace: a base, and each stack alone deeper; the whole model where it is that small."""
+    if max(full) <= DEEPER:
+        return [tuple(full)]
+    base = tuple(min(BASE_DEPTH, depth) for depth in full)
+    if len(set(full)) == 1:  # alike stacks grow together
+        return [base, (DEEPER,) * len(full)]
+    return [base, *((*base[:i], DEEPER, *base[i + 1 :]) for i in range(len(full)) if full[i] > BASE_DEPTH)]
+
+
+def model(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What planning must know of a model, see spec.py."""
+    import transformers
+
+    from launcher.train.trace.model import whole_config
+    from launcher.train.trace.spec import describe
+
+    transformers.logging.set_verbosity_error()
+    described = describe(whole_config(asked["config"], asked["labels"]), asked["task"])
+    return {**described, "adapter": adapter(asked) if asked.get("adapter") else None}
+
+
+def adapter(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What the real peft makes of an adapter, see spec.py."""
+    import transformers
+
+    from launcher.train.trace import spec as trace_spec
+    from launcher.train.trace.model import whole_config
+
+    transformers.logging.set_verbosity_error()
+    config = whole_config(asked["config"], asked["labels"])
+    return trace_spec.adapter(config, asked["task"], asked["adapter"])
+
+
+ANSWERS = {"trace": trace, "model": model, "adapter": adapter}
+
+if __name__ == "__main__":
+    sys.exit(main())

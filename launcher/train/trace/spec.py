@@ -1,0 +1,173 @@
+"""What planning must know of a model whose family it does not know: read from its class on "meta"."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from launcher.errors import RecipeError
+from launcher.tasks import task_named
+from launcher.train.model.adapted import left_out
+from launcher.train.model.adapters import new_adapter
+from launcher.train.model.heads import head_modules
+from launcher.train.model.models import auto_class
+from launcher.train.trace.step import stacks
+from launcher.train.upstream.model_seams import has_sdpa
+
+_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+_NORM = re.compile(r"norm", re.IGNORECASE)
+
+
+def describe(config: Any, task: str) -> dict[str, Any]:
+    """Sizes, linears, embeddings and head of the model of this configuration; counts are exact."""
+    with torch.device("meta"):
+        model = auto_class(task).from_config(config)
+    layers = [list(stack) for stack in stacks(model)]
+    head = _head(model, task)
+    linears = list(_linears(model, head["name"]))
+    embedding = model.get_input_embeddings()
+    rows, width = embedding.weight.shape if isinstance(embedding, torch.nn.Embedding) else (0, 0)
+    first = [module for name, module in layers[0][0].named_modules() if name]
+    norms = [module for module in first if _NORM.search(type(module).__name__)]
+    params = sum(p.numel() for p in model.parameters())
+    inside = sum(p.numel() for stack in layers for layer in stack for p in layer.parameters())
+    depth = sum(len(stack) for stack in layers)
+    in_layers = sum(x["weights"] for x in linears if "{}" in x["path"])
+    outside = sum(x["weights"] for x in linears if "{}" not in x["path"])
+    return {
+        "sizes": _sizes(config, linears),
+        "params": params,
+        "linears": linears,
+        "layer_extra": (inside - in_layers) // depth,
+        "model_extra": params - inside - outside - rows * width - head["own"],
+        "embedding": {"path": _path_of(model, embedding), "rows": rows, "width": width},
+        "head": head,
+        "norms": len(norms),
+        "rms_norm": any("RMS" in type(norm).__name__ for norm in norms),
+        "vision": not task_named(task).reads_tokens,
+        "has_sdpa": has_sdpa(model),
+    }
+
+
+def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What the real peft makes of an adapter: parameters, ranks and paths, or the problems that it has."""
+    from peft.tuners.lora import LoraLayer
+    from peft.utils.other import ModulesToSaveWrapper
+
+    with torch.device("meta"):
+        model = auto_class(task).from_config(config)
+        every = Counter(_template(name) for name, _ in model.named_modules())
+        head = model.get_output_embeddings()
+        linears = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not head
+        ]
+        try:
+            adapted = new_adapter(_of_no_values(fields), task, model)
+        except RecipeError as error:
+            return {"problems": [[p.code, p.message, p.path, p.hint] for p in error.problems]}
+    names = {name.removeprefix("base_model.model."): module for name, module in adapted.named_modules()}
+    # A parameter's adapter lies around its module, or around that of another parameter of it.
+    layers = {
+        name.replace(".base_layer", ""): module
+        for name, module in names.items()
+        if isinstance(module, LoraLayer)
+    }
+    ranks = [rank for layer in layers.values() for rank in layer.r.values()]
+    paths = Counter(_template(name) for name in layers)
+    return {
+        "params": sum(p.numel() for p in adapted.parameters() if p.requires_grad),
+        "lora": sum(p.numel() for name, p in adapted.named_parameters() if "lora_" in name),
+        "paths": sorted(paths),
+        "rank": round(sum(ranks) / max(len(ranks), 1)),
+        "uneven": len(set(ranks)) > 1 or any(every[path] != count for path, count in paths.items()),
+        "left_out": left_out(fields, linears, adapted),
+        "whole": sorted(_template(n) for n, m in names.items() if isinstance(m, ModulesToSaveWrapper)),
+    }
+
+
+def _of_no_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields without a beginning that is computed from weights: "meta" has none, and sizes are equal."""
+    begins = str(fields.get("init_lora_weights")).lower()
+    left = {key: value for key, value in fields.items() if key != "loftq_config"}
+    return left if begins == "mica" else left | {"init_lora_weights": True}
+
+
+def _template(name: str) -> str:
+    """A module's name with `{}` for the layer's index."""
+    return re.sub(r"\.\d+(?=\.|$)", ".{}", name, count=1)
+
+
+def _sizes(config: Any, linears: list[dict[str, Any]]) -> dict[str, int]:
+    absent = [name for name in _NEEDED if not isinstance(getattr(config, name, None), int)]
+    if absent:
+        raise ValueError(f"no {' and no '.join(absent)} in its configuration; transformers alone are planned")
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    inner = next(
+        (
+            getattr(config, name)
+            for name in ("intermediate_size", "ffn_dim", "n_inner")
+            if getattr(config, name, 0)
+        ),
+        max((x["out"] for x in linears if "{}" in x["path"]), default=4 * hidden),
+    )
+    kv_heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
+    return {
+        "hidden": hidden,
+        "inner": int(inner),
+        "layers": int(config.num_hidden_layers),
+        "heads": heads,
+        "kv_heads": int(kv_heads),
+        "head_dim": int(getattr(config, "head_dim", None) or hidden // heads),
+        "vocab": int(getattr(config, "vocab_size", 0) or 0),
+        "positions": int(getattr(config, "max_position_embeddings", 0) or 0),
+    }
+
+
+def _head(model: Any, task: str) -> dict[str, Any]:
+    """The output layer, and the parameters that it alone holds."""
+    if task_named(task).adds_head:
+        names = head_modules(model)
+        parts = [model.get_submodule(name) for name in names]
+        products = [m for part in parts for m in part.modules() if isinstance(m, torch.nn.Linear)]
+        last = products[-1]
+        own = sum(p.numel() for part in parts for p in part.parameters())
+        tied, name = False, names[-1]
+    else:
+        last = model.get_output_embeddings()
+        tied = last.weight is model.get_input_embeddings().weight
+        own = 0 if tied else sum(p.numel() for p in last.parameters())
+        name = _path_of(model, last)
+    return {
+        "name": name,
+        "in": last.in_features,
+        "out": last.out_features,
+        "bias": last.bias is not None,
+        "tied": tied,
+        "own": own,
+    }
+
+
+def _linears(model: Any, head: str) -> Iterator[dict[str, Any]]:
+    """Linears outside the head, alike ones of all layers as one; `weights` counts their parameters."""
+    found: dict[tuple[str, int, int, bool], int] = {}
+    for name, module in model.named_modules():
+        if name == head or name.startswith(head + ".") or not isinstance(module, (torch.nn.Linear, Conv1D)):
+            continue
+        wide, deep = module.weight.shape if isinstance(module, Conv1D) else reversed(module.weight.shape)
+        key = (re.sub(r"\.\d+\.", ".{}.", name, count=1), wide, deep, module.bias is not None)
+        found[key] = found.get(key, 0) + 1
+    for (path, wide, deep, bias), count in found.items():
+        weights = count * (wide * deep + (deep if bias else 0))
+        yield {"path": path, "in": wide, "out": deep, "bias": bias, "count": count, "weights": weights}
+
+
+def _path_of(model: Any, wanted: Any) -> str:
+    name: str = next(name for name, module in model.named_modules() if module is wanted)
+    return name

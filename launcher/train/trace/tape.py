@@ -1,0 +1,117 @@
+"""What one traced step allocates and frees, in order, and what each piece of memory was for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from launcher.train.trace.storages import StorageWatch
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
+
+
+@dataclass(slots=True)
+class Piece:
+    """One storage."""
+
+    size: int
+    """Bytes."""
+    elements: int
+    born: int
+    """Index of its first event."""
+    phase: str
+    """build | step | forward | backward: when it was allocated."""
+    in_head: bool
+    """Allocated behind the last layer: by the head, the loss, or the first part of their backward pass."""
+    recomputed: bool
+    """Allocated by a forward pass inside the backward pass."""
+    died: int | None = None
+    died_recomputing: bool = False
+    kind: str = "temporary"
+
+
+@dataclass(slots=True)
+class Segment:
+    """A stretch of events that is the same at every depth."""
+
+    key: str
+    """phase/place, where place names a stack and its first or last layer."""
+    start: int
+    """Index of its first event."""
+
+
+@dataclass(slots=True)
+class Tape:
+    """Events in order: the index of a piece where it is allocated, its complement where it is freed."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+    def classify(self, pieces: Iterable[int], kind: str) -> None:
+        for index in pieces:
+            self.pieces[index].kind = kind
+
+    def live(self) -> list[tuple[int, ...]]:
+        """Bytes by kind after every event."""
+        row, rows = [0] * len(KINDS), []
+        for event in self.events:
+            piece = self.pieces[event if event >= 0 else ~event]
+            row[KINDS.index(piece.kind)] += piece.size if event >= 0 else -piece.size
+            rows.append(tuple(row))
+        return rows
+
+
+class Recorder(StorageWatch):
+    """Writes a tape: a storage is allocated when an operation first returns it, freed when it dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tape = Tape()
+        self.phase, self.in_head = "build", False
+
+    def mark(self, place: str) -> None:
+        """Begin a segment. Marks inside a recomputed layer belong to that layer's backward pass."""
+        if self.phase == "backward" and torch.is_grad_enabled():
+            return
+        self.in_head = place == "head"
+        self.tape.segments.append(Segment(f"{self.phase}/{place}", len(self.tape.events)))
+
+    def begin(self, phase: str) -> None:
+        self.phase = phase
+        self.mark("start")
+
+    def born(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> int:
+        """The index of its piece on the tape."""
+        index = len(self.tape.pieces)
+        recomputed = self.phase == "backward" and torch.is_grad_enabled()
+        size = storage.nbytes()
+        piece = Piece(
+            size, size // tensor.element_size(), len(self.tape.events), self.phase, self.in_head, recomputed
+        )
+        self.tape.pieces.append(piece)
+        self.tape.events.append(index)
+        return index
+
+    def died(self, number: int) -> None:
+        piece = self.tape.pieces[number]
+        piece.died = len(self.tape.events)
+        piece.died_recomputing = self.phase == "backward" and torch.is_grad_enabled()
+        self.tape.events.append(~number)
+
+
+def name_kinds(tape: Tape, backward_starts: int, logits: int) -> None:
+    """Say of every piece that is not a state what it was: logits, a kept activation, or temporary.
+
+    backward_starts: index of the first event of the backward pass. logits: elements of the logits.
+    """
+    for piece in tape.pieces:
+        if piece.kind != "temporary":
+            continue
+        kept = piece.phase == "forward" and (piece.died is None or piece.died >= backward_starts)
+        if piece.in_head and piece.elements >= logits:
+            piece.kind = "logits"
+        elif kept or (piece.recomputed and not piece.died_recomputing):
+            piece.kind = "activations"
