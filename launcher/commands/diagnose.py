@@ -13,8 +13,7 @@ from launcher.facts.redaction import hide_in, hider, secret_values
 from launcher.facts.shipped import recipes_dir
 from launcher.knowledge.diagnose.examine import diagnose
 from launcher.knowledge.diagnose.findings import Diagnosis
-from launcher.knowledge.diagnose.patch import write_fixed
-from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
+from launcher.knowledge.diagnose.patch import recipe_of, with_recipe, write_fixed
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.report.diagnosis_text import diagnosis_text
 from launcher.report.outcome import Outcome

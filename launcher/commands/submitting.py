@@ -29,7 +29,7 @@ from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.plan.draft import Draft
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
-from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, said, swept_overrides
+from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, shown, swept_overrides
 from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome, echo, note
@@ -210,7 +210,7 @@ def _all_at_once(errors: Sequence[tuple[Values, EffilaunchError]]) -> Effilaunch
     told = [
         problem
         if len(holders) == len(errors) > 1
-        else replace(problem, message=f"with {' or '.join(map(said, holders))}: {problem.message}")
+        else replace(problem, message=f"with {' or '.join(map(shown, holders))}: {problem.message}")
         for problem, holders in problems.items()
     ]
     wrong = any(isinstance(error, RecipeError) for _, error in errors)
