@@ -74,7 +74,7 @@ def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
     from launcher.planner.planner import make_plan
     from launcher.recipe.loading import load_recipe
     from launcher.render.bundle import render
-    from launcher.train.data.pack import pack_lengths, sample_lengths
+    from launcher.train.data.batches import pack_lengths, sample_lengths
     from launcher.train.data.store import open_samples
     from launcher.train.job import read_job
     from launcher.train.prepare import prepare_run

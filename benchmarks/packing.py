@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.train.data.pack import pack_lengths
+from launcher.train.data.batches import pack_lengths
 
 ROWS = 1_000_000
 TARGET_LENGTH = 2048

@@ -64,8 +64,8 @@ HEAVY = (
     "torch.utils.cpp_extension", "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     *(f"launcher.train.{name}" for name in (
-        "worker", "prepare", "adapters", "models", "processing", "training", "outcome", "metrics",
-        "memory_meter", "memory_record", "data.build", "data.gate", "data.prepare", "data.stream",
+        "worker", "prepare", "model.adapters", "model.models", "model.processing", "training", "outcome",
+        "metrics", "memory_meter", "memory_record", "data.build", "data.gate", "data.prepare", "data.stream",
     )),
 )  # fmt: skip
 

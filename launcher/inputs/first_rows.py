@@ -27,9 +27,9 @@ from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS
-from launcher.train.data.detection import PEEK, Detected, detect
 from launcher.train.data.files import CutOffError, data_suffix, read_file
-from launcher.train.data.formats import canonical
+from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.recognise import PEEK, detect
 from launcher.train.data.sources import Row, is_picture, picture_row, source_files
 from launcher.train.data.unread import refuse_lost, unread_columns
 

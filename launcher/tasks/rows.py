@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FieldKind = Literal["text", "text or messages", "messages", "tools", "label", "list", "image"]
-"""What the column of a field holds; `launcher/train/data/detection.py` tells them apart."""
+"""What the column of a field holds; `launcher/train/data/recognise.py` tells them apart."""
 
 
 @dataclass(frozen=True, slots=True)

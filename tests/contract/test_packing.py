@@ -19,8 +19,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from launcher.train.data.collate import make_collator  # noqa: E402
-from launcher.train.data.pack import PackedRows, pack_lengths  # noqa: E402
+from launcher.train.data.batches import (  # noqa: E402
+    PackedRows,
+    make_collator,
+    pack_lengths,
+)
 from launcher.train.model.attention import register_varlen  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
 

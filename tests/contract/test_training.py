@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import RecipeError, RunFailed
-from launcher.train.data.collate import make_collator
+from launcher.train.data.batches import make_collator
 from launcher.train.job import rank, world_size
 from launcher.train.memory_meter import Meter
 from launcher.train.status import status

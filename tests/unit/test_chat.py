@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from launcher.errors import RecipeError
 from launcher.train.data.chat import EncodeChat
 from launcher.train.data.sources import Row
-from launcher.train.data.turns import Template, find_spans
+from launcher.train.data.template import Template, find_spans
 from launcher.train.tiny import tiny_tokenizer
 
 # Own, short templates with the structure of each family: its headers, its ends, its peculiarities.

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from launcher.train.data.collate import make_collator  # noqa: E402
+from launcher.train.data.batches import make_collator  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
 
 PACKS = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 np = pytest.importorskip("numpy")
 pytest.importorskip("torch")
 
-from launcher.train.data.pack import PackedRows, pack_lengths  # noqa: E402
+from launcher.train.data.batches import PackedRows, pack_lengths  # noqa: E402
 
 
 def best_fit_decreasing(lengths: list[int], max_length: int) -> Counter[int]:

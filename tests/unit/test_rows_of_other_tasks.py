@@ -10,8 +10,8 @@ import pytest
 import launcher.tasks
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.train.data.detection import detect
 from launcher.train.data.formats import canonical
+from launcher.train.data.recognise import detect
 from launcher.train.data.sources import Row
 from launcher.train.data.unread import refuse_lost, unread_columns
 

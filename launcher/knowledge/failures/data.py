@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.knowledge.failures.failure import Failure
 
 _GATE = "worker launcher.train.data.gate:check_first_batch"
-_COLLATE = "worker launcher.train.data.collate:make_collator"
+_COLLATE = "worker launcher.train.data.batches:make_collator"
 
 DATA = (
     Failure(

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.collate import make_collator
-from launcher.train.data.counts import result_rows
+from launcher.train.data.batches import make_collator
+from launcher.train.data.encoded import result_rows
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
 from launcher.train.tasks import train_task

@@ -1,17 +1,22 @@
-"""What encoders hand back: samples in columns and the counts of what became of the rows."""
+"""Samples in columns, the counts of what became of their rows, and samples as text for people."""
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.train.data.sources import Row
+from launcher.train.tasks import train_task
 
 if TYPE_CHECKING:
     from launcher.train.data.sources import Row
+
 
 IGNORED = -100
 """The label of a token that is not learnt."""
@@ -184,3 +189,174 @@ def _plain_backend(tokenizer: Any) -> Any | None:
     )
     backend = None if own else tokenizer.backend_tokenizer
     return backend if hasattr(backend, "encode_batch_fast") else None
+
+
+def encode_rows(encoder: Encoder, rows: Sequence[Row]) -> EncodedBatch:
+    """The encoder's batch; what a library says of one of the rows is said with that row's place."""
+    try:
+        return encoder(rows)
+    except (EffilaunchError, MemoryError):
+        raise
+    except Exception:
+        for row in rows:
+            try:
+                encoder([row])
+            except EffilaunchError:
+                raise
+            except Exception as error:
+                message = f"the row cannot be encoded: {type(error).__name__}: {error}"
+                hint = "fix or remove the row"
+                raise RecipeError(
+                    Problem("row-failed", message, file=row.file, line=row.number, hint=hint)
+                ) from error
+        raise
+
+
+TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
+"""Numbers that result.json holds of the rows."""
+REASONS = ("no-targets", "masked", "overlong", "empty", "format_row")
+"""Why a row is left out; masked: it masks every turn that would be learned."""
+NOTES = (
+    "turn-masked",
+    "inserted-text-masked",
+    "reasoning-left-out",
+    "field-not-rendered",
+    "word-without-token",
+)
+"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
+template that is not learned; turns whose reasoning the template leaves out; fields of messages that it does
+not render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes."""
+ASKED_FOR = ("masked", "overlong", "format_row")
+"""Of these, what leaves rows out because the row, the recipe or its hook says so: `data.overlong: drop` those
+that are too long, and format_row those for which it returns None."""
+
+
+class Counts:
+    """Running totals over one split."""
+
+    def __init__(self) -> None:
+        self.read = self.kept = self.truncated = self.split = 0
+        self.tokens = self.tokens_lost = self.targets = 0
+        self.dropped: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self._lengths = array("i")
+
+    def add(self, batch: EncodedBatch) -> None:
+        self.kept += batch.kept
+        self.truncated += batch.truncated
+        self.split += batch.split
+        self.tokens += batch.tokens
+        self.tokens_lost += batch.tokens_lost
+        self.dropped.update(batch.dropped)
+        self.notes.update(batch.notes)
+        lengths, targets = lengths_and_targets(batch.columns)
+        self._lengths.extend(lengths)
+        self.targets += targets
+
+    def drop(self, reason: str, rows: int) -> None:
+        self.dropped[reason] += rows
+
+    def since(self, read: int, dropped: Mapping[str, int]) -> dict[str, Any]:
+        """Rows read and dropped by reason after so many were: those of one source."""
+        own = self.dropped - Counter(dropped)
+        return {"rows": self.read - read, "dropped": dict(sorted(own.items()))}
+
+    def to_json(self) -> dict[str, Any]:
+        """Rows read, kept, truncated, split and dropped by reason; tokens before and lost to truncation."""
+        return {
+            "read": self.read,
+            "kept": self.kept,
+            "truncated": self.truncated,
+            "split": self.split,
+            "dropped": dict(sorted(self.dropped.items())),
+            "notes": dict(sorted(self.notes.items())),
+            "tokens": self.tokens,
+            "tokens_lost": self.tokens_lost,
+            "targets": self.targets,
+        }
+
+    def lengths(self) -> dict[str, float] | None:
+        """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
+        if not self._lengths:
+            return None
+        import numpy as np
+
+        lengths = np.frombuffer(self._lengths, dtype=np.int32)
+        return {
+            "mean": round(float(lengths.mean()), 2),
+            "p50": float(np.percentile(lengths, 50)),
+            "p95": float(np.percentile(lengths, 95)),
+            "max": int(lengths.max()),
+        }
+
+
+def lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:
+    """Tokens of each sample of a batch, and how many of its labels are learnt; its columns are lists or
+    what `arrow_columns` makes of them."""
+    ids, labels = columns.get("input_ids", []), columns.get("labels", [])
+    if isinstance(ids, list):
+        learnt = [row for row in labels if isinstance(row, list)]
+        return array("i", map(len, ids)), sum(len(row) - row.count(IGNORED) for row in learnt)
+    import numpy as np
+
+    lengths = array("i", ids.value_lengths().to_numpy().tobytes())
+    if not hasattr(labels, "offsets"):  # one class for each sample
+        return lengths, 0
+    return lengths, int(np.count_nonzero(labels.flatten().to_numpy() != IGNORED))
+
+
+def lost_rows(dropped: Mapping[str, int]) -> int:
+    """Rows that were dropped although nobody asked for it."""
+    return sum(rows for reason, rows in dropped.items() if reason not in ASKED_FOR)
+
+
+def result_rows(train: int, evaluation: int, splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`rows` of result.json: samples (or packs) of both splits, and the totals of their counts."""
+    reasons: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
+    for counts in splits:
+        reasons.update(counts["dropped"])
+        notes.update(counts["notes"])
+    return {
+        "train": train,
+        "eval": evaluation,
+        **{name: sum(counts[name] for counts in splits) for name in TOTALS},
+        "dropped": sum(reasons.values()),
+        "dropped_reasons": dict(reasons),
+        "notes": dict(notes),
+    }
+
+
+SHOWN_CHARACTERS = 2000
+
+Piece = tuple[str, bool]
+"""(text, whether it is learnt)"""
+
+
+def decode_pieces(tokenizer: Any, ids: Sequence[int], labels: Sequence[int]) -> list[Piece]:
+    """The text of a sample, cut wherever learnt and unlearnt tokens meet."""
+    pieces = []
+    flags = [label != IGNORED for label in labels]
+    for learnt, run in itertools.groupby(zip(ids, flags, strict=True), key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in run], clean_up_tokenization_spaces=False)
+        pieces.append((text, learnt))
+    return pieces
+
+
+def mark_pieces(pieces: Sequence[Piece]) -> str:
+    """Pieces as one text, the learnt ones between ⟦ and ⟧, cut to a readable length."""
+    text = "".join(f"⟦{piece}⟧" if learnt else piece for piece, learnt in pieces)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+
+
+def is_target(label: int) -> bool:
+    """Whether a token with this label contributes to the loss."""
+    return label != IGNORED
+
+
+def show_sample(
+    task: str, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None
+) -> dict[str, Any]:
+    """One prepared sample as JSON: its tokens, how many are targets, its text in pieces."""
+    pieces, tokens, targets = train_task(task).shown(processing, sample, labels)
+    return {"tokens": tokens, "targets": targets, "pieces": [list(piece) for piece in pieces]}

@@ -1,7 +1,7 @@
 """One data file to numbered rows: JSON lines, JSON, CSV, TSV, Parquet, Arrow and text, each also compressed.
 
-Files are read a line or a record batch at a time, so that memory does not grow with them; only a
-`.json` file that holds one list is loaded whole. Every fault is a RecipeError with file and line.
+Files are read a line or a record batch at a time; only a `.json` file that holds one list is read into memory
+completely. Every fault is a RecipeError with file and line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,36 @@ from typing import IO, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.train.data.unique_keys import ROWS, TWICE_HINT, KeyTwiceError, keys_alike
+
+TWICE_HINT = "which of the two values is meant? remove the other one"
+
+
+class KeyTwiceError(ValueError):
+    """An object has a key twice, of which Python's json keeps the last."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise KeyTwiceError(f"an object has the key {twice!r} twice")
+    return found
+
+
+ROWS = json.JSONDecoder(object_pairs_hook=_object)
+"""Raises KeyTwiceError, JSONDecodeError and RecursionError."""
+
+
+def keys_alike(value: Any, rows: list[Any]) -> list[str]:
+    """Keys of an object that hold rows with a column of `rows`, those of `rows` included."""
+    return [
+        key
+        for key, other in (value.items() if isinstance(value, dict) else ())
+        if isinstance(other, list)
+        and any(isinstance(row, dict) and row.keys() & rows[0].keys() for row in other[:1])
+    ]
+
 
 Numbered = tuple[int, dict[str, Any]]
 """(1-based physical line, or row where the file has no lines; the row's values)."""

@@ -8,9 +8,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
-from launcher.train.data.counts import lost_rows
-from launcher.train.data.encoded import IGNORED
-from launcher.train.data.samples import decode_pieces, mark_pieces
+from launcher.train.data.encoded import IGNORED, decode_pieces, lost_rows, mark_pieces
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
 from launcher.train.tasks import train_task

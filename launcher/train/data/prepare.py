@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
-from launcher.train.cached import cached, seal
-from launcher.train.data.counts import Counts
-from launcher.train.data.encode import encode_rows
-from launcher.train.data.encoded import EncodedBatch, Encoder
-from launcher.train.data.labels import collect_labels
-from launcher.train.data.parallel import ordered_map
+from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
+from launcher.train.data.formats import collect_labels
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
-from launcher.train.data.store import RECORD, SampleWriter, arrow_columns, content_key, tokenizer_digest
+from launcher.train.data.store import (
+    RECORD,
+    SampleWriter,
+    arrow_columns,
+    cached,
+    content_key,
+    seal,
+    tokenizer_digest,
+)
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 from launcher.train.model.heads import label_order
@@ -248,3 +256,52 @@ def _key_parts(
             for name, sources in splits.items()
         },
     }
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+AHEAD = 3
+"""Items in flight per process: enough to keep it busy, few enough to keep memory flat."""
+
+_function: Callable[[Any], Any] | None = None
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], processes: int
+) -> Iterator[Result]:
+    """`map(function, items)` over forked processes, in order. What `function` raises is raised here.
+
+    Unlike `Pool.imap` it does not read `items` to their end before the results are taken.
+    """
+    global _function
+    if processes <= 1:
+        yield from map(function, items)
+        return
+    _function = function  # inherited by fork: a tokenizer is loaded once, and never pickled
+    threads = os.environ.get("TOKENIZERS_PARALLELISM", "true")
+    # Each process works on one batch; threads inside the tokenizer would only compete.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    waiting: deque[Future[Result]] = deque()
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(_call, item))
+                if len(waiting) >= AHEAD * processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            hint = "lower data.num_proc: each process needs memory of its own"
+            raise MachineError(
+                Problem("process-killed", "a process that prepares data was killed", hint=hint)
+            ) from error
+        finally:
+            os.environ["TOKENIZERS_PARALLELISM"] = threads
+            pool.shutdown(wait=True, cancel_futures=True)
+            _function = None
+
+
+def _call(item: Any) -> Any:
+    assert _function is not None, "set before the processes are forked"
+    return _function(item)

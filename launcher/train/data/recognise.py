@@ -1,11 +1,13 @@
-"""A source of the plan, recognised: the format of its rows, and a digest of what it holds."""
+"""Which format the rows of a source have, and a digest of what the source holds."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import itertools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,251 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
-from launcher.train.data.counts import Counts
-from launcher.train.data.detection import PEEK
-from launcher.train.data.formats import Detected, canonical, detect
+from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.recipe.suggestions import listed
+from launcher.tasks import FORMATS
+from launcher.tasks.rows import FieldKind
+from launcher.train.data.encoded import Counts
+from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.messages import is_conversation
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
-from launcher.train.data.unread import refuse_lost, unread_columns
+from launcher.train.data.unread import Kind, class_labels, refuse_lost, task_kind, unread_columns, where_to
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
+
+PEEK = 100
+"""Rows that the format is recognised from."""
+_SHAREGPT_COLUMN = "conversations"
+_NEAR = 0.8
+_ANSWERS = ("output", "completion")
+# Words of names of columns that are meant for no field: they say something about a row, or stand before
+# the question.
+_NO_FIELD = frozenset({
+    "system", "history", "id", "ids", "idx", "uuid", "hash", "index", "url", "count", "length", "len", "num",
+    "type", "tokens",
+})  # fmt: skip
+
+
+def detect(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+) -> Detected:
+    """As `match`; RecipeError also when a row has a column that is to be learned and is not read."""
+    detected = match(rows, asked, columns, task, path)
+    for row in rows:
+        refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
+    return detected
+
+
+def match(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+) -> Detected:
+    """Recognise a source's format from its first rows.
+
+    asked: `auto` or a format; columns: field -> column, from the recipe, and name of a column that is left
+    out -> None; path: the source's, for errors. RecipeError when no format, or more than one, matches.
+    """
+    _refuse_absent(rows, columns, path)
+    formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
+    if asked not in ("auto", *TASK_FORMATS[task]):
+        message = f"task {task} trains on {', '.join(TASK_FORMATS[task])}, not on {asked} rows"
+        raise RecipeError(Problem("format-task", message, file=path, path="format"))
+    left_out = frozenset(name for name, column in columns.items() if column is None)
+    renames = {field: column for field, column in columns.items() if column is not None}
+    seen = [_without(row, left_out) for row in rows]
+    named = {fmt: found for fmt in formats if (found := _columns(fmt, seen, renames)) is not None}
+    fitting = [fmt for fmt in named if any(_fits(row, fmt, named[fmt]) for row in seen)]
+    chosen = fitting or list(named)  # a wrong type is reported for its row, which says more
+    if not chosen:
+        raise _unknown(seen, asked, renames, task, path)
+    if len(chosen) > 1:
+        raise RecipeError(
+            Problem(
+                "format-ambiguous",
+                f"the rows can be read as {' and as '.join(chosen)}; the columns are {listed(_names(seen))}",
+                file=path,
+                hint=f"write {' or '.join(f'`format: {name}`' for name in chosen)} beside the path",
+            )
+        )
+    fmt, found = _as_chat(chosen[0], named[chosen[0]], seen, task)
+    found = {field: column for field, column in found.items() if column not in left_out}
+    return Detected(fmt, found, left_out | class_labels(seen))
+
+
+def _without(row: Row, left_out: frozenset[str]) -> Row:
+    if not left_out:
+        return row
+    values = {name: value for name, value in row.values.items() if name not in left_out}
+    return Row(values, row.file, row.number)
+
+
+def _as_chat(fmt: str, columns: dict[str, str], rows: Sequence[Row], task: str) -> tuple[str, dict[str, str]]:
+    """Prompts and completions that are messages are a chat; else format and columns as they are."""
+    if fmt == "prompt-completion" and "chat" in TASK_FORMATS[task]:
+        held = [columns["prompt"], columns["completion"]]
+        if any(all(is_conversation(row.values.get(name)) for name in held) for row in rows):
+            return "chat", {**columns, "tools": "tools"}
+    return fmt, columns
+
+
+def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[str, str] | None:
+    """Field -> column of a format, None when no row has all that it needs."""
+    needed, fields = FORMATS[fmt].needed, FORMATS[fmt].fields
+    if not set(renames) <= set(fields):
+        return None
+    found = {field: field for field in fields if field not in renames.values()} | dict(renames)
+    present = set().union(*(row.values for row in rows))
+    if fmt == "chat" and "messages" not in renames and "messages" not in present:
+        found["messages"] = _SHAREGPT_COLUMN
+    if not all(field in found for field in needed):
+        return None
+    wanted = [found[field] for field in needed]
+    return found if any(all(name in row.values for name in wanted) for row in rows) else None
+
+
+def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
+    """Whether the needed fields of a row hold what the format expects."""
+    return all(_HOLDS[kind](row.values.get(columns[field])) for field, kind in FORMATS[fmt].needed.items())
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_text_or_turns(value: Any) -> bool:
+    return isinstance(value, str | dict) or is_conversation(value)
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_tools(value: Any) -> bool:
+    return isinstance(value, str | list | tuple | dict)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, str | bytes | dict) or hasattr(value, "save")
+
+
+_HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
+    "text": _is_text,
+    "text or messages": _is_text_or_turns,
+    "messages": is_conversation,
+    "tools": _is_tools,
+    "label": _is_label,
+    "list": _is_list,
+    "image": _is_image,
+}
+_KINDS: Mapping[str, FieldKind] = {
+    field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
+}
+"""Field -> what its column holds; a field means the same in each format that has it."""
+
+
+def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
+    """Every column that the recipe names must be in the rows; one to leave out may come in a later row."""
+    present = _names(rows)
+    for field, named in columns.items():
+        column = field if named is None else named
+        if column in present:
+            continue
+        fitting = present if named is None else [name for name in present if _suits(name, field, rows)]
+        near = difflib.get_close_matches(column, fitting, 1)
+        if named is None and not near:
+            continue
+        meant = f"{near[0]}: null" if near and named is None else f"{field}: {near[0]}" if near else ""
+        hint = f"did you mean `columns: {{{meant}}}`?" if near else "correct `columns` of the source"
+        role = "which `columns` leaves out" if named is None else f"for {field}"
+        message = f"no column {column} ({role}); the columns are {listed(present)}"
+        raise RecipeError(Problem("column-missing", message, file=path, hint=hint))
+
+
+def _suits(name: str, field: str, rows: Sequence[Row]) -> bool:
+    """Whether a column can be meant for a field: it is content, and of the field's type in some row."""
+    if _NO_FIELD & _words(name):
+        return False
+    holds = _HOLDS[_KINDS.get(field, "text")]
+    return any(holds(row.values.get(name)) for row in rows)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name.lower())) | set(re.split(r"[^a-z]+", name.lower()))
+
+
+def _unknown(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str], task: str, path: str
+) -> RecipeError:
+    formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
+    wanted = "; ".join(f"{fmt}: {', '.join(FORMATS[fmt].needed)}" for fmt in formats)
+    who = f"task {task}" if asked == "auto" else f"format {asked}"
+    message = f"the columns {listed(_names(rows))} do not make the rows that {who} needs (expected {wanted})"
+    others = [fmt for fmt in FORMATS if fmt not in formats and _columns(fmt, rows, columns) is not None]
+    others.sort(key=lambda fmt: -len(FORMATS[fmt].needed))  # the one that explains most columns
+    kind = _kind(rows, task)
+    suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
+    if kind is not None and not (others and others[0] in TASK_FORMATS.get(kind.task, ())):
+        message = f"the rows are {kind.what}, for task {kind.task}: {message}"
+        return RecipeError(Problem("rows-of-another-task", message, file=path, hint=where_to(kind.task)))
+    if suggestions and kind is None:
+        named = ", ".join(f"{field}: {column}" for field, column in min(suggestions, key=len).items())
+        hint = f"did you mean `columns: {{{named}}}`?"
+    elif any((other := task_kind(row.values)) is not None and other.task == task for row in rows):
+        hint = "name their columns with `columns`, or shape them with a `format_row` hook (`python: FILE`)"
+    elif others and asked != "auto":
+        hint = f"they look like {others[0]} rows"
+    elif others:
+        tasks = [name for name, known in TASK_FORMATS.items() if others[0] in known]
+        hint = f"they look like {others[0]} rows, which task {' or '.join(tasks)} trains on"
+    else:
+        hint = "name the columns with `columns: {field: column}` beside the path, or shape the rows with a "
+        hint += "`format_row` hook (`python: FILE`)"
+    return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
+
+
+def _kind(rows: Sequence[Row], task: str) -> Kind | None:
+    """The other task that the rows are for, by the first row that shows one."""
+    kinds = (task_kind(row.values) for row in rows)
+    return next((kind for kind in kinds if kind is not None and kind.task != task), None)
+
+
+def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
+    """What to write as `columns` when each missing field has a column of a like name and its type."""
+    needed, optional, related = FORMATS[fmt].needed, FORMATS[fmt].optional, FORMATS[fmt].related
+    if not set(columns) <= set(FORMATS[fmt].fields):
+        return None
+    present, renames = _names(rows), dict(columns)
+    free = [name for name in present if name not in {*needed, *optional, *columns.values()}]
+    for field in (*needed, *(field for field in optional if field in related)):
+        if field in renames or field in present:
+            continue
+        fitting = [name for name in free if _suits(name, field, rows)]
+        near = [name for name in fitting if {field, *related.get(field, ())} & _words(name)]
+        if field in _ANSWERS and len({_stem(name) for name in near}) < len(near):
+            return None  # answer1 and answer2: to train on one of them is not what the rows are for
+        if field in needed:
+            near = near or difflib.get_close_matches(field, fitting, 1, _NEAR)
+        if near:
+            renames[field] = near[0]
+            free.remove(near[0])
+        elif field in needed:
+            return None
+    return renames
+
+
+def _stem(name: str) -> str:
+    """A column's name without the number or letter that tells it from its twin."""
+    return re.sub(r"[\W_]*(\d+|_[a-z])$", "", name.lower())
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Columns of the rows, in their order."""
+    return list(dict.fromkeys(str(name) for row in rows for name in row.values))
+
 
 _LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 

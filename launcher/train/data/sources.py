@@ -8,8 +8,10 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from launcher.train.data.files import data_suffix, is_data_file, known_suffixes,
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
 _LISTED = 8
+_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios", "speech"})
+_MEDIA_ENDINGS = ("_path", "_paths", "_url", "_urls", "_file", "_files", "_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,29 @@ def kind_of(value: Any) -> str:
     names = {type(None): "nothing", str: "text", list: "a list", tuple: "a list", dict: "an object"}
     names |= {int: "an integer", float: "a float", bool: "a boolean", bytes: "bytes"}
     return names.get(type(value), type(value).__name__)
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a column holds nothing in this row."""
+    return value is None or (isinstance(value, str | bytes | list | tuple | dict) and not value) or (
+        isinstance(value, str) and value.strip() in ("", "[]", "{}", "null", "None")
+    )  # fmt: skip
+
+
+@cache
+def plain_name(column: str) -> str:
+    """A column's name in lower case, its words joined by `_`: `systemPrompt` is system_prompt."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|[-. ]", "_", column.strip()).lower()
+
+
+def is_content(value: Any) -> bool:
+    return isinstance(value, str | list | tuple | dict)
+
+
+def is_media(name: str) -> bool:
+    """Whether a column of this name holds images, video or sound."""
+    ending = next((end for end in _MEDIA_ENDINGS if name.endswith(end)), "")
+    return name.removesuffix(ending) in _MEDIA
 
 
 def parsed_json(row: Row, place: str, text: str) -> Any:

@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.counts import NOTES, REASONS, TOTALS, Counts, lost_rows, result_rows
-from launcher.train.data.encode import encode_rows
-from launcher.train.data.pack import join_documents, pack_lengths
+from launcher.train.data.batches import join_documents, pack_lengths
+from launcher.train.data.encoded import NOTES, REASONS, TOTALS, Counts, encode_rows, lost_rows, result_rows
 from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
 from launcher.train.hooks import Hooks, load_hooks

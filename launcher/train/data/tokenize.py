@@ -195,7 +195,7 @@ class EncodeClasses:
     labels: tuple[str, ...]
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
-        from launcher.train.data.labels import label_id
+        from launcher.train.data.formats import label_id
 
         batch = EncodedBatch({"input_ids": [], "labels": []})
         texts = texts_of(rows, "text")

@@ -1,13 +1,13 @@
-"""Columns that the format of a row does not read: those that belong to what is learned are refused.
+"""What rows hold that would not be trained: rows of another task, and columns that no field reads.
 
-A row with an image, a rejected answer or a history would else train without it, and nobody would know.
-`columns: {NAME: null}` in the source leaves a column out. What is contained in the columns that are read
-(the prompt of a conversation in a column of its own) is not lost, and passes.
+A row with an image, a rejected answer or a history would otherwise train without it. `columns: {NAME: null}`
+in the source leaves a column out. A column whose content is also in the columns that are read (the prompt of
+a conversation in a column of its own) is not lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,21 +17,123 @@ from launcher.facts.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
 from launcher.tasks.dpo import DPO
-from launcher.train.data.masks import OF_ROWS, is_mask_key, masks_row
-from launcher.train.data.other_tasks import (
-    COMPARED,
-    is_content,
-    is_empty,
-    is_kto_label,
-    is_media,
-    is_side,
-    plain_name,
-)
-from launcher.train.data.pieces import REASONING
-from launcher.train.data.sources import Row
+from launcher.tasks.reward import Reward
+from launcher.tasks.token_classification import TokenClassification
+from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
+from launcher.train.data.rendered import REASONING
+from launcher.train.data.sources import Row, is_content, is_empty, is_media, plain_name
 
 if TYPE_CHECKING:
-    from launcher.train.data.detection import Detected
+    from launcher.train.data.formats import Detected
+
+
+COMPARED = frozenset({"positive_messages", "negative_messages"})
+"""Columns of conversations that `messages` are compared with: ms-swift's rows for embedding and reranker."""
+_KTO_LABELS = frozenset({"label", "desirable", "is_desirable", "kto_label", "kto_tag", "thumbs_up"})
+_FLAGS = ("true", "false", "0", "1", "desirable", "undesirable")
+_ANSWERS = frozenset(
+    {"messages", "conversations", "conversation", "completion", "response", "output", "answer"}
+)
+_ASKED = frozenset({*_ANSWERS, "text", "texts", "prompt", "question", "instruction", "query", "caption"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Rows of one task."""
+
+    task: str
+    what: str
+    """What the rows are, for messages."""
+    fits: Callable[[Mapping[str, Any]], bool]
+    """Whether a row is one; its columns in lower case with `_`, empty ones left out."""
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a value says yes or no, as labels of KTO do."""
+    if isinstance(value, bool):
+        return True
+    return value in (0, 1) if isinstance(value, int | float) else str(value).strip().lower() in _FLAGS
+
+
+def is_kto_label(name: str, value: Any) -> bool:
+    return name in _KTO_LABELS and (name.startswith("kto") or is_flag(value))
+
+
+def is_side(name: str, side: str) -> bool:
+    """Whether a column of this name holds the `chosen` or `rejected` answer of a preference pair."""
+    return side in name.split("_")
+
+
+def _kto(row: Mapping[str, Any]) -> bool:
+    return bool(_ANSWERS & row.keys()) and any(is_kto_label(name, value) for name, value in row.items())
+
+
+def _token_labels(row: Mapping[str, Any]) -> bool:
+    words = row.get("tokens", row.get("words"))
+    tags = [name for name in row if name.endswith("tags") or name in ("labels", "ner", "pos")]
+    return isinstance(words, list | tuple) and any(isinstance(row[name], list | tuple) for name in tags)
+
+
+def _media(row: Mapping[str, Any]) -> bool:
+    return any(map(is_media, row)) and bool(_ASKED & row.keys())
+
+
+def _preference(row: Mapping[str, Any]) -> bool:
+    return any(is_side(name, "rejected") and is_content(value) for name, value in row.items())
+
+
+def _reranker(row: Mapping[str, Any]) -> bool:
+    lists = [row.get(name) for name in ("passages", "documents", "docs", "candidates")]
+    return "query" in row and (any(lists) or {"positives", "negatives"} <= row.keys() or "passage" in row)
+
+
+def _embedding(row: Mapping[str, Any]) -> bool:
+    if COMPARED & row.keys():
+        return True
+    pairs = ("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("question", "positive")
+    scored = {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"}
+    return any(set(pair) <= row.keys() for pair in pairs) or any(names <= row.keys() for names in scored)
+
+
+def _steps(row: Mapping[str, Any]) -> bool:
+    return all(isinstance(row.get(name), list | tuple) for name in ("completions", "labels"))
+
+
+def _scored(row: Mapping[str, Any]) -> bool:
+    return Reward.name in row and bool(_ANSWERS & row.keys())  # a number for each answer
+
+
+def _grpo(row: Mapping[str, Any]) -> bool:
+    checks = {"ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec"}
+    return bool({"prompt", "problem", "question", "messages"} & row.keys()) and bool(checks & row.keys())
+
+
+KINDS = (
+    Kind(TokenClassification.name, "words with a label each", _token_labels),
+    Kind(DPO.name, "preference rows (a chosen and a rejected answer)", _preference),
+    Kind("kto", "answers with a label that says good or bad", _kto),
+    Kind("image-text-to-text", "conversations about images, video or sound", _media),
+    Kind("reranker", "queries with documents to rank", _reranker),
+    Kind("embedding", "pairs of texts that are alike", _embedding),
+    Kind("grpo", "prompts with what their answers are checked against", _grpo),
+    Kind("prm", "answers with a label for each step", _steps),
+    Kind("regression", "answers with a reward each", _scored),
+)
+"""The first one that fits a row is meant."""
+
+
+def task_kind(values: Mapping[str, Any]) -> Kind | None:
+    """The kind of a row; None where its columns show none of these tasks."""
+    row = {plain_name(str(name)): value for name, value in values.items() if not is_empty(value)}
+    return next((kind for kind in KINDS if kind.fits(row)), None)
+
+
+def where_to(task: str) -> str:
+    """What to do with rows of a task: the hint of an error."""
+    if task in TASK_FORMATS:
+        return f"write `task: {task}`"
+    return f"this version has no task {task}: train them with a tool that has it"
+
 
 _ANSWERED = ("instruction", "prompt-completion", "chat")
 """Formats whose rows hold a question and its answer."""
@@ -39,7 +141,7 @@ _HISTORY = "earlier turns of the conversation"
 _SYSTEM = "a system prompt"
 _TOOLS = "tools that the model may call"
 _TURNS = "a conversation"
-_ASKED = "a part of the prompt"
+_PROMPT = "a part of the prompt"
 _ANSWER = "an answer"
 _REASONS = "the reasoning before the answer"
 _RENDERED = "what the chat template writes into the prompt"
@@ -51,7 +153,7 @@ _CONVERSATION: Mapping[str, str] = {
     "meta_instruction": _SYSTEM,
     **dict.fromkeys(("tools", "functions", "available_tools", "tool_calls", "function_calls"), _TOOLS),
     **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
-    **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _ASKED),
+    **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _PROMPT),
     **dict.fromkeys(("completion", "response", "output"), _ANSWER),
     **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), _REASONS),
     **dict.fromkeys(("chat_template_kwargs", "documents"), _RENDERED),
@@ -64,7 +166,7 @@ _BESIDE_TEXT = frozenset(
 )
 """Names that make a row with a `text` one of another format, where the text does not hold what they hold."""
 _OF_FIELD: Mapping[str, tuple[str, ...]] = {
-    _ASKED: ("input", "prompt"),
+    _PROMPT: ("input", "prompt"),
     _TURNS: ("prompt",),
     _TOOLS: ("tools",),
     _PAIR: ("text_pair",),

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.probe import cache_root
-from launcher.train.cached import cached
+from launcher.train.data.store import cached
 from launcher.train.progress import LEAST_S, Progress
 
 

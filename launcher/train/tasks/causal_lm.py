@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.train.data.samples import decode_pieces, is_target
+from launcher.train.data.encoded import decode_pieces, is_target
 from launcher.train.tasks.task import Shown, TrainTask
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import set_seed
 
 from launcher.errors import MachineError, Problem
+from launcher.train.data.chat import PreferenceEncoder, refuse_mixture
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
 from launcher.train.model.processing import local_or_hub

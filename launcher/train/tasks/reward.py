@@ -10,12 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import MachineError, Problem
-from launcher.train.data.chat import require_template
+from launcher.train.data.chat import PreferenceEncoder, refuse_mixture, require_template
 from launcher.train.data.encoded import EncodedBatch, token_ids, with_eos
 from launcher.train.data.messages import is_conversation, messages_of
-from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
-from launcher.train.data.turns import Message
+from launcher.train.data.template import Message
 from launcher.train.job import Job
 from launcher.train.tasks.task import Shown, TrainTask
 from launcher.train.trl_trainer import PreparedTrainer

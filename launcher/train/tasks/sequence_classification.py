@@ -20,8 +20,7 @@ _MOODS = {"bad": ("broken", "dull"), "fine": ("plain", "usual"), "good": ("lovel
 
 
 def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import optional_text_in, text_in, value_in
-    from launcher.train.data.labels import label_of
+    from launcher.train.data.formats import label_of, optional_text_in, text_in, value_in
 
     pair = optional_text_in(row, columns.get("text_pair"))
     text = text_in(row, columns["text"])

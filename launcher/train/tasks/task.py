@@ -46,13 +46,13 @@ class TrainTask:
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         """The dataset that the Trainer gets for prepared samples: packs, where the plan packs."""
-        from launcher.train.data.pack import packed_rows
+        from launcher.train.data.batches import packed_rows
 
         return packed_rows(job, samples) if job.data.packing else samples
 
     def collator(self, job: Job, processing: Any) -> Any | None:
         """Samples to a batch of training; None: the Trainer's own."""
-        from launcher.train.data.collate import make_collator
+        from launcher.train.data.batches import make_collator
 
         kind: Literal["pad", "packed", "flatten"] = "packed" if job.data.packing else "pad"
         if job.data.padding_free:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.tasks.token_classification import WORDS
 from launcher.train.data.encoded import IGNORED, EncodedBatch
-from launcher.train.data.labels import label_id, label_of
+from launcher.train.data.formats import label_id, label_of
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
 

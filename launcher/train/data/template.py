@@ -1,8 +1,8 @@
-"""Where the assistant speaks in a rendered conversation, as ranges of characters.
+"""A tokenizer's chat template, and where the assistant speaks in a rendered conversation.
 
-Three ways, the first that holds: the template marks it with {% generation %}; the rendering of each
-shorter conversation is a beginning of the whole; what the assistant says is replaced by marks, and
-the two renderings are laid side by side.
+Three ways to find these ranges of characters, the first that works: the template marks them with
+{% generation %}; each shorter conversation renders to a beginning of the complete text; the assistant's texts
+are replaced by marks, and the two renderings are aligned.
 """
 
 from __future__ import annotations
