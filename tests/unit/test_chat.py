@@ -330,7 +330,7 @@ def test_a_template_that_hides_the_answers_is_refused_with_the_row():
     tokenizer = tokenizer_with(
         "{{ messages | length }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.content }}{% endfor %}"
     )
-    with pytest.raises(RecipeError, match=r"rows\.jsonl:9: data\.loss_on: .*cannot be told apart") as caught:
+    with pytest.raises(RecipeError, match=r"rows\.jsonl:9: data\.loss_on: ") as caught:
         encode(tokenizer, CHAT)
     assert caught.value.problems[0].code == "chat-template-mask"
     assert encode(tokenizer, CHAT, "all").kept == 1

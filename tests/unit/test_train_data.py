@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launcher.train.model.tokens import ensure_pad_token
+from launcher.train.model.processing import ensure_pad_token
 from launcher.train.tiny import tiny_tokenizer
 
 

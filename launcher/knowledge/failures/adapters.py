@@ -232,7 +232,7 @@ ADAPTERS = (
         "could not detect the change. The adapter no longer fits the base model.",
         fix="list new tokens in `model.add_tokens`: their embedding rows are trained and saved",
         source="peft/utils/save_and_load.py save_embedding_layers; huggingface/peft#1300, #1457, #2898",
-        places=("worker launcher.train.model.tokens:train_added_rows", "refusal adapter-mismatch"),
+        places=("worker launcher.train.model.processing:train_added_rows", "refusal adapter-mismatch"),
         patterns=(
             r"size mismatch for base_model\.model\.[\w.]*?"
             r"(?:embed_tokens|embed_in|embed_out|lm_head|wte|word_embeddings|shared)[\w.]*: copying a param",
@@ -248,7 +248,7 @@ ADAPTERS = (
         source="peft/utils/other.py ensure_weight_tying",
         places=(
             "worker launcher.train.model.adapters:_keep_tied",
-            "worker launcher.train.model.tokens:train_added_rows",
+            "worker launcher.train.model.processing:train_added_rows",
         ),
         # A warning that was made an error: it has calls below it.
         patterns=(r"(?s)^UserWarning: .*`ensure_weight_tying` is not set to True.*\n  File ",),

@@ -143,7 +143,7 @@ DATA = (
         "added without resizing. A CPU raises IndexError, CUDA a device-side assert.",
         fix="use the model's own tokenizer, or list new tokens in model.add_tokens",
         source="torch.nn.functional.embedding; transformers resize_token_embeddings",
-        places=("refusal token-id-range", "worker launcher.train.model.tokens:fit_vocabulary"),
+        places=("refusal token-id-range", "worker launcher.train.model.processing:fit_vocabulary"),
         patterns=(
             r"^(?:IndexError: )?index out of range in self$",
             r"Assertion `+srcIndex < srcSelectDimSize`+ failed",

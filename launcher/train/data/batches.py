@@ -27,7 +27,7 @@ from launcher.train.job import Job
 from launcher.train.progress import LEAST_S, Progress
 
 _WORD = 9
-"""Bits of an index within one word of the set of rooms; 2**9 bits keep both levels small."""
+"""Bits of an index within one word of the set of free sizes; 2**9 bits keep both levels small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,12 @@ class Packs:
         index %= len(self)
         return self.order[self.offsets[index] : self.offsets[index + 1]]
 
-    def fill(self, lengths: Any, max_length: int) -> float:
-        """Share of the packs' room that holds tokens; 1.0 when there are no packs."""
-        room = len(self) * max_length
-        return float(np.asarray(lengths).sum() / room) if room else 1.0
-
 
 def pack_lengths(lengths: Any, max_length: int) -> Packs:
     """Best-fit decreasing over `lengths` (tokens of each row) into packs of `max_length` tokens.
 
     Every row lands in exactly one pack; the same lengths always give the same packs. A row of length
-    zero takes no room and joins the pack of the longest row. ValueError for a length outside 0..max_length.
+    zero takes no space and joins the pack of the longest row. ValueError for a length outside 0..max_length.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if max_length < 1:
@@ -82,7 +77,7 @@ def _moves(counts: list[int], max_length: int) -> list[tuple[int, int, int]]:
     """Steps (first pack, packs, samples per pack), in order of decreasing length.
 
     `counts[i]` samples have length len(counts) - 1 - i. Packs are numbered as they are opened, and a
-    range of packs with equal room moves as one.
+    range of packs with equal free space moves as one.
     """
     rooms = _Rooms(max_length)
     moves: list[tuple[int, int, int]] = []
@@ -116,7 +111,7 @@ def _moves(counts: list[int], max_length: int) -> list[tuple[int, int, int]]:
 
 
 class _Rooms:
-    """Ranges of packs by the tokens they still have room for, with a fast search for the next room.
+    """Ranges of packs by their free tokens, with a fast search for the next fit.
 
     The set of rooms is a two-level bit mask: with one flat mask, every search would copy max_length bits.
     """
@@ -237,42 +232,33 @@ Collator = Callable[[Sequence[Sample]], Batch]
 
 
 def make_collator(
-    kind: Literal["pad", "packed", "flatten"],
-    tokenizer: Any,
-    *,
-    pad_to_multiple_of: int | None = None,
-    model: Any = None,
+    kind: Literal["pad", "packed", "flatten"], tokenizer: Any, *, pad_to_multiple_of: int | None = None
 ) -> Collator:
     """How samples become a batch; every collator pickles, for dataloader workers.
 
     pad: rows padded on the right, with attention_mask; labels may be lists (padded with -100) or single
-    classes. `model` gives encoder-decoders their decoder_input_ids.
-    packed: samples of `PackedRows` stacked to the longest; no attention mask.
-    flatten: one row [1, tokens of all samples], for samples with or without position_ids. The documents'
-    bounds are added unless `model` is known to use a kernel that does not read them.
+    classes. packed: samples of `PackedRows` stacked to the longest; no attention mask. flatten: one row
+    [1, tokens of all samples], for samples with or without position_ids, and the documents' bounds.
     pad_to_multiple_of: of the tokens of a row, for packs and flattened rows by a document of its own.
-    ValueError for another kind.
     """
     if kind == "pad":
-        return PadRows(tokenizer, pad_to_multiple_of, model)
+        return PadRows(tokenizer, pad_to_multiple_of)
     if kind == "packed":
         return StackPacks(tokenizer.pad_token_id, pad_to_multiple_of)
     if kind == "flatten":
-        attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-        bounds = attention not in ("eager", "sdpa", "flex_attention")
-        return Flatten(tokenizer.pad_token_id, pad_to_multiple_of, bounds=bounds)
+        return Flatten(tokenizer.pad_token_id, pad_to_multiple_of)
     raise ValueError(f"no collator is called {kind!r}; expected pad, packed or flatten")
 
 
 class PadRows:
     """Rows padded on the right to the longest. The attention mask follows from lengths, never from ids."""
 
-    def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None, model: Any = None) -> None:
+    def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
         right = copy.copy(tokenizer)  # chat tokenizers often pad on the left, which generation needs
         right.padding_side = "right"
         if "attention_mask" not in right.model_input_names:
             right.model_input_names = [*right.model_input_names, "attention_mask"]
-        self._sequences = DataCollatorForSeq2Seq(right, model=model, pad_to_multiple_of=pad_to_multiple_of)
+        self._sequences = DataCollatorForSeq2Seq(right, pad_to_multiple_of=pad_to_multiple_of)
         self._classes = DataCollatorWithPadding(right, pad_to_multiple_of=pad_to_multiple_of)
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
@@ -283,7 +269,7 @@ class PadRows:
 
 
 class StackPacks:
-    """Packs stacked to the longest; a padded tail is a document of its own that is not learnt."""
+    """Packs stacked to the longest; a padded tail is a document of its own without targets."""
 
     def __init__(self, pad_token_id: int, pad_to_multiple_of: int | None = None) -> None:
         self._pad = pad_token_id
@@ -303,23 +289,21 @@ class StackPacks:
 
 
 class Flatten:
-    """All documents of a batch in one row; a padded tail is a document of its own that is not learnt.
+    """All documents of a batch in one row; a padded tail is a document of its own without targets.
 
     Packs are taken apart first: transformers' collator numbers each sample from 0 and would let the
     documents of a pack see each other. Kernels need the bounds, not only position_ids: GPT-BigCode does
     not hand the latter to them.
     """
 
-    def __init__(
-        self, pad_token_id: int | None, pad_to_multiple_of: int | None = None, *, bounds: bool = True
-    ) -> None:
+    def __init__(self, pad_token_id: int | None, pad_to_multiple_of: int | None = None) -> None:
         self._pad = pad_token_id
         self._multiple = pad_to_multiple_of or 1
-        self._join = DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=bounds)
+        self._join = DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=True)
 
     def __call__(self, samples: Sequence[Sample]) -> Batch:
-        """input_ids, labels and position_ids, each int64 [1, tokens]; with bounds also cu_seq_lens_*,
-        int32 [1 + documents], and max_length_*, int."""
+        """input_ids, labels and position_ids, each int64 [1, tokens]; cu_seq_lens_*, int32
+        [1 + documents]; max_length_*, int."""
         documents = [document for sample in samples for document in _documents(sample)]
         tail = -sum(len(document["input_ids"]) for document in documents) % self._multiple
         if tail:

@@ -40,7 +40,7 @@ class Detected:
     A chat whose rows are a prompt and a completion, both messages, has these instead of `messages`.
     """
     left_out: frozenset[str] = frozenset()
-    """Columns that may hold something and are not read: the recipe says so, or they are labels of classes."""
+    """Columns that may hold something and are not read: of the recipe's `null`, or labels of classes."""
 
 
 Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
@@ -50,18 +50,11 @@ Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
 def canonical(row: Row, detected: Detected) -> Row:
     """The row's values in the canonical shape of its format. RecipeError names file and line."""
     left_out = detected.left_out.difference(detected.columns.values())
-    if not left_out.isdisjoint(row.values):
-        row = Row(
-            {name: row.values[name] for name in row.values if name not in left_out}, row.file, row.number
-        )
-    return Row(_shaper(detected.format)(row, detected.columns), row.file, row.number)
-
-
-def _shaper(fmt: str) -> Shaper:
-    if fmt in SHARED:
-        return SHARED[fmt]
-    owner = next(task.name for task in TASKS if fmt in task.formats)
-    return train_task(owner).own_formats[fmt].shape
+    shape = SHARED.get(detected.format)
+    if shape is None:
+        owner = next(task.name for task in TASKS if detected.format in task.formats)
+        shape = train_task(owner).own_formats[detected.format].shape
+    return Row(shape(row.without(left_out), detected.columns), row.file, row.number)
 
 
 def instruction_prompt(instruction: str, given: str | None = None) -> str:

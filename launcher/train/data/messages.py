@@ -17,7 +17,7 @@ from launcher.train.data.sources import Row, bad_row, is_empty, is_media, kind_o
 from launcher.train.data.template import Message
 
 TRAIN = "train"
-"""The key under which a canonical message holds its flag; absent where the row says nothing."""
+"""The key under which a canonical message holds its flag; absent where the row has none."""
 
 _LEARNS = frozenset({
     "train", "training", "trainable", "train_on_turn", "learn", "loss", "loss_weight", "loss_scale",
@@ -33,13 +33,13 @@ _PARTS = frozenset({
     "learn",
 })  # fmt: skip
 OF_ROWS = ("message_loss_mask", "loss_mask", "train_mask", "mask", "loss_weight", "train", "weight")
-"""Columns beside the messages that say which of them contribute to the loss."""
+"""Columns beside the messages that select which of them contribute to the loss."""
 _WRITE = 'write "train": true (it contributes to the loss) or "train": false (it does not) into the message'
 _HUMAN = ("human", "user")
 
 
 def train_flag(row: Row, place: str, item: Mapping[str, Any]) -> bool | None:
-    """What a raw message says about its loss; None where it says nothing.
+    """The loss mask of a raw message; None where it has none.
 
     RecipeError for a key whose meaning is not known, for weights other than 0 and 1, and for two keys that
     contradict each other.
@@ -106,15 +106,12 @@ def refuse_masks(row: Row, sides: Mapping[str, Any]) -> None:
         masked = [message.pop(TRAIN, None) for message in messages if isinstance(message, dict)]
         if flags is not None or (name != "prompt" and False in masked):
             what = f"a message of {name} is masked" if flags is None else "a column masks messages"
-            raise bad_row(
-                row,
-                f"{what}, and preference tuning learns whole answers",
-                "remove the mask, or delete the row",
-            )
+            message = f"{what}, and preference tuning learns complete answers"
+            raise bad_row(row, message, "remove the mask, or delete the row")
 
 
 def _says_nothing(key: str, value: Any) -> bool:
-    """Whether a column changes nothing: every message is learned, or, as NeMo says it, the user is masked.
+    """Whether a column changes nothing: every message is a target, or, as in NeMo, the user is masked.
 
     `train` and `weight` that are neither a flag nor a list are data of another kind.
     """
@@ -142,14 +139,6 @@ def _is_weight(value: Any) -> bool:
 def _flag(value: Any) -> bool | None:
     """0 and 1 in their spellings as a flag; None for everything else."""
     return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
-
-
-def merged_flag(row: Row, place: str, flags: Sequence[bool | None]) -> bool | None:
-    """The flag of messages that make one turn; RecipeError where they differ."""
-    if len({flag is not False for flag in flags}) > 1:
-        message = f"{place} continues the assistant's turn before it, of which only a part is to be learned"
-        raise bad_row(row, message, "give all messages of the turn the same mask")
-    return next((flag for flag in flags if flag is not None), None)
 
 
 _CALL_HINT = 'a call is written {"name": "...", "arguments": {...}}'
@@ -219,18 +208,9 @@ def _tool_call(row: Row, place: str, call: Mapping[str, Any]) -> dict[str, Any]:
 
 _ROLES: Mapping[str, str] = {
     "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "tool_result": "tool",
-    "tool_output": "tool",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "bot"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "tool_response", "tool_result", "tool_output"), "tool"),
     "function_response": "tool",
 }
 """Roles that mean one thing wherever they stand. Others (`developer`, `ipython`, `critic`) stay."""
@@ -259,8 +239,8 @@ def is_conversation(value: Any) -> bool:
 def messages_of(row: Row, column: str, flags: Sequence[bool | None] | None = None) -> list[Message]:
     """The messages of a column, at least one; RecipeError names the row and the message at fault.
 
-    What makes one turn of the assistant is one message: its text, then its tool calls. A message that the
-    row says something of has a flag `train`; flags: those that a column of its own gives.
+    What makes one turn of the assistant is one message: its text, then its tool calls. A message with a mask
+    has a flag `train`; flags: those that a column of its own gives.
     """
     items = _items(row, column)
     if flags is not None and len(flags) != len(items):
@@ -287,11 +267,8 @@ def _items(row: Row, column: str) -> Sequence[Any]:
     if isinstance(value, Mapping):  # one turn alone, as some preference files write their answers
         value = [value]
     if not isinstance(value, list | tuple):
-        raise bad_row(
-            row,
-            f"column {column} holds {kind_of(value)}, expected a list of messages",
-            _MESSAGE_HINT,
-        )
+        message = f"column {column} holds {kind_of(value)}, expected a list of messages"
+        raise bad_row(row, message, _MESSAGE_HINT)
     if not value:
         raise bad_row(row, f"column {column} holds no messages", "delete the row")
     return value
@@ -363,7 +340,11 @@ def _role(row: Row, place: str, item: Mapping[str, Any]) -> str:
 def _joined(row: Row, place: str, turn: Message, calls: Message) -> Message:
     """A turn of the assistant with the calls that the next message holds."""
     merged = {**turn, "tool_calls": [*turn.get("tool_calls", ()), *calls["tool_calls"]]}
-    if (flag := merged_flag(row, place, [turn.get(TRAIN), calls.get(TRAIN)])) is not None:
+    flags = [message.get(TRAIN) for message in (turn, calls)]
+    if len({flag is not False for flag in flags}) > 1:
+        message = f"{place} continues the assistant's turn before it, of which only a part is a target"
+        raise bad_row(row, message, "give all messages of the turn the same mask")
+    if (flag := next((flag for flag in flags if flag is not None), None)) is not None:
         merged[TRAIN] = flag
     texts = [text for text in (turn["content"], calls["content"]) if text]
     return {**calls, **merged, "content": "\n".join(texts) or None}
@@ -374,9 +355,8 @@ def _content(row: Row, place: str, content: Any, has_calls: bool) -> tuple[str |
     if isinstance(content, str):
         return content, None
     if isinstance(content, list | tuple) and content:
-        parts = [_part(row, place, part) for part in content]
-        texts, thoughts = (["".join(part[kind] for part in parts)] for kind in (0, 1))
-        return texts[0], thoughts[0] or None
+        texts, thoughts = zip(*(_part(row, place, part) for part in content), strict=True)
+        return "".join(texts), "".join(thoughts) or None
     if content is None or content == []:
         if has_calls:
             return None, None

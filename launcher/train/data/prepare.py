@@ -31,7 +31,7 @@ from launcher.train.data.store import (
 )
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
-from launcher.train.model.heads import label_order
+from launcher.train.model.models import label_order
 from launcher.train.progress import Progress
 from launcher.train.tasks import train_task
 
@@ -59,15 +59,21 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
     target = cache_root() / "data" / key
 
     def build(folder: Path) -> None:
-        _write(job, processing, hooks, splits, key, folder)
+        labels = _labels(job, splits, hooks)
+        written = {
+            name: _write_split(job, processing, hooks, name, sources, labels, folder)
+            for name, sources in splits.items()
+        }
+        base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
+        write_json(folder / RECORD, {**base, "splits": written})
 
     cached(target, "prepared data", build, rehash=True)
     record: dict[str, Any] = parse_json((target / RECORD).read_text(encoding="utf-8"))
     for name, sources in splits.items():
         # The files may have been moved since their contents were cached.
         record["splits"][name]["files"] = [file for source in sources for file in source.files]
-        for told, source in zip(record["splits"][name]["sources"], sources, strict=True):
-            told |= {"path": source.settings["path"], "unused": list(source.unused)}
+        for entry, source in zip(record["splits"][name]["sources"], sources, strict=True):
+            entry |= {"path": source.settings["path"], "unused": list(source.unused)}
     return {**record, "folder": str(target), "formats": formats}
 
 
@@ -97,29 +103,11 @@ def prepare_rows(
     }
 
 
-def _write(
-    job: Job, processing: Any, hooks: Hooks, splits: Mapping[str, Sequence[Source]], key: str, folder: Path
-) -> None:
-    """Encode all splits into a folder, with their record."""
-    labels = _labels(job, splits, hooks)
-    written = {
-        name: _write_split(job, processing, hooks, name, sources, labels, folder)
-        for name, sources in splits.items()
-    }
-    base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
-    write_json(folder / RECORD, {**base, "splits": written})
-
-
 def _write_split(
-    job: Job,
-    processing: Any,
-    hooks: Hooks,
-    name: str,
-    sources: Sequence[Source],
-    labels: Sequence[str] | None,
-    folder: Path,
-) -> dict[str, Any]:
-    """Encode the sources of a split into one file, and say what became of their rows."""
+    job: Job, processing: Any, hooks: Hooks, name: str, sources: Sequence[Source],
+    labels: Sequence[str] | None, folder: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Encode the sources of a split into one file; returns what became of their rows."""
     counts, found = Counts(), []
     files = {file: number for number, file in enumerate(f for source in sources for f in source.files)}
     known = [source.lines for source in sources]
@@ -131,17 +119,16 @@ def _write_split(
             encoder = train_task(job.task.name).encoder(job, processing, source.detected, labels)
             for rows, encoded in _encoded(job, hooks, source, encoder, counts):
                 counts.add(encoded)
-                writer.write(_with_places(encoded, rows, files))
+                places = [rows[index] for index in encoded.rows]
+                numbers = [row.number for row in places]
+                writer.write(
+                    {**encoded.columns, "file": [files[row.file] for row in places], "number": numbers}
+                )
                 progress.add(len(rows))
-            found.append(
-                {
-                    "path": source.settings["path"],
-                    "format": source.detected.format,
-                    **counts.since(read, dropped),
-                    "start": start,
-                    "stop": writer.samples,
-                }
-            )
+            found.append({
+                "path": source.settings["path"], "format": source.detected.format,
+                **counts.since(read, dropped), "start": start, "stop": writer.samples,
+            })  # fmt: skip
             if writer.samples == start:
                 raise _nothing_left(source, counts)
     return {
@@ -184,16 +171,6 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _with_places(encoded: EncodedBatch, rows: Sequence[Row], files: Mapping[str, int]) -> dict[str, Any]:
-    """The batch's columns and, for each sample, which row of which file it came from."""
-    places = [rows[index] for index in encoded.rows]
-    return {
-        **encoded.columns,
-        "file": [files[row.file] for row in places],
-        "number": [row.number for row in places],
-    }
-
-
 def _nothing_left(source: Source, counts: Counts) -> RecipeError:
     reasons = ", ".join(f"{reason}: {rows}" for reason, rows in sorted(counts.dropped.items()))
     return RecipeError(
@@ -224,13 +201,9 @@ def _key_parts(
 
     names = [
         "task",
-        "data.max_length",
-        "data.overlong",
-        "data.loss_on",
-        "data.loss_on_inserted",
-        "data.fim",
-        "data.streaming",
+        *(f"data.{name}" for name in ("max_length", "overlong", "loss_on", "loss_on_inserted", "fim")),
     ]
+    names.append("data.streaming")
     if job.data.fim:
         names.append("seed")
     if job.task.classifies:
@@ -243,18 +216,7 @@ def _key_parts(
         "versions": versions,
         "tokenizer": tokenizer_digest(processing) if job.task.reads_tokens else None,
         "hooks": hooks.digest if hooks.format_row is not None else None,
-        "sources": {
-            name: [
-                [
-                    source.digest,
-                    source.detected.format,
-                    dict(source.detected.columns),
-                    sorted(source.detected.left_out),
-                ]
-                for source in sources
-            ]
-            for name, sources in splits.items()
-        },
+        "sources": {name: [source.key for source in sources] for name, sources in splits.items()},
     }
 
 

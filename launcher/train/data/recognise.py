@@ -24,7 +24,7 @@ from launcher.train.data.formats import Detected, canonical
 from launcher.train.data.messages import is_conversation
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
-from launcher.train.data.unread import Kind, class_labels, refuse_lost, task_kind, unread_columns, where_to
+from launcher.train.data.unread import class_labels, refuse_lost, task_kind, unread_columns, where_to
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 
@@ -32,9 +32,11 @@ PEEK = 100
 """Rows that the format is recognised from."""
 _SHAREGPT_COLUMN = "conversations"
 _NEAR = 0.8
+_TWIN = re.compile(r"[\W_]*(\d+|_[a-z])$")
+"""The number or letter at the end of a column's name that distinguishes two alike names."""
 _ANSWERS = ("output", "completion")
-# Words of names of columns that are meant for no field: they say something about a row, or stand before
-# the question.
+# Words of names of columns that are meant for no field: they describe a row, or precede the
+# question.
 _NO_FIELD = frozenset({
     "system", "history", "id", "ids", "idx", "uuid", "hash", "index", "url", "count", "length", "len", "num",
     "type", "tokens",
@@ -66,31 +68,19 @@ def match(
         raise RecipeError(Problem("format-task", message, file=path, path="format"))
     left_out = frozenset(name for name, column in columns.items() if column is None)
     renames = {field: column for field, column in columns.items() if column is not None}
-    seen = [_without(row, left_out) for row in rows]
+    seen = [row.without(left_out) for row in rows]
     named = {fmt: found for fmt in formats if (found := _columns(fmt, seen, renames)) is not None}
     fitting = [fmt for fmt in named if any(_fits(row, fmt, named[fmt]) for row in seen)]
-    chosen = fitting or list(named)  # a wrong type is reported for its row, which says more
+    chosen = fitting or list(named)  # a wrong type is reported for its row, which is more precise
     if not chosen:
         raise _unknown(seen, asked, renames, task, path)
     if len(chosen) > 1:
-        raise RecipeError(
-            Problem(
-                "format-ambiguous",
-                f"the rows can be read as {' and as '.join(chosen)}; the columns are {listed(_names(seen))}",
-                file=path,
-                hint=f"write {' or '.join(f'`format: {name}`' for name in chosen)} beside the path",
-            )
-        )
+        message = f"the rows can be read as {' and as '.join(chosen)}; the columns are {listed(_names(seen))}"
+        hint = f"write {' or '.join(f'`format: {name}`' for name in chosen)} in the source"
+        raise RecipeError(Problem("format-ambiguous", message, file=path, hint=hint))
     fmt, found = _as_chat(chosen[0], named[chosen[0]], seen, task)
     found = {field: column for field, column in found.items() if column not in left_out}
     return Detected(fmt, found, left_out | class_labels(seen))
-
-
-def _without(row: Row, left_out: frozenset[str]) -> Row:
-    if not left_out:
-        return row
-    values = {name: value for name, value in row.values.items() if name not in left_out}
-    return Row(values, row.file, row.number)
 
 
 def _as_chat(fmt: str, columns: dict[str, str], rows: Sequence[Row], task: str) -> tuple[str, dict[str, str]]:
@@ -122,38 +112,14 @@ def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
     return all(_HOLDS[kind](row.values.get(columns[field])) for field, kind in FORMATS[fmt].needed.items())
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_turns(value: Any) -> bool:
-    return isinstance(value, str | dict) or is_conversation(value)
-
-
-def _is_label(value: Any) -> bool:
-    return isinstance(value, str | int | float)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
-
-
-def _is_tools(value: Any) -> bool:
-    return isinstance(value, str | list | tuple | dict)
-
-
-def _is_image(value: Any) -> bool:
-    return isinstance(value, str | bytes | dict) or hasattr(value, "save")
-
-
 _HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
-    "text": _is_text,
-    "text or messages": _is_text_or_turns,
+    "text": lambda value: isinstance(value, str),
+    "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
     "messages": is_conversation,
-    "tools": _is_tools,
-    "label": _is_label,
-    "list": _is_list,
-    "image": _is_image,
+    "tools": lambda value: isinstance(value, str | list | tuple | dict),
+    "label": lambda value: isinstance(value, str | int | float),
+    "list": lambda value: isinstance(value, list | tuple),
+    "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
 }
 _KINDS: Mapping[str, FieldKind] = {
     field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
@@ -200,7 +166,8 @@ def _unknown(
     message = f"the columns {listed(_names(rows))} do not make the rows that {who} needs (expected {wanted})"
     others = [fmt for fmt in FORMATS if fmt not in formats and _columns(fmt, rows, columns) is not None]
     others.sort(key=lambda fmt: -len(FORMATS[fmt].needed))  # the one that explains most columns
-    kind = _kind(rows, task)
+    kinds = [kind for row in rows if (kind := task_kind(row.values)) is not None]
+    kind = next((kind for kind in kinds if kind.task != task), None)
     suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
     if kind is not None and not (others and others[0] in TASK_FORMATS.get(kind.task, ())):
         message = f"the rows are {kind.what}, for task {kind.task}: {message}"
@@ -208,7 +175,7 @@ def _unknown(
     if suggestions and kind is None:
         named = ", ".join(f"{field}: {column}" for field, column in min(suggestions, key=len).items())
         hint = f"did you mean `columns: {{{named}}}`?"
-    elif any((other := task_kind(row.values)) is not None and other.task == task for row in rows):
+    elif any(other.task == task for other in kinds):
         hint = "name their columns with `columns`, or shape them with a `format_row` hook (`python: FILE`)"
     elif others and asked != "auto":
         hint = f"they look like {others[0]} rows"
@@ -219,12 +186,6 @@ def _unknown(
         hint = "name the columns with `columns: {field: column}` beside the path, or shape the rows with a "
         hint += "`format_row` hook (`python: FILE`)"
     return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
-
-
-def _kind(rows: Sequence[Row], task: str) -> Kind | None:
-    """The other task that the rows are for, by the first row that shows one."""
-    kinds = (task_kind(row.values) for row in rows)
-    return next((kind for kind in kinds if kind is not None and kind.task != task), None)
 
 
 def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
@@ -239,7 +200,7 @@ def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -
             continue
         fitting = [name for name in free if _suits(name, field, rows)]
         near = [name for name in fitting if {field, *related.get(field, ())} & _words(name)]
-        if field in _ANSWERS and len({_stem(name) for name in near}) < len(near):
+        if field in _ANSWERS and len({_TWIN.sub("", name.lower()) for name in near}) < len(near):
             return None  # answer1 and answer2: to train on one of them is not what the rows are for
         if field in needed:
             near = near or difflib.get_close_matches(field, fitting, 1, _NEAR)
@@ -249,11 +210,6 @@ def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -
         elif field in needed:
             return None
     return renames
-
-
-def _stem(name: str) -> str:
-    """A column's name without the number or letter that tells it from its twin."""
-    return re.sub(r"[\W_]*(\d+|_[a-z])$", "", name.lower())
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
@@ -279,7 +235,13 @@ class Source:
     unused: tuple[str, ...] = ()
     """Columns that the format does not read."""
     lines: int | None = None
-    """Line feeds of its files: about the rows of line formats; None where nothing can be said."""
+    """Line feeds of its files: about the rows of line formats; None where unknown."""
+
+    @property
+    def key(self) -> list[Any]:
+        """What of the source decides its samples."""
+        found = self.detected
+        return [self.digest, found.format, dict(found.columns), sorted(found.left_out)]
 
     def form(self, job: Job, row: Row, hooks: Hooks) -> Row | None:
         """A raw row in the canonical shape; None for one that the user's `format_row` leaves out."""
@@ -292,7 +254,7 @@ class Source:
             return canonical(hooked, found)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             message = f"the row cannot be read: {type(error).__name__}: {error}"
-            raise bad_row(row, message, "mend or remove the row") from error
+            raise bad_row(row, message, "fix or remove the row") from error
 
     def rows(self, job: Job, hooks: Hooks, counts: Counts | None = None) -> Iterator[Row]:
         """Canonical rows; those that `format_row` drops are counted."""
@@ -301,7 +263,7 @@ class Source:
             counts.read += 1
             formed = self.form(job, row, hooks)
             if formed is None:
-                counts.drop("format_row", 1)
+                counts.dropped["format_row"] += 1
             else:
                 yield formed
 
@@ -318,7 +280,7 @@ def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
 def after_hook(job: Job, row: Row, hooks: Hooks) -> Row | None:
     """The row that `format_row` makes of a row, None where it leaves it out.
 
-    A rehearsal's rows have the format that the source would have after it, so they go past it.
+    Not called for the rows of a rehearsal, which have the format that the source would have after it.
     """
     if job.tiny or hooks.format_row is None:
         return row
@@ -369,14 +331,14 @@ def require_packages(detected: Detected) -> None:
 def _digested(job: Job, source: Source, files: list[Path]) -> Source:
     """With the digest of the files, in one pass over them.
 
-    Samples of pictures hold their paths, and their labels may be folder names, so there the place of a
+    Samples of images hold their paths, and their labels may be folder names, so there the path of a
     file counts as well as its content. Elsewhere moved files are found again.
     """
-    pictures = not job.task.reads_tokens
+    images = not job.task.reads_tokens
     digests, lines = [], 0
     for file in files:
         content, count = file_digest(file)
-        digests.append(f"{file.absolute() if pictures else ''}:{content}")
+        digests.append(f"{file.absolute() if images else ''}:{content}")
         lines += count
     plain = all(file.suffix in _LINES for file in files)
     names = tuple(str(file) for file in files)
@@ -417,5 +379,5 @@ def _commit(settings: Mapping[str, Any]) -> str | None:
     revision: str | None = settings["revision"]
     try:
         return str(HfApi().dataset_info(settings["path"], revision=revision, timeout=10).sha)
-    except Exception:  # offline, private, unreachable: reading the rows has said so in its own words
+    except Exception:  # offline, private, unreachable: reading the rows has reported it
         return revision

@@ -12,11 +12,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import RecipeError
 from launcher.facts.safe_files import parse_json
-from launcher.train.data.sources import Row, is_content, is_empty
+from launcher.train.data.sources import Row, bad_row, is_content, is_empty
 from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
 
 REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
@@ -194,20 +195,64 @@ class Outline:
     """Whether descriptions of tools do not come out, or cannot be marked."""
 
 
+class _Probes:
+    """What a template does with small conversations; each is rendered once."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self.roles: dict[str, str] = {}
+        """Role -> the role under which the template takes it."""
+        self.unread_keys: dict[tuple[str, str], bool] = {}
+        """(role, key of a message) -> whether the template leaves it out."""
+        self.outlines: dict[Any, Outline] = {}
+
+    @cached_property
+    def reasoning_keys(self) -> tuple[str, ...]:
+        """The keys of REASONING that the template renders in a last answer."""
+        shown = {key: self._template.attempt([_ASK, {**_ANSWER, key: _THOUGHT}]) for key in REASONING}
+        return tuple(key for key, text in shown.items() if _THOUGHT in (text or ""))
+
+    @cached_property
+    def parses_thoughts(self) -> bool:
+        """Whether a thought in <think> tags is rendered like one under the first of `reasoning_keys`."""
+        tagged = self._template.attempt([_ASK, _TAGGED])
+        keyed = self._template.attempt([_ASK, {**_ANSWER, self.reasoning_keys[0]: _THOUGHT}])
+        return squeezed(tagged or "") == squeezed(keyed or "")
+
+    @cached_property
+    def frame(self) -> str | None:
+        """What the template writes around reasoning, without spaces; None where it knows none."""
+        known = self.reasoning_keys
+        answer = {**_ANSWER, known[0]: _THOUGHT} if known else _TAGGED
+        try:
+            text, spans = find_spans(self._template, [_ASK, answer], [1])
+        except render_errors():
+            return None
+        if not spans or _ANSWER["content"] not in text:
+            return None
+        around = text[spans[0][0] : text.index(_ANSWER["content"])]
+        return squeezed(around.replace(_THOUGHT, "")) if _THOUGHT in around else None
+
+    @cached_property
+    def header(self) -> str:
+        """What asks the assistant for an answer; empty where the template does not know it."""
+        before, asked = self._template.attempt([_ASK]), self._template.attempt([_ASK], prompt=True)
+        return asked[len(before) :] if before is not None and asked and asked.startswith(before) else ""
+
+
 class RenderCheck:
     """Refuses rows of which the template leaves something out."""
 
     def __init__(self, origin: str, *, masked: bool) -> None:
-        """origin: the template's, for errors; masked: whether it matters what is learned of a turn."""
+        """origin: the template's, for errors; masked: whether tokens of a turn can be masked."""
         self.origin = origin
         self._masked = masked
-        self._roles: dict[tuple[str, str], str] = {}
-        self._reasoning: dict[str, tuple[str, ...]] = {}
-        self._parsed: dict[str, bool] = {}
-        self._headers: dict[str, str] = {}
-        self._frames: dict[str, str | None] = {}
-        self._keys: dict[tuple[str, str, str], bool] = {}
-        self._outlines: dict[Any, Outline] = {}
+        self._probes: dict[str, _Probes] = {}
+
+    def _of(self, template: Template) -> _Probes:
+        if template.source not in self._probes:
+            self._probes[template.source] = _Probes(template)
+        return self._probes[template.source]
 
     def adapted(self, template: Template, messages: Sequence[Message], row: Row) -> list[Message]:
         """The messages with roles and reasoning as this template takes them. RecipeError where it cannot."""
@@ -215,7 +260,7 @@ class RenderCheck:
         for role in dict.fromkeys(str(message["role"]) for message in taken):
             if role in _COMMON:
                 continue
-            name = self._roles.get((template.source, role)) or self._role(template, taken, role, row)
+            name = self._of(template).roles.get(role) or self._role(template, taken, role, row)
             taken = [{**message, "role": name} if message["role"] == role else message for message in taken]
         return taken
 
@@ -246,7 +291,7 @@ class RenderCheck:
     def inserted(
         self, template: Template, outline: Outline, turn: int, own: str, text: str, start: int
     ) -> int:
-        """Characters at the start of a learned turn that the template wrote and the row does not hold."""
+        """Characters at the start of a target turn that the template wrote and the row does not hold."""
         added = outline.inserted.get(turn, "")
         held = squeezed(own).startswith(squeezed(added))
         return 0 if held or not text.startswith(added, start) else len(added)
@@ -271,22 +316,19 @@ class RenderCheck:
         if role not in _SAME and re.search(rf"""['"]{re.escape(role)}['"]""", template.source):
             known.append(role)
         if known:
-            self._roles[template.source, role] = known[0]
+            self._of(template).roles[role] = known[0]
             return known[0]
         without = [message for message in messages if message["role"] != role]
         if not any(shown.values()) and template.attempt(without) is None:
-            return _SAME.get(role, (role,))[0]  # the template refuses it for another reason, which is told
-        raise RecipeError(
-            Problem(
-                "chat-template-role",
-                f"{self.origin} does not know the role {role}",
-                file=row.file,
-                line=row.number,
-                path="model.chat_template",
-                hint="rename the role (system, user, assistant, tool), leave such rows out, or give a "
-                "template that renders it",
-            )
+            return _SAME.get(role, (role,))[
+                0
+            ]  # the template refuses it for another reason, which is reported
+        message = f"{self.origin} does not know the role {role}"
+        hint = (
+            "rename the role (system, user, assistant, tool), leave such rows out, or give a template that "
         )
+        hint += "renders it"
+        raise bad_row(row, message, hint, code="chat-template-role", path="model.chat_template")
 
     def _with_reasoning(self, template: Template, message: Message, row: Row) -> Message:
         """The message with its reasoning where the template looks for it."""
@@ -295,7 +337,7 @@ class RenderCheck:
         held = [key for key in REASONING if isinstance(message.get(key), str) and message[key].strip()]
         if not held:
             return self._with_parsed_thought(template, message)
-        known = self._reasoning_keys(template)
+        known = self._of(template).reasoning_keys
         if (len(held) == 1 and held[0] in known) or len({message[key].strip() for key in held}) > 1:
             return message
         rest = {key: value for key, value in message.items() if key not in held}
@@ -309,58 +351,24 @@ class RenderCheck:
     def _with_parsed_thought(self, template: Template, message: Message) -> Message:
         """A thought in <think> tags as the template's own reasoning, if it takes the tags for common text."""
         content = message.get("content")
-        if not content or "</think>" not in content or not (known := self._reasoning_keys(template)):
+        if not content or "</think>" not in content or not (known := self._of(template).reasoning_keys):
             return message
         _, thought, _, rest = split_thought(content)
-        if not thought.strip() or self._parses_thoughts(template, known[0]):
+        if not thought.strip() or self._of(template).parses_thoughts:
             return message
         return {**message, "content": rest.lstrip(), known[0]: thought}
-
-    def _parses_thoughts(self, template: Template, key: str) -> bool:
-        """Whether the template renders a thought in <think> tags as it renders one under `key`."""
-        if template.source not in self._parsed:
-            tagged = template.attempt([_ASK, {**_ANSWER, "content": _THOUGHT + _ANSWER["content"]}])
-            keyed = template.attempt([_ASK, {**_ANSWER, key: "qzTHOUGHTzq"}])
-            self._parsed[template.source] = squeezed(tagged or "") == squeezed(keyed or "")
-        return self._parsed[template.source]
-
-    def _reasoning_keys(self, template: Template) -> tuple[str, ...]:
-        """The keys of REASONING that the template renders in a last answer."""
-        if template.source not in self._reasoning:
-            found = tuple(
-                key
-                for key in REASONING
-                if "qzTHOUGHTzq" in (template.attempt([_ASK, {**_ANSWER, key: "qzTHOUGHTzq"}]) or "")
-            )
-            self._reasoning[template.source] = found
-        return self._reasoning[template.source]
-
-    def _frame(self, template: Template) -> str | None:
-        """What the template writes around reasoning, without spaces; None where it knows none."""
-        if template.source not in self._frames:
-            known = self._reasoning_keys(template)
-            answer = {known[0]: "qzTHOUGHTzq"} if known else {"content": _THOUGHT + _ANSWER["content"]}
-            frame = None
-            try:
-                text, spans = find_spans(template, [_ASK, {**_ANSWER, **answer}], [1])
-            except render_errors():
-                text, spans = "", None
-            if spans and _ANSWER["content"] in text:
-                around = text[spans[0][0] : text.index(_ANSWER["content"])]
-                frame = squeezed(around.replace("qzTHOUGHTzq", "")) if "qzTHOUGHTzq" in around else None
-            self._frames[template.source] = frame
-        return self._frames[template.source]
 
     def _outline(self, template: Template, messages: Sequence[Message], pieces: Sequence[Piece]) -> Outline:
         """What the template does with conversations that have texts in the same places."""
         roles = tuple((m["role"], frozenset(m) if len(m) > 2 else None) for m in messages)
         places = tuple((piece.turn, piece.kind, piece.call) for piece in pieces)
-        key = (template.source, bool(template.tools), roles, places)
-        if key not in self._outlines:
-            if len(self._outlines) >= _OUTLINES:
-                self._outlines.clear()
-            self._outlines[key] = self._drawn(template, messages)
-        return self._outlines[key]
+        outlines = self._of(template).outlines
+        key = (bool(template.tools), roles, places)
+        if key not in outlines:
+            if len(outlines) >= _OUTLINES:
+                outlines.clear()
+            outlines[key] = self._drawn(template, messages)
+        return outlines[key]
 
     def _drawn(self, template: Template, messages: Sequence[Message]) -> Outline:
         for extra in (True, False):
@@ -380,7 +388,7 @@ class RenderCheck:
     ) -> dict[int, str]:
         """Turn -> text between its header and its content that is no part of how the row's own is written."""
         everyone = assistant_turns(marked)
-        header = "" if template.has_generation else self._header(template)
+        header = "" if template.has_generation else self._of(template).header
         found: dict[int, str] = {}
         spans: list[Span] | None = None
         for turn in everyone:
@@ -400,16 +408,8 @@ class RenderCheck:
         """Whether text ahead of an answer is no syntax: words without special tokens, or empty reasoning."""
         special = any(token in added for token in template.special)
         return bool(re.search(r"\w", added) and not special) or (
-            bool(added.strip()) and squeezed(added) == self._frame(template)
+            bool(added.strip()) and squeezed(added) == self._of(template).frame
         )
-
-    def _header(self, template: Template) -> str:
-        """What asks the assistant to speak; empty where the template does not know it."""
-        if template.source not in self._headers:
-            before, asked = template.attempt([_ASK]), template.attempt([_ASK], prompt=True)
-            known = before is not None and asked is not None and asked.startswith(before)
-            self._headers[template.source] = (asked or "")[len(before or "") :] if known else ""
-        return self._headers[template.source]
 
     def _count_keys(
         self, template: Template, messages: Sequence[Message], text: str, row: Row, notes: Counter[str]
@@ -424,11 +424,11 @@ class RenderCheck:
             for key, value in message.items():
                 if key in _KNOWN or not (is_content(value) or value is True) or is_empty(value):
                     continue
-                place = (template.source, str(message["role"]), key)
-                if place not in self._keys:
+                known, place = self._of(template).unread_keys, (str(message["role"]), key)
+                if place not in known:
                     other = [{**m, key: mark(0)} if n == turn else m for n, m in enumerate(messages)]
-                    self._keys[place] = template.attempt(other) == text
-                if self._keys[place] and not (message["role"] in _TOOL and str(value) in text):
+                    known[place] = template.attempt(other) == text
+                if known[place] and not (message["role"] in _TOOL and str(value) in text):
                     if key in _TOOL_KEYS:
                         what = f"leaves out {key} of message {turn + 1} (role {message['role']})"
                         raise self._error("chat-template-tools", what, row, _TOOL_KEYS_HINT)
@@ -487,13 +487,13 @@ class RenderCheck:
         return self._error("chat-template-message", f"leaves out {what}", row, hint)
 
     def _error(self, code: str, what: str, row: Row, hint: str) -> RecipeError:
-        place = {"file": row.file, "line": row.number, "path": "model.chat_template"}
-        return RecipeError(Problem(code, f"{self.origin} {what}", hint=hint, **place))  # type: ignore[arg-type]
+        return bad_row(row, f"{self.origin} {what}", hint, code=code, path="model.chat_template")
 
 
 _ASK: Message = {"role": "user", "content": "qzASKzq"}
 _ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
-_THOUGHT = "<think>\nqzTHOUGHTzq\n</think>\n\n"
+_THOUGHT = "qzTHOUGHTzq"
+_TAGGED: Message = {**_ANSWER, "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER['content']}"}
 _TOOL_KEYS_HINT = (
     "put descriptions of tools into a column `tools`, and calls into `tool_calls` of the message; "
     "or give a template that renders the key"

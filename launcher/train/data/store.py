@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
@@ -71,15 +70,10 @@ def defect(folder: Path, title: str, *, rehash: bool) -> str | None:
     try:
         return _defect(folder, title, rehash=rehash)
     except PermissionError as error:
-        raise MachineError(
-            Problem(
-                "cache-unreadable",
-                f"{_user()} may not read the {title}: {error.strerror}: {error.filename}",
-                file=str(folder),
-                hint="let the owner of the cache run `chmod -R g+rX` on it and keep a umask such as 027, "
-                "or set EFFILAUNCH_CACHE to a folder of your own",
-            )
-        ) from error
+        message = f"{_user()} may not read the {title}: {error.strerror}: {error.filename}"
+        hint = "let the owner of the cache run `chmod -R g+rX` on it and keep a umask such as 027, or set "
+        hint += "EFFILAUNCH_CACHE to a folder of your own"
+        raise MachineError(Problem("cache-unreadable", message, file=str(folder), hint=hint)) from error
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
 
@@ -186,7 +180,7 @@ def _last_write(folder: Path) -> float:
 
 
 def _own_name(name: str) -> str:
-    """A hidden name that no other process writes under, and that says which one does."""
+    """A hidden name that no other process writes under, and that identifies this one."""
     return f".{name}-{_machine()}-{os.getpid()}-{process_started(os.getpid()) or 0}"
 
 
@@ -241,7 +235,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
 class SampleWriter:
     """Writes columns of samples to one Arrow stream file, a batch at a time, with flat memory.
 
-    Lists are int32 token ids or labels, single numbers int64; pictures are a path or the bytes of a file.
+    Lists are int32 token ids or labels, single numbers int64; images are a path or the bytes of a file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -266,19 +260,14 @@ class SampleWriter:
     def __enter__(self) -> SampleWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             self._writer.close()
 
 
 def arrow_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of at least one sample as Arrow arrays: a quarter of the lists' memory, and sent between
-    processes as they lie. What is one already stays."""
+    processes without a copy. Arrow arrays stay as they are."""
     import pyarrow as pa
 
     return {
@@ -310,18 +299,19 @@ def read_record(job: Job, *, rehash: bool = False) -> dict[str, Any]:
     rehash: read the samples for that, which `prepare` does before each run.
     """
     path = job.run_dir / RECORD
-    hint = f"prepare it again: python -m launcher.train.prepare {job.run_dir}"
+
+    def refusal(message: str, file: Path | str) -> RecipeError:
+        hint = f"prepare it again: python -m launcher.train.prepare {job.run_dir}"
+        return RecipeError(Problem("data-not-prepared", message, file=str(file), hint=hint))
+
     try:
         record: Any = parse_json(path.read_text(encoding="utf-8"))
+        if not isinstance(record, dict):
+            raise ValueError("no JSON object")
     except (OSError, ValueError) as error:
-        message = f"the data of this run is not prepared: {error}"
-        raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint)) from error
-    if not isinstance(record, dict):
-        message = "the data of this run is not prepared: no JSON object"
-        raise RecipeError(Problem("data-not-prepared", message, file=str(path), hint=hint))
+        raise refusal(f"the data of this run is not prepared: {error}", path) from error
     folder = record.get("folder")
     wrong = None if folder is None else defect(Path(folder), "prepared data", rehash=rehash)
     if wrong is not None:
-        message = f"the prepared data in the cache is gone or damaged: {wrong}"
-        raise RecipeError(Problem("data-not-prepared", message, file=folder, hint=hint))
+        raise refusal(f"the prepared data in the cache is gone or damaged: {wrong}", str(folder))
     return record

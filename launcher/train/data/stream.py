@@ -118,7 +118,7 @@ class Stream(IterableDataset):
             for source, members in itertools.groupby(group, key=lambda pair: pair[0]):
                 formed = [sources[source].form(self._job, row, hooks) for _, row in members]
                 kept = [row for row in formed if row is not None]
-                counts.drop("format_row", len(formed) - len(kept))
+                counts.dropped["format_row"] += len(formed) - len(kept)
                 encoded = encode_rows(encoders[source], kept)
                 counts.add(encoded)
                 names = list(encoded.columns)
@@ -219,16 +219,14 @@ def _warn_of_losses(job: Job, counts: Mapping[str, Any]) -> None:
     read, allowed = counts["read"], job.data.max_truncated
     cut = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
     if cut > allowed:
+        rows = f"in {counts['truncated']:,} of {read:,} rows"
         print(
-            f"warning: {cut:.1%} of the streamed tokens were cut off, in {counts['truncated']:,} of "
-            f"{read:,} rows; data.max_truncated is {allowed:.0%}"
+            f"warning: {cut:.1%} of the streamed tokens were cut, {rows}; data.max_truncated is {allowed:.0%}"
         )
     lost, allowed = lost_rows(counts["dropped"]), job.data.max_dropped
     if lost > allowed * read:
-        print(
-            f"warning: {lost:,} of {read:,} streamed rows ({lost / read:.1%}) were dropped; "
-            f"data.max_dropped is {allowed:.0%}"
-        )
+        rows = f"{lost:,} of {read:,} streamed rows ({lost / read:.1%})"
+        print(f"warning: {rows} were dropped; data.max_dropped is {allowed:.0%}")
 
 
 def _summed(totals: torch.Tensor) -> torch.Tensor:

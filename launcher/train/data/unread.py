@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.recipe.field_tables import TASK_FORMATS
 from launcher.tasks import FORMATS, task_named
@@ -21,7 +21,7 @@ from launcher.tasks.reward import Reward
 from launcher.tasks.token_classification import TokenClassification
 from launcher.train.data.messages import OF_ROWS, is_mask_key, masks_row
 from launcher.train.data.rendered import REASONING
-from launcher.train.data.sources import Row, is_content, is_empty, is_media, plain_name
+from launcher.train.data.sources import Row, bad_row, is_content, is_empty, is_media, plain_name
 
 if TYPE_CHECKING:
     from launcher.train.data.formats import Detected
@@ -48,15 +48,11 @@ class Kind:
     """Whether a row is one; its columns in lower case with `_`, empty ones left out."""
 
 
-def is_flag(value: Any) -> bool:
-    """Whether a value says yes or no, as labels of KTO do."""
-    if isinstance(value, bool):
-        return True
-    return value in (0, 1) if isinstance(value, int | float) else str(value).strip().lower() in _FLAGS
-
-
 def is_kto_label(name: str, value: Any) -> bool:
-    return name in _KTO_LABELS and (name.startswith("kto") or is_flag(value))
+    """Whether a column holds labels of KTO: yes or no."""
+    if name not in _KTO_LABELS or name.startswith("kto") or isinstance(value, bool):
+        return name in _KTO_LABELS
+    return value in (0, 1) if isinstance(value, int | float) else str(value).strip().lower() in _FLAGS
 
 
 def is_side(name: str, side: str) -> bool:
@@ -64,61 +60,59 @@ def is_side(name: str, side: str) -> bool:
     return side in name.split("_")
 
 
-def _kto(row: Mapping[str, Any]) -> bool:
-    return bool(_ANSWERS & row.keys()) and any(is_kto_label(name, value) for name, value in row.items())
+def _has_lists(row: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(row.get(name), list | tuple) for name in names)
 
 
 def _token_labels(row: Mapping[str, Any]) -> bool:
-    words = row.get("tokens", row.get("words"))
     tags = [name for name in row if name.endswith("tags") or name in ("labels", "ner", "pos")]
-    return isinstance(words, list | tuple) and any(isinstance(row[name], list | tuple) for name in tags)
-
-
-def _media(row: Mapping[str, Any]) -> bool:
-    return any(map(is_media, row)) and bool(_ASKED & row.keys())
-
-
-def _preference(row: Mapping[str, Any]) -> bool:
-    return any(is_side(name, "rejected") and is_content(value) for name, value in row.items())
+    words = "tokens" if "tokens" in row else "words"
+    return _has_lists(row, words) and any(_has_lists(row, name) for name in tags)
 
 
 def _reranker(row: Mapping[str, Any]) -> bool:
-    lists = [row.get(name) for name in ("passages", "documents", "docs", "candidates")]
-    return "query" in row and (any(lists) or {"positives", "negatives"} <= row.keys() or "passage" in row)
+    lists = any(row.get(name) for name in ("passages", "documents", "docs", "candidates"))
+    return "query" in row and (lists or {"positives", "negatives"} <= row.keys() or "passage" in row)
 
 
-def _embedding(row: Mapping[str, Any]) -> bool:
-    if COMPARED & row.keys():
-        return True
-    pairs = ("anchor", "positive"), ("query", "positive"), ("query", "pos"), ("question", "positive")
-    scored = {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"}
-    return any(set(pair) <= row.keys() for pair in pairs) or any(names <= row.keys() for names in scored)
+def _has_any(row: Mapping[str, Any], *names: str) -> bool:
+    return any(name in row for name in names)
 
 
-def _steps(row: Mapping[str, Any]) -> bool:
-    return all(isinstance(row.get(name), list | tuple) for name in ("completions", "labels"))
-
-
-def _scored(row: Mapping[str, Any]) -> bool:
-    return Reward.name in row and bool(_ANSWERS & row.keys())  # a number for each answer
-
-
-def _grpo(row: Mapping[str, Any]) -> bool:
-    checks = {"ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec"}
-    return bool({"prompt", "problem", "question", "messages"} & row.keys()) and bool(checks & row.keys())
-
-
+_PAIRS = (
+    {"anchor", "positive"}, {"query", "positive"}, {"query", "pos"}, {"question", "positive"},
+    {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"},
+)  # fmt: skip
+_CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
 KINDS = (
     Kind(TokenClassification.name, "words with a label each", _token_labels),
-    Kind(DPO.name, "preference rows (a chosen and a rejected answer)", _preference),
-    Kind("kto", "answers with a label that says good or bad", _kto),
-    Kind("image-text-to-text", "conversations about images, video or sound", _media),
+    Kind(
+        DPO.name, "preference rows (a chosen and a rejected answer)",
+        lambda row: any(is_side(name, "rejected") and is_content(value) for name, value in row.items()),
+    ),
+    Kind(
+        "kto", "answers with a label that says good or bad",
+        lambda row: _has_any(row, *_ANSWERS) and any(is_kto_label(*column) for column in row.items()),
+    ),
+    Kind(
+        "image-text-to-text", "conversations about images, video or sound",
+        lambda row: any(map(is_media, row)) and _has_any(row, *_ASKED),
+    ),
     Kind("reranker", "queries with documents to rank", _reranker),
-    Kind("embedding", "pairs of texts that are alike", _embedding),
-    Kind("grpo", "prompts with what their answers are checked against", _grpo),
-    Kind("prm", "answers with a label for each step", _steps),
-    Kind("regression", "answers with a reward each", _scored),
-)
+    Kind(
+        "embedding", "pairs of texts that are alike",
+        lambda row: _has_any(row, *COMPARED) or any(names <= row.keys() for names in _PAIRS),
+    ),
+    Kind(
+        "grpo", "prompts with what their answers are checked against",
+        lambda row: _has_any(row, "prompt", "problem", "question", "messages") and _has_any(row, *_CHECKS),
+    ),
+    Kind("prm", "answers with a label for each step", lambda row: _has_lists(row, "completions", "labels")),
+    Kind(
+        "regression", "answers with a reward each",
+        lambda row: Reward.name in row and _has_any(row, *_ANSWERS),
+    ),
+)  # fmt: skip
 """The first one that fits a row is meant."""
 
 
@@ -203,7 +197,9 @@ def refuse_lost(row: Row, fmt: str, columns: Mapping[str, str], left_out: frozen
     """
     read = columns.values()
     for name, value in row.values.items():
-        column = _column(name, fmt) or _of_task(name, task)
+        column = _column(name, fmt)
+        if column is None and (what := task_named(task).unread_columns.get(plain_name(str(name)))):
+            column = _Column(what, judged_by="nothing")
         if column is None or name in read or name in left_out or is_empty(value):
             continue
         if _is_lost(column, name, value, row, read):
@@ -218,12 +214,7 @@ class _Column:
     task: str = ""
     """The other task that such rows are for; empty: that of the rows."""
     judged_by: Literal["content", "mask", "kto label", "nothing"] = "content"
-    """What of the value tells whether something is lost with it."""
-
-
-def _of_task(column: str, task: str) -> _Column | None:
-    what = task_named(task).unread_columns.get(plain_name(str(column)))
-    return None if what is None else _Column(what, judged_by="nothing")
+    """What of the value decides whether something is lost with it."""
 
 
 def _is_lost(column: _Column, name: str, value: Any, row: Row, read: Any) -> bool:
@@ -263,18 +254,15 @@ def _column(column: str, fmt: str) -> _Column | None:
 
 
 def _is_contained(value: Any, row: Row, read: Any) -> bool:
-    """Whether all that a value says stands in the columns that are read, too."""
+    """Whether all texts of a value are also in the columns that are read."""
     held = "\n".join(text for column in read for text in _texts(row.values.get(column)))
     return all(text.strip() in held for text in _texts(value))
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        parsed = _parsed(value)
-        if parsed is None:
-            yield value
-        else:
-            yield from _texts(parsed)
+    parsed = _parsed(value) if isinstance(value, str) else None
+    if parsed is not None:
+        yield from _texts(parsed)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if key not in ("role", "from"):
@@ -308,17 +296,11 @@ def _refused(
     row: Row, name: str, column: _Column, fmt: str, columns: Mapping[str, str], task: str
 ) -> RecipeError:
     leave = f"`columns: {{{name}: null}}` trains without it"
-    what, meant = column.what, column.task
-    message = f"column {name} holds {what}, which {fmt} rows do not read"
-    if meant:
-        here = f"write `task: {meant}`" if meant in TASK_FORMATS else f"this version has no task {meant}"
-        message = f"{message}: such rows are for task {meant}, not for {task}"
-        code, hint = "rows-of-another-task", f"{here}; {leave}"
-    else:
-        optional = FORMATS[fmt].optional
-        free = [f for f in _OF_FIELD.get(what, ()) if f in optional and columns.get(f) not in row.values]
-        reads = (
-            f"`columns: {{{free[0]}: {name}}}`" if free else "a `format_row` hook that puts it into the row"
-        )
-        code, hint = "column-unread", f"{reads} reads it; {leave}"
-    return RecipeError(Problem(code, message, file=row.file, line=row.number, hint=hint))
+    message = f"column {name} holds {column.what}, which {fmt} rows do not read"
+    if column.task:
+        message = f"{message}: such rows are for task {column.task}, not for {task}"
+        return bad_row(row, message, f"{where_to(column.task)}; {leave}", code="rows-of-another-task")
+    fields = [field for field in _OF_FIELD.get(column.what, ()) if field in FORMATS[fmt].optional]
+    free = next((field for field in fields if columns.get(field) not in row.values), None)
+    reads = f"`columns: {{{free}: {name}}}`" if free else "a `format_row` hook that puts it into the row"
+    return bad_row(row, message, f"{reads} reads it; {leave}", code="column-unread")

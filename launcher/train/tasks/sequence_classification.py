@@ -47,18 +47,6 @@ class TrainSequenceClassification(TrainTask):
         pieces = [(processing.decode(sample["input_ids"]), False), (f" -> {labels[sample['labels']]}", True)]
         return pieces, len(sample["input_ids"]), 1
 
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
-        from launcher.train.metrics import class_scores
-
-        return class_scores(names, predictions, targets)
-
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
         import torch
 

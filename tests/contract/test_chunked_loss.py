@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from launcher.errors import RecipeError
 from launcher.facts.capabilities import PLAIN_HEADS
-from launcher.train.model import head_loss
-from launcher.train.model.head_loss import SummedLoss, chunk_loss
+from launcher.train.model import loss as head_loss
+from launcher.train.model.loss import SummedLoss, chunk_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_runs import LORA, alone, check_alike, make_ground, planned

@@ -1,0 +1,94 @@
+"""Tasks on a chosen and a rejected answer: what their encoders and trl's trainers have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from launcher.errors import MachineError, Problem, RecipeError
+from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
+from launcher.train.data.encoded import EncodedBatch
+from launcher.train.data.rendered import RenderCheck
+from launcher.train.data.sources import Row
+from launcher.train.data.template import Message, Template
+from launcher.train.job import Job
+from launcher.train.tasks.task import TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+
+
+@contextlib.contextmanager
+def importing_trl(task: str) -> Iterator[None]:
+    """MachineError where trl cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"task {task} needs trl, which cannot be imported: {error}"
+        hint = "pip install 'effilaunch[dpo]'"
+        raise MachineError(Problem("trl-missing", message, path="task", hint=hint)) from error
+
+
+class TrainPairs(TrainTask):
+    """A task whose batches trl's trainer makes, of samples that `encode` makes."""
+
+    encode: Callable[[Job, Any, Sequence[Row]], EncodedBatch]
+    """Rows {prompt, chosen, rejected}, all text or all messages, as samples; equal answers are dropped."""
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        return PreferenceEncoder(job, processing, partial(self.encode, job, processing))
+
+    def collator(self, job: Job, processing: Any) -> None:
+        return None
+
+
+def refuse_mixture(rows: Sequence[Row]) -> None:
+    """RecipeError where some rows are text and some messages.
+
+    trl checks the first row alone, and text of a later row loses its EOS.
+    """
+    kinds = [isinstance(row.values["chosen"], str) for row in rows]
+    for row, kind in zip(rows, kinds, strict=True):
+        if kind is not kinds[0]:
+            what = ("text", "messages") if kind else ("messages", "text")
+            message = f"the answers are {what[0]}, those of rows before it are {what[1]}"
+            hint = "put the two kinds into two sources"
+            raise RecipeError(Problem("mixed-rows", message, file=row.file, line=row.number, hint=hint))
+
+
+class PreferenceEncoder:
+    """Checks what the chat template leaves out of preference pairs; `encode` then makes samples of them."""
+
+    def __init__(self, job: Job, tokenizer: Any, encode: Callable[[Sequence[Row]], EncodedBatch]) -> None:
+        self.tokenizer, self.encode = tokenizer, encode
+        self._rendered = RenderCheck(template_origin(job), masked=False)
+
+    def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
+        notes: Counter[str] = Counter()
+        rows = [row if isinstance(row.values["chosen"], str) else self._checked(row, notes) for row in rows]
+        batch = self.encode(rows)
+        batch.notes = +notes
+        return batch
+
+    def _checked(self, row: Row, notes: Counter[str]) -> Row:
+        """The row with its messages as the template takes them. RecipeError where it leaves something out."""
+        require_template(self.tokenizer)
+        template = Template(self.tokenizer, row.values.get("tools"))
+
+        def find(messages: list[Message]) -> tuple[list[Message], Counter[str]]:
+            found: Counter[str] = Counter()
+            taken = self._rendered.adapted(template, messages, row)
+            self._rendered.check(template, taken, template.render(taken), row, found)
+            return taken, found
+
+        prompt, values = row.values["prompt"], dict(row.values)
+        for name in ("chosen", "rejected"):
+            messages = [plain_message(message) for message in [*prompt, *row.values[name]]]
+            taken, found = in_forms(find, messages, self._rendered.origin, row)
+            notes.update(found)
+            values |= {"prompt": taken[: len(prompt)], name: taken[len(prompt) :]}
+        return Row(values, row.file, row.number)
