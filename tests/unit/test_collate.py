@@ -120,8 +120,3 @@ def test_collators_pickle(tokenizer: Any, kind: str) -> None:
     collate = make_collator(kind, tokenizer)
     again = pickle.loads(pickle.dumps(collate))
     assert lists(again(PACKS[:1])) == lists(collate(PACKS[:1]))
-
-
-def test_an_unknown_kind_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="no collator is called 'stack'"):
-        make_collator("stack", tokenizer)

@@ -28,6 +28,9 @@ from launcher.train.progress import LEAST_S, Progress
 
 _WORD = 9
 """Bits of an index within one word of the set of free sizes; 2**9 bits keep both levels small."""
+Sample = Mapping[str, Any]
+Batch = Mapping[str, Any]
+Collator = Callable[[Sequence[Sample]], Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +229,6 @@ def sample_lengths(samples: Any) -> Any:
     return np.asarray(lengths)
 
 
-Sample = Mapping[str, Any]
-Batch = Mapping[str, Any]
-Collator = Callable[[Sequence[Sample]], Batch]
-
-
 def make_collator(
     kind: Literal["pad", "packed", "flatten"], tokenizer: Any, *, pad_to_multiple_of: int | None = None
 ) -> Collator:
@@ -245,9 +243,7 @@ def make_collator(
         return PadRows(tokenizer, pad_to_multiple_of)
     if kind == "packed":
         return StackPacks(tokenizer.pad_token_id, pad_to_multiple_of)
-    if kind == "flatten":
-        return Flatten(tokenizer.pad_token_id, pad_to_multiple_of)
-    raise ValueError(f"no collator is called {kind!r}; expected pad, packed or flatten")
+    return Flatten(tokenizer.pad_token_id, pad_to_multiple_of)
 
 
 class PadRows:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_CONTENTS: tuple[Message, ...] = ({}, {"content": None}, {"content": ""})
 
 
 @dataclass(slots=True)
@@ -328,4 +329,3 @@ _FORMS: tuple[Callable[[Message], Message], ...] = (
     lambda message: _map_arguments(message, _to_json),
     _unwrapped,
 )
-_CONTENTS: tuple[Message, ...] = ({}, {"content": None}, {"content": ""})

@@ -25,6 +25,14 @@ from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
 
 TWICE_HINT = "which of the two values is meant? remove the other one"
+Numbered = tuple[int, dict[str, Any]]
+"""(1-based physical line, or row where the file has no lines; the row's values)."""
+_BUFFER_BYTES = 1 << 20
+_BATCH_ROWS = 256  # of Parquet and Arrow: a batch of images must fit in memory too
+_CELL_CHARACTERS = 1 << 26  # of CSV: an unclosed quote must not swallow a whole file
+_ROW_KEYS = ("data", "rows")
+_ROW_HINT = 'a row is written {"column": value, ...}'
+_BROKEN_PACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 class KeyTwiceError(ValueError):
@@ -52,17 +60,6 @@ def keys_alike(value: Any, rows: list[Any]) -> list[str]:
         if isinstance(other, list)
         and any(isinstance(row, dict) and row.keys() & rows[0].keys() for row in other[:1])
     ]
-
-
-Numbered = tuple[int, dict[str, Any]]
-"""(1-based physical line, or row where the file has no lines; the row's values)."""
-
-_BUFFER_BYTES = 1 << 20
-_BATCH_ROWS = 256  # of Parquet and Arrow: a batch of images must fit in memory too
-_CELL_CHARACTERS = 1 << 26  # of CSV: an unclosed quote must not swallow a whole file
-_ROW_KEYS = ("data", "rows")
-_ROW_HINT = 'a row is written {"column": value, ...}'
-_BROKEN_PACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 def data_suffix(path: Path) -> str:

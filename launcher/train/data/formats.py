@@ -28,6 +28,12 @@ from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.data.template import Message
 from launcher.train.tasks import train_task
 
+Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
+"""A row and the column of each field -> the canonical values. RecipeError names file and line."""
+_INTEGER = re.compile(r"-?\d+")
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+_REGRESSION_HINT = "use whole numbers or names as labels"
+
 
 @dataclass(frozen=True, slots=True)
 class Detected:
@@ -41,10 +47,6 @@ class Detected:
     """
     left_out: frozenset[str] = frozenset()
     """Columns that may hold something and are not read: of the recipe's `null`, or labels of classes."""
-
-
-Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
-"""A row and the column of each field -> the canonical values. RecipeError names file and line."""
 
 
 def canonical(row: Row, detected: Detected) -> Row:
@@ -78,9 +80,8 @@ def text_in(row: Row, column: str) -> str:
     value = row.values.get(column)
     if type(value) is not str:
         value = value_in(row, column)
-        raise bad_row(
-            row, f"column {column} holds {kind_of(value)}, expected text", "correct or delete the row"
-        )
+        message = f"column {column} holds {kind_of(value)}, expected text"
+        raise bad_row(row, message, "correct or delete the row")
     return value
 
 
@@ -89,10 +90,6 @@ def optional_text_in(row: Row, column: str | None) -> str | None:
     if column is None or row.values.get(column) is None:
         return None
     return text_in(row, column)
-
-
-def _text_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    return {"text": text_in(row, columns["text"])}
 
 
 def _pair(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -187,18 +184,13 @@ def _shared_prompt(row: Row, chosen: Any, rejected: Any) -> dict[str, Any]:
 
 
 SHARED: Mapping[str, Shaper] = {
-    "text": _text_row,
+    "text": lambda row, columns: {"text": text_in(row, columns["text"])},
     "instruction": _instruction,
     "prompt-completion": _pair,
     "chat": _chat,
     "preference": _preference,
 }
 """Formats that several tasks read; the others are `own_formats` of their task in train/tasks/."""
-
-
-_INTEGER = re.compile(r"-?\d+")
-_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
-_REGRESSION_HINT = "use whole numbers or names as labels"
 
 
 def label_of(row: Row, label: Any, column: str) -> str | int | bool:

@@ -36,6 +36,23 @@ OF_ROWS = ("message_loss_mask", "loss_mask", "train_mask", "mask", "loss_weight"
 """Columns beside the messages that select which of them contribute to the loss."""
 _WRITE = 'write "train": true (it contributes to the loss) or "train": false (it does not) into the message'
 _HUMAN = ("human", "user")
+_CALL_HINT = 'a call is written {"name": "...", "arguments": {...}}'
+_ROLES: Mapping[str, str] = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "bot"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "tool_response", "tool_result", "tool_output"), "tool"),
+    "function_response": "tool",
+}
+"""Roles that mean one thing wherever they stand. Others (`developer`, `ipython`, `critic`) stay."""
+_SPEAKERS: Mapping[str, str] = {**_ROLES, "function": "tool"}
+_CALLS = frozenset({"tool_call", "tool_calls", "function_call"})
+"""Roles of messages that hold nothing but calls, which are the assistant's."""
+_MESSAGE_HINT = 'a message is written {"role": "user", "content": "..."}'
+_REASONING_PARTS = ("thinking", "reasoning")
+_CALL_PARTS = ("tool_use", "tool_call", "tool_result", "function_call")
+_CALLED = "calls are written as tool_calls of the message, their results as messages of the role tool"
+_MEDIA = "conversations about images or sound need a vision-language trainer such as trl's SFTTrainer"
 
 
 def train_flag(row: Row, place: str, item: Mapping[str, Any]) -> bool | None:
@@ -141,9 +158,6 @@ def _flag(value: Any) -> bool | None:
     return bool(value) if isinstance(value, bool | int | float) and value in (0, 1) else None
 
 
-_CALL_HINT = 'a call is written {"name": "...", "arguments": {...}}'
-
-
 def tool_calls(row: Row, place: str, calls: Any) -> list[Any]:
     """The value of `tool_calls`: a list of calls, or JSON text of one. RecipeError names the fault."""
     if isinstance(calls, str):
@@ -204,24 +218,6 @@ def _tool_call(row: Row, place: str, call: Mapping[str, Any]) -> dict[str, Any]:
         raise bad_row(row, f"{place}.function.{name} holds {kind_of(arguments)}, expected an object")
     rest = {key: value for key, value in function.items() if key != name}
     return {**call, "function": {**rest, "arguments": arguments}}
-
-
-_ROLES: Mapping[str, str] = {
-    "system": "system",
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "assistant", "model", "bot"), "assistant"),
-    **dict.fromkeys(("tool", "observation", "tool_response", "tool_result", "tool_output"), "tool"),
-    "function_response": "tool",
-}
-"""Roles that mean one thing wherever they stand. Others (`developer`, `ipython`, `critic`) stay."""
-_SPEAKERS: Mapping[str, str] = {**_ROLES, "function": "tool"}
-_CALLS = frozenset({"tool_call", "tool_calls", "function_call"})
-"""Roles of messages that hold nothing but calls, which are the assistant's."""
-_MESSAGE_HINT = 'a message is written {"role": "user", "content": "..."}'
-_REASONING_PARTS = ("thinking", "reasoning")
-_CALL_PARTS = ("tool_use", "tool_call", "tool_result", "function_call")
-_CALLED = "calls are written as tool_calls of the message, their results as messages of the role tool"
-_MEDIA = "conversations about images or sound need a vision-language trainer such as trl's SFTTrainer"
 
 
 def is_conversation(value: Any) -> bool:

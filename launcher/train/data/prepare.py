@@ -39,6 +39,11 @@ BATCH = 512
 """Rows that are encoded together."""
 LARGE = 32 << 20
 """Bytes of data from which on several processes pay for their start."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD = 3
+"""Items in flight per process: enough to keep it busy, few enough to keep memory flat."""
+_function: Callable[[Any], Any] | None = None
 
 
 def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
@@ -218,15 +223,6 @@ def _key_parts(
         "hooks": hooks.digest if hooks.format_row is not None else None,
         "sources": {name: [source.key for source in sources] for name, sources in splits.items()},
     }
-
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-AHEAD = 3
-"""Items in flight per process: enough to keep it busy, few enough to keep memory flat."""
-
-_function: Callable[[Any], Any] | None = None
 
 
 def ordered_map(

@@ -41,6 +41,20 @@ _NO_FIELD = frozenset({
     "system", "history", "id", "ids", "idx", "uuid", "hash", "index", "url", "count", "length", "len", "num",
     "type", "tokens",
 })  # fmt: skip
+_HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
+    "messages": is_conversation,
+    "tools": lambda value: isinstance(value, str | list | tuple | dict),
+    "label": lambda value: isinstance(value, str | int | float),
+    "list": lambda value: isinstance(value, list | tuple),
+    "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
+}
+_KINDS: Mapping[str, FieldKind] = {
+    field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
+}
+"""Field -> what its column holds; a field means the same in each format that has it."""
+_LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 def detect(
@@ -110,21 +124,6 @@ def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[
 def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
     """Whether the needed fields of a row hold what the format expects."""
     return all(_HOLDS[kind](row.values.get(columns[field])) for field, kind in FORMATS[fmt].needed.items())
-
-
-_HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
-    "text": lambda value: isinstance(value, str),
-    "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
-    "messages": is_conversation,
-    "tools": lambda value: isinstance(value, str | list | tuple | dict),
-    "label": lambda value: isinstance(value, str | int | float),
-    "list": lambda value: isinstance(value, list | tuple),
-    "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
-}
-_KINDS: Mapping[str, FieldKind] = {
-    field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
-}
-"""Field -> what its column holds; a field means the same in each format that has it."""
 
 
 def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
@@ -215,9 +214,6 @@ def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -
 def _names(rows: Sequence[Row]) -> list[str]:
     """Columns of the rows, in their order."""
     return list(dict.fromkeys(str(name) for row in rows for name in row.values))
-
-
-_LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 @dataclass(frozen=True, slots=True)

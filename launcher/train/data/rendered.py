@@ -26,6 +26,25 @@ REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
 
 Place = tuple[int, str, int]
 """(turn, kind, call) of a piece."""
+_KNOWN = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", *REASONING})
+_TOOL_KEYS = frozenset({"tools", "functions", "function_calls", "tool_call"})
+"""Keys of messages that hold descriptions of tools, or calls, in the ways of some models."""
+_COMMON = frozenset({"system", "user", "assistant"})
+_TOOL = ("tool", "ipython", "function", "observation", "tool_response")
+_SAME: Mapping[str, tuple[str, ...]] = {**dict.fromkeys(_TOOL, _TOOL), "developer": ("system",)}
+"""Role -> roles that mean the same, for templates that do not know it."""
+_STRANGER = "qzrolezq"
+_OUTLINES = 4096
+"""Kinds of conversations that are remembered."""
+_ASK: Message = {"role": "user", "content": "qzASKzq"}
+_ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
+_THOUGHT = "qzTHOUGHTzq"
+_TAGGED: Message = {**_ANSWER, "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER['content']}"}
+_TOOL_KEYS_HINT = (
+    "put descriptions of tools into a column `tools`, and calls into `tool_calls` of the message; "
+    "or give a template that renders the key"
+)
+TOOLS_HINT = "give a template that renders it, describe tools in a system message, or leave such rows out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +188,6 @@ def is_thought(kind: str) -> bool:
 
 def squeezed(text: str) -> str:
     return "".join(text.split())
-
-
-_KNOWN = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", *REASONING})
-_TOOL_KEYS = frozenset({"tools", "functions", "function_calls", "tool_call"})
-"""Keys of messages that hold descriptions of tools, or calls, in the ways of some models."""
-_COMMON = frozenset({"system", "user", "assistant"})
-_TOOL = ("tool", "ipython", "function", "observation", "tool_response")
-_SAME: Mapping[str, tuple[str, ...]] = {**dict.fromkeys(_TOOL, _TOOL), "developer": ("system",)}
-"""Role -> roles that mean the same, for templates that do not know it."""
-_STRANGER = "qzrolezq"
-_OUTLINES = 4096
-"""Kinds of conversations that are remembered."""
 
 
 @dataclass(slots=True)
@@ -488,17 +495,6 @@ class RenderCheck:
 
     def _error(self, code: str, what: str, row: Row, hint: str) -> RecipeError:
         return bad_row(row, f"{self.origin} {what}", hint, code=code, path="model.chat_template")
-
-
-_ASK: Message = {"role": "user", "content": "qzASKzq"}
-_ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
-_THOUGHT = "qzTHOUGHTzq"
-_TAGGED: Message = {**_ANSWER, "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER['content']}"}
-_TOOL_KEYS_HINT = (
-    "put descriptions of tools into a column `tools`, and calls into `tool_calls` of the message; "
-    "or give a template that renders the key"
-)
-TOOLS_HINT = "give a template that renders it, describe tools in a system message, or leave such rows out"
 
 
 def _renamed(messages: Sequence[Message], role: str, name: str) -> list[Message]:

@@ -39,6 +39,9 @@ STALE_S = 24 * 3600.0
 ABSENT = "it is not there"
 
 _ASIDE = re.compile(r"\.[0-9a-f]{32}-(?:([0-9a-f]{8})-(\d+)-(\d+)|[^-]+)")
+VERSION = 3
+"""Part of every key: raised when the same settings would give other samples."""
+RECORD = "data.json"
 
 
 def cached(target: Path, title: str, build: Callable[[Path], None], *, rehash: bool) -> None:
@@ -197,11 +200,6 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name
         return f"user {os.getuid()}"
-
-
-VERSION = 3
-"""Part of every key: raised when the same settings would give other samples."""
-RECORD = "data.json"
 
 
 def content_key(parts: Mapping[str, Any]) -> str:

@@ -31,6 +31,8 @@ _COLUMNS = ("input_ids", "labels")
 _COUNTED = ("train", *TOTALS, *REASONS, *NOTES)
 
 Sample = dict[str, list[int]]
+Reader = Callable[[list[int]], Iterator[dict[str, Any]]]
+"""Shards to their rows of one source, in the form that datasets carries."""
 
 
 class Stream(IterableDataset):
@@ -131,10 +133,6 @@ class Stream(IterableDataset):
             ]
             self._counts[slot, 1:] += torch.tensor(numbers)
             yield from found
-
-
-Reader = Callable[[list[int]], Iterator[dict[str, Any]]]
-"""Shards to their rows of one source, in the form that datasets carries."""
 
 
 def _reader(job: Job, source: Source, number: int, shards: int) -> Reader:

@@ -35,6 +35,48 @@ _ANSWERS = frozenset(
     {"messages", "conversations", "conversation", "completion", "response", "output", "answer"}
 )
 _ASKED = frozenset({*_ANSWERS, "text", "texts", "prompt", "question", "instruction", "query", "caption"})
+_PAIRS = (
+    {"anchor", "positive"}, {"query", "positive"}, {"query", "pos"}, {"question", "positive"},
+    {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"},
+)  # fmt: skip
+_CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
+_ANSWERED = ("instruction", "prompt-completion", "chat")
+"""Formats whose rows hold a question and its answer."""
+_HISTORY = "earlier turns of the conversation"
+_SYSTEM = "a system prompt"
+_TOOLS = "tools that the model may call"
+_TURNS = "a conversation"
+_PROMPT = "a part of the prompt"
+_ANSWER = "an answer"
+_REASONS = "the reasoning before the answer"
+_RENDERED = "what the chat template writes into the prompt"
+_PAIR = "the second text of a pair"
+_MASK = "a mask of what is learned"
+_CONVERSATION: Mapping[str, str] = {
+    **dict.fromkeys(("history", "chat_history", "dialog_history", "previous_turns"), _HISTORY),
+    **dict.fromkeys(("system", "system_prompt", "system_message", "system_instruction"), _SYSTEM),
+    "meta_instruction": _SYSTEM,
+    **dict.fromkeys(("tools", "functions", "available_tools", "tool_calls", "function_calls"), _TOOLS),
+    **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
+    **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _PROMPT),
+    **dict.fromkeys(("completion", "response", "output"), _ANSWER),
+    **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), _REASONS),
+    **dict.fromkeys(("chat_template_kwargs", "documents"), _RENDERED),
+}  # fmt: skip
+_SECOND = frozenset(
+    {"text2", "text_2", "text_b", "sentence2", "sentence_2", "sentence_b", "question2", "hypothesis"}
+)
+_BESIDE_TEXT = frozenset(
+    {"prompt", "instruction", "completion", "response", "output", "messages", "conversation", "conversations"}
+)
+"""Names that make a row with a `text` one of another format, where the text does not hold what they hold."""
+_OF_FIELD: Mapping[str, tuple[str, ...]] = {
+    _PROMPT: ("input", "prompt"),
+    _TURNS: ("prompt",),
+    _TOOLS: ("tools",),
+    _PAIR: ("text_pair",),
+}
+"""What a column holds -> optional fields that take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +121,6 @@ def _has_any(row: Mapping[str, Any], *names: str) -> bool:
     return any(name in row for name in names)
 
 
-_PAIRS = (
-    {"anchor", "positive"}, {"query", "positive"}, {"query", "pos"}, {"question", "positive"},
-    {"sentence1", "sentence2", "score"}, {"sentence_a", "sentence_b", "score"},
-)  # fmt: skip
-_CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
 KINDS = (
     Kind(TokenClassification.name, "words with a label each", _token_labels),
     Kind(
@@ -127,45 +164,6 @@ def where_to(task: str) -> str:
     if task in TASK_FORMATS:
         return f"write `task: {task}`"
     return f"this version has no task {task}: train them with a tool that has it"
-
-
-_ANSWERED = ("instruction", "prompt-completion", "chat")
-"""Formats whose rows hold a question and its answer."""
-_HISTORY = "earlier turns of the conversation"
-_SYSTEM = "a system prompt"
-_TOOLS = "tools that the model may call"
-_TURNS = "a conversation"
-_PROMPT = "a part of the prompt"
-_ANSWER = "an answer"
-_REASONS = "the reasoning before the answer"
-_RENDERED = "what the chat template writes into the prompt"
-_PAIR = "the second text of a pair"
-_MASK = "a mask of what is learned"
-_CONVERSATION: Mapping[str, str] = {
-    **dict.fromkeys(("history", "chat_history", "dialog_history", "previous_turns"), _HISTORY),
-    **dict.fromkeys(("system", "system_prompt", "system_message", "system_instruction"), _SYSTEM),
-    "meta_instruction": _SYSTEM,
-    **dict.fromkeys(("tools", "functions", "available_tools", "tool_calls", "function_calls"), _TOOLS),
-    **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
-    **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _PROMPT),
-    **dict.fromkeys(("completion", "response", "output"), _ANSWER),
-    **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), _REASONS),
-    **dict.fromkeys(("chat_template_kwargs", "documents"), _RENDERED),
-}  # fmt: skip
-_SECOND = frozenset(
-    {"text2", "text_2", "text_b", "sentence2", "sentence_2", "sentence_b", "question2", "hypothesis"}
-)
-_BESIDE_TEXT = frozenset(
-    {"prompt", "instruction", "completion", "response", "output", "messages", "conversation", "conversations"}
-)
-"""Names that make a row with a `text` one of another format, where the text does not hold what they hold."""
-_OF_FIELD: Mapping[str, tuple[str, ...]] = {
-    _PROMPT: ("input", "prompt"),
-    _TURNS: ("prompt",),
-    _TOOLS: ("tools",),
-    _PAIR: ("text_pair",),
-}
-"""What a column holds -> optional fields that take it."""
 
 
 def unread_columns(rows: Sequence[Row], detected: Detected) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ _REFUSALS = (
     re.error,
 )  # fmt: skip
 """What peft raises for fields that it cannot use; a RuntimeError may be the device's."""
+_BEFORE_FUSION = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
+"""Names of an expert's own linear layers, by the weight of all experts that holds them now."""
+_CHOICES = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
 
 
 def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True) -> Any:
@@ -256,11 +259,6 @@ def _trainable_to_fp32(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
-
-
-_BEFORE_FUSION = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
-"""Names of an expert's own linear layers, by the weight of all experts that holds them now."""
-_CHOICES = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,12 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.lora import is_all_linear
 from launcher.train.job import Job
 
+# Tokens that model makers reserve and never train, in the order of preference.
+_SPARE_TOKENS = (
+    "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|fim_pad|>", "<fim_pad>",
+    "<|reserved_special_token_0|>", "<unk>",
+)  # fmt: skip
+
 
 def load_processing(job: Job) -> Any:
     """The image processor of an image task, the tokenizer of every other one.
@@ -142,13 +148,6 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int]:
             Problem("image-size-missing", "the configuration has no image_size", path="model.config")
         )
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-# Tokens that model makers reserve and never train, in the order of preference.
-_SPARE_TOKENS = (
-    "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|fim_pad|>", "<fim_pad>",
-    "<|reserved_special_token_0|>", "<unk>",
-)  # fmt: skip
 
 
 def ensure_pad_token(tokenizer: Any) -> None:

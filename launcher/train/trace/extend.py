@@ -22,6 +22,8 @@ from launcher.train.trace.tape import KINDS, Tape
 
 Rows = Any
 """numpy array of (events, kinds), bytes."""
+Name = tuple[int, int, int]
+"""Of a piece: its segment in the tape, which copy of the layer, and its place among the segment's pieces."""
 
 
 def segment_rows(tape: Tape) -> dict[str, Rows]:
@@ -124,10 +126,6 @@ def state_bytes(tapes: Mapping[tuple[tuple[int, ...], int], Tape], depths: Seque
     shapes = sorted({depth for depth, _ in most}, key=sum)
     whole = to_depth([most[shape, batch] for shape in shapes], shapes, depths)
     return {kind: float(whole[KINDS.index(kind)]) for kind in ("weights", "gradients", "optimizer")}
-
-
-Name = tuple[int, int, int]
-"""Of a piece: its segment in the tape, which copy of the layer, and its place among the segment's pieces."""
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ from launcher.train.trace.kernels import adapters_over_quantized, stand_in
 from launcher.train.trace.tape import Recorder, Tape, name_kinds
 from launcher.train.upstream.torch_seams import replace_tensors
 
+SINGLE_TENSOR, FOREACH, FUSED = {"foreach": False}, {"foreach": True}, {"fused": True}
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -180,9 +182,6 @@ def _without_files(job: Job) -> Job:
 def make_inputs(request: Request, config: Any, batch: int) -> dict[str, torch.Tensor]:
     """A micro-batch of full rows, as the collator of the task gives it."""
     return train_task(request.task).traced_inputs(request.memory, config, batch)
-
-
-SINGLE_TENSOR, FOREACH, FUSED = {"foreach": False}, {"foreach": True}, {"fused": True}
 
 
 def record_step(request: Request, model: Any, inputs: dict[str, torch.Tensor], logits: int) -> Tape:

@@ -11,6 +11,8 @@ import torch
 
 from launcher.train.upstream.torch_seams import DispatchMode, leaves, local_part, storage_key
 
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
+
 
 class StorageWatch(DispatchMode):
     """Sees each storage from its first use as an output of an operation until it is freed."""
@@ -55,9 +57,6 @@ class StorageWatch(DispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self.add(leaf)
         return out
-
-
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "temporary")
 
 
 @dataclass(slots=True)
