@@ -57,6 +57,10 @@ class Piece:
     text: str
     call: int = 0
 
+    @property
+    def place(self) -> Place:
+        return self.turn, self.kind, self.call
+
 
 def mark(number: int) -> str:
     """A text that no trimming or escaping changes."""
@@ -128,10 +132,9 @@ def marked_messages(messages: Sequence[Message], *, extra: bool) -> tuple[list[M
     marks: dict[Place, str] = {}
     marked = list(messages)
     for piece in pieces_of(messages):
-        place = (piece.turn, piece.kind, piece.call)
-        if place not in marks:
-            marks[place] = mark(len(marks))
-            marked[piece.turn] = _with(marked[piece.turn], piece, marks[place])
+        if piece.place not in marks:
+            marks[piece.place] = mark(len(marks))
+            marked[piece.turn] = _with(marked[piece.turn], piece, marks[piece.place])
     for turn in assistant_turns(messages) if extra else ():
         if not messages[turn].get("content") and (turn, "call", 0) in marks:
             marks[turn, "extra", 0] = mark(len(marks))
@@ -280,13 +283,13 @@ class RenderCheck:
         last = max(assistant_turns(messages), default=-1)
         for piece in pieces:
             found = piece.text in text
-            lost = outline.lost is None or (piece.turn, piece.kind, piece.call) in outline.lost
+            lost = outline.lost is None or piece.place in outline.lost
             if found and not lost:
                 continue
             missing = lost and template.attempt(replaced(messages, piece)) == text
             if not missing and (found or is_in_other_words(piece.text, text)):
                 continue
-            if piece.turn < last and (piece.kind == "thought" or piece.kind in REASONING):
+            if piece.turn < last and is_thought(piece.kind):
                 notes["reasoning-left-out"] += 1
             else:
                 raise self._left_out(piece, messages[piece.turn], row, partly=not missing)
@@ -368,7 +371,7 @@ class RenderCheck:
     def _outline(self, template: Template, messages: Sequence[Message], pieces: Sequence[Piece]) -> Outline:
         """What the template does with conversations that have texts in the same places."""
         roles = tuple((m["role"], frozenset(m) if len(m) > 2 else None) for m in messages)
-        places = tuple((piece.turn, piece.kind, piece.call) for piece in pieces)
+        places = tuple(piece.place for piece in pieces)
         outlines = self._of(template).outlines
         key = (bool(template.tools), roles, places)
         if key not in outlines:

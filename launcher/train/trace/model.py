@@ -179,11 +179,6 @@ def _without_files(job: Job) -> Job:
     return Job(job.run_dir, {**job.plan, "settings": settings})
 
 
-def make_inputs(request: Request, config: Any, batch: int) -> dict[str, torch.Tensor]:
-    """A micro-batch of full rows, as the collator of the task gives it."""
-    return train_task(request.task).traced_inputs(request.memory, config, batch)
-
-
 def record_step(request: Request, model: Any, inputs: dict[str, torch.Tensor], logits: int) -> Tape:
     """The tape of the optimizer's step, then of forward and backward pass with its states in place.
 

@@ -112,14 +112,15 @@ def device_of(request: Any) -> Iterator[None]:
 
 def record(request: Any, config: Any, names: Sequence[str], depths: Sequence[int], batch: int) -> Any:
     """The tape of one step with stacks of these depths and a micro-batch of this size."""
-    from launcher.train.trace.model import build, cut, make_inputs, place, record_step
+    from launcher.train.tasks import train_task
+    from launcher.train.trace.model import build, cut, place, record_step
     from launcher.train.upstream.torch_seams import fake_tensors
 
     short = cut(config, names, depths)
     model = build(request, short)
     with fake_tensors():
         place(model)
-        inputs = make_inputs(request, short, batch)
+        inputs = train_task(request.task).traced_inputs(request.memory, short, batch)
         logits = inputs["labels"].numel() * (request.labels or short.vocab_size)
         return record_step(request, model, inputs, logits)
 
