@@ -42,26 +42,22 @@ _PAIRS = (
 _CHECKS = ("ground_truth", "reward_model", "verification_info", "reward_fn", "reward_spec")
 _ANSWERED = ("instruction", "prompt-completion", "chat")
 """Formats whose rows hold a question and its answer."""
-_HISTORY = "earlier turns of the conversation"
-_SYSTEM = "a system prompt"
 _TOOLS = "tools that the model may call"
 _TURNS = "a conversation"
 _PROMPT = "a part of the prompt"
-_ANSWER = "an answer"
-_REASONS = "the reasoning before the answer"
-_RENDERED = "what the chat template writes into the prompt"
 _PAIR = "the second text of a pair"
-_MASK = "a mask of what is learned"
 _CONVERSATION: Mapping[str, str] = {
-    **dict.fromkeys(("history", "chat_history", "dialog_history", "previous_turns"), _HISTORY),
-    **dict.fromkeys(("system", "system_prompt", "system_message", "system_instruction"), _SYSTEM),
-    "meta_instruction": _SYSTEM,
+    **dict.fromkeys(("history", "chat_history", "dialog_history", "previous_turns"), "earlier turns"),
+    **dict.fromkeys(
+        ("system", "system_prompt", "system_message", "system_instruction", "meta_instruction"),
+        "a system prompt",
+    ),
     **dict.fromkeys(("tools", "functions", "available_tools", "tool_calls", "function_calls"), _TOOLS),
     **dict.fromkeys(("messages", "conversations", "conversation", "dialog", "dialogue", "turns"), _TURNS),
     **dict.fromkeys(("prompt", "instruction", "input", "context", "question", "query", "passage"), _PROMPT),
-    **dict.fromkeys(("completion", "response", "output"), _ANSWER),
-    **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), _REASONS),
-    **dict.fromkeys(("chat_template_kwargs", "documents"), _RENDERED),
+    **dict.fromkeys(("completion", "response", "output"), "an answer"),
+    **dict.fromkeys((*REASONING, "cot", "complex_cot", "chain_of_thought"), "reasoning before the answer"),
+    **dict.fromkeys(("chat_template_kwargs", "documents"), "what the chat template writes into the prompt"),
 }  # fmt: skip
 _SECOND = frozenset(
     {"text2", "text_2", "text_b", "sentence2", "sentence_2", "sentence_b", "question2", "hypothesis"}
@@ -242,7 +238,7 @@ def _column(column: str, fmt: str) -> _Column | None:
         return _Column("texts that the conversation is compared with", "embedding", "nothing")
     is_read = fmt == "chat" and column in OF_ROWS
     if fmt in (*_ANSWERED, "text", "preference", "tokens") and is_mask_key(column) and not is_read:
-        return _Column(_MASK, judged_by="mask")
+        return _Column("a mask of the loss", judged_by="mask")
     if fmt == "classification" and name in _SECOND:
         return _Column(_PAIR)
     if fmt in (*_ANSWERED, "preference", "image") or (fmt == "text" and name in _BESIDE_TEXT):
