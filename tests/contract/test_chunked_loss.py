@@ -163,7 +163,7 @@ def test_a_sum_of_16_bit_rows_is_a_float32_sum():
 
 def test_a_gradient_of_16_bits_is_summed_over_chunks_in_32(monkeypatch):
     """Rounded once, as that of the plain loss is; a sum in bfloat16 forgets what is small beside it."""
-    monkeypatch.setattr("launcher.train.model.head_loss.chunk_rows", lambda words: 2)
+    monkeypatch.setattr("launcher.train.model.loss.chunk_rows", lambda words: 2)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(600, 16, generator=generator).bfloat16()
     weight = torch.randn(8, 16, generator=generator).bfloat16().requires_grad_()
