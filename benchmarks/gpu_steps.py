@@ -64,11 +64,11 @@ def _train(model_name: str, row: SpeedRow, config: Mapping[str, Any], where: tor
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
     if row.loss == "chunked":
-        from launcher.train.model.head_loss import chunk_loss
+        from launcher.train.model.loss import chunk_loss
 
         chunk_loss(model)
     if row.compiled:
-        from launcher.train.model.blocks import repeated_layers
+        from launcher.train.model.models import repeated_layers
 
         for layer in repeated_layers(model):
             layer.compile(dynamic=row.dynamic)
@@ -162,7 +162,7 @@ def _head(row: SpeedRow, config: Mapping[str, Any], where: torch.device) -> dict
     def call() -> None:
         hidden.grad = weight.grad = None
         if row.loss == "chunked":
-            from launcher.train.model import head_loss
+            from launcher.train.model import loss as head_loss
 
             if row.chunk is not None:
                 head_loss.chunk_rows = lambda _: row.chunk

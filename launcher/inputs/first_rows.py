@@ -27,10 +27,10 @@ from launcher.recipe.loading import LoadedRecipe
 from launcher.recipe.schema import DataSource, Recipe
 from launcher.recipe.suggestions import listed
 from launcher.tasks import FORMATS
-from launcher.train.data.detection import PEEK, Detected, detect
 from launcher.train.data.files import CutOffError, data_suffix, read_file
-from launcher.train.data.formats import canonical
-from launcher.train.data.sources import Row, is_picture, picture_row, source_files
+from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.recognise import PEEK, detect
+from launcher.train.data.sources import Row, image_row, is_image, source_files
 from launcher.train.data.unread import refuse_lost, unread_columns
 
 _ROWS = 100
@@ -172,8 +172,8 @@ def _look_at(source: DataSource, place: str, task: str, hooked: bool, looked: Lo
 
 def _first_rows(file: Path) -> list[Row]:
     """The first rows of a file; none if reading them is too expensive."""
-    if is_picture(file):
-        return [picture_row(file)]
+    if is_image(file):
+        return [image_row(file)]
     if data_suffix(file) in _COLUMNAR and (file.suffix.lower() not in _COLUMNAR or not _has_pyarrow()):
         return []  # a compressed file would be unpacked completely
     rows: list[Row] = []

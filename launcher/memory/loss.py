@@ -177,7 +177,7 @@ def _fused(tape: Tape, x: Value, block: Block, head: Head) -> HeadCost:
 def _by_chunks(
     tape: Tape, x: Value, block: Block, head: Head, gradient_width: float, accumulated: bool
 ) -> HeadCost:
-    """Our own loss (train/head_loss.py): gradients of hidden states and head are made in the forward pass,
+    """Our own loss (train/model/loss.py): gradients of hidden states and head are made in the forward pass,
     chunk by chunk of the learnt tokens, as which all are counted here."""
     d = block.dtypes
     entries = head.in_features * head.out_features

@@ -37,12 +37,12 @@ def task_named(name: str) -> Task:
 
 
 def task_of_tool(tool: str, word: str) -> Task | None:
-    """The task that another tool calls so; None where it has no such word, or the task is not here."""
+    """The task with this name in another tool; None where there is none."""
     return next((task for task in TASKS if word in task.known_as.get(tool, ())), None)
 
 
 def words_of_tool(tool: str) -> tuple[str, ...]:
-    """The words of another tool for tasks that are here."""
+    """The names of tasks in another tool."""
     return tuple(word for task in TASKS for word in task.known_as.get(tool, ()))
 
 

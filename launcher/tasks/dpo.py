@@ -6,21 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.tasks.rows import PREFERENCE
-from launcher.tasks.task import ArgumentTable, Task, unread_smoothing
+from launcher.tasks.task import ArgumentTable, PairTask
 
 _CUT_AT_THE_END = "but trl cuts preference rows at the end"
 
 
-class DPO(Task):
+class DPO(PairTask):
     name = "dpo"
     aliases = ("preference", "preference-tuning", "pairs")
-    packages = ("trl",)
-    extra = "dpo"
-    row_formats = (PREFERENCE,)
     overlong = {"split": _CUT_AT_THE_END, "drop": _CUT_AT_THE_END}
-    own_padding = "trl pads, as trainer.pad_to_multiple_of says"
-    prepared_by = ("trl",)
     prepared_by_ranks = False  # trl's preparation waits for all ranks
     model_class = "AutoModelForCausalLM"
     head = "language-model"
@@ -28,16 +22,11 @@ class DPO(Task):
     peft_task = "CAUSAL_LM"
     gguf = True
     tiled_logits = True
-    sequences_per_sample = 2
     has_reference = True
     untraceable = "DPO's loss works on tiles of logits that trl cuts, which a trace without trl does not see"
     argument_table = ArgumentTable("dpo_config", "trl", "trainer/dpo_config.py", "DPOConfig")
     owned_arguments = {
-        "max_length": "write `data.max_length`",
-        "dataset_num_proc": "write `data.num_proc`",
-        "trust_remote_code": "write `model.trust_remote_code`",
-        "model_init_kwargs": "`model` decides it",
-        "pad_token": "the tokenizer decides it",
+        **PairTask.owned_arguments,
         "padding_free": "remove it: trl does not support it now",
         "truncation_mode": "remove it: trl keeps the start of a sample",
         **dict.fromkeys(
@@ -46,8 +35,6 @@ class DPO(Task):
         ),
     }
     loss_arguments = ("beta", "loss_type")
-    adapter_dropout = False
-    own_metrics = True
     known_as = {"trl": ("dpo",), "llamafactory": ("dpo",), "axolotl": ("dpo", "ipo")}
     known_by = {
         "trl": (
@@ -63,6 +50,7 @@ class DPO(Task):
         "trl": {"trainer.learning_rate": 1e-6, "trainer.beta": 0.1},
         "llamafactory": {"trainer.beta": 0.1},
     }
+    smoothing_hint = "remove it, or write `label_smoothing`"
     goals = {"preferences": ("preference",)}
     first_rates = {"full": 5e-7, "adapter": 5e-6}
     first_rate_note = " by preferences"
@@ -77,7 +65,7 @@ class DPO(Task):
         given = trainer.get("loss_type", "sigmoid")
         losses = given if isinstance(given, list) else [given]
         weights = trainer.get("loss_weights")
-        problems = unread_smoothing(trainer, "remove it, or write `label_smoothing`")
+        problems = super().check_trainer(trainer)
         if isinstance(weights, list) and len(weights) != len(losses):
             message = f"has {len(weights)} entries for {len(losses)} of `loss_type`"
             hint = "give one weight for each loss"
@@ -87,6 +75,9 @@ class DPO(Task):
             hint = "write e.g. label_smoothing: 1.0e-3"
             problems.append(Problem("conflict", message, path="trainer.loss_type", hint=hint))
         if trainer.get("use_weighting") is True and {"aot", "aot_unpaired"} & {str(loss) for loss in losses}:
-            message, hint = "cannot weigh the pairs of aot losses, which sort them", "remove one of the two"
+            message, hint = (
+                "cannot give weights to the pairs of aot losses, which sort them",
+                "remove one of the two",
+            )
             problems.append(Problem("conflict", message, path="trainer.use_weighting", hint=hint))
         return problems

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 FieldKind = Literal["text", "text or messages", "messages", "tools", "label", "list", "image"]
-"""What the column of a field holds; `launcher/train/data/detection.py` tells them apart."""
+"""What the column of a field holds; `launcher/train/data/recognise.py` checks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RowFormat:
     optional: Mapping[str, FieldKind] = field(default_factory=dict)
 
     related: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Field -> words of column names that often hold it, for the hint of an error: nothing is guessed."""
+    """Field -> parts of column names that often hold it, for hints of errors alone."""
 
     @property
     def fields(self) -> tuple[str, ...]:

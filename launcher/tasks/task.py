@@ -28,14 +28,6 @@ class ArgumentTable:
     class_name: str
 
 
-def unread_smoothing(trainer: Mapping[str, Any], hint: str) -> list[Problem]:
-    """The problem of a `label_smoothing_factor` above 0, which trl's losses of pairs do not read."""
-    if trainer.get("label_smoothing_factor") in (None, 0):
-        return []
-    message = "has no effect: the loss of trl's trainer does not read it"
-    return [Problem("conflict", message, path="trainer.label_smoothing_factor", hint=hint)]
-
-
 class Task:
     """A task with the defaults that most tasks share; a subclass sets what is different."""
 
@@ -133,7 +125,7 @@ class Task:
 
     # --- other tools (import) ---------------------------------------------------------------------
     known_as: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Tool -> its words for this task: a command of `trl`, a `stage` of `llamafactory`, an `rl` of `axolotl`,
+    """Tool -> its names for this task: a command of `trl`, a `stage` of `llamafactory`, an `rl` of `axolotl`,
     an example script of `transformers`."""
     known_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Tool -> keys that only its files for this task have."""
@@ -193,6 +185,37 @@ class Task:
     @property
     def is_encoder_decoder(self) -> bool:
         return self.architectures == ("encoder-decoder",)
+
+
+class PairTask(Task):
+    """A task on a chosen and a rejected answer, with a trainer of trl."""
+
+    packages = ("trl",)
+    extra = "dpo"
+    row_formats = (PREFERENCE,)
+    own_padding = "trl pads, as trainer.pad_to_multiple_of says"
+    prepared_by = ("trl",)
+    sequences_per_sample = 2
+    adapter_dropout = False
+    own_metrics = True
+    owned_arguments = {
+        "max_length": "write `data.max_length`",
+        "dataset_num_proc": "write `data.num_proc`",
+        "trust_remote_code": "write `model.trust_remote_code`",
+        "model_init_kwargs": "`model` decides it",
+        "pad_token": "the tokenizer decides it",
+    }
+    smoothing_hint: ClassVar[str]
+    """What to do about a `label_smoothing_factor`, which trl's losses of pairs do not read."""
+
+    def check_trainer(self, trainer: Mapping[str, Any]) -> list[Problem]:
+        if trainer.get("label_smoothing_factor") in (None, 0):
+            return []
+        path, message = (
+            "trainer.label_smoothing_factor",
+            "has no effect: the loss of trl's trainer does not read it",
+        )
+        return [Problem("conflict", message, path=path, hint=self.smoothing_hint)]
 
 
 OPTIONAL_DATA_KEYS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import TrainerCallback
 
-from launcher.train.trace.storages import StorageWatch
+from launcher.train.trace.tape import StorageWatch
 
 METERED_STEPS = 3
 """Optimizer steps after which a CPU run is measured no more: watching every operation takes a seventh of its

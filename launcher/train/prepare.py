@@ -152,7 +152,7 @@ def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
 
 def _samples(job: Job, processing: Any, record: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """The first samples, each with its file and line (not when streaming: the order is random)."""
-    from launcher.train.data.samples import show_sample
+    from launcher.train.data.encoded import show_sample
     from launcher.train.data.store import open_samples
 
     task, labels = job.task.name, record["labels"]

@@ -26,7 +26,7 @@ from launcher.train.checkpoint.going_on import go_on, place_best, restore_callba
 from launcher.train.checkpoint.pushing import Pusher
 from launcher.train.checkpoint.saving import Saver, SaveSkipped
 from launcher.train.memory_meter import Meter
-from launcher.train.model.weight_names import check_missing, read_weights, weight_files
+from launcher.train.model.weights import check_missing, read_weights, weight_files
 from launcher.train.status import status
 from launcher.train.stopping import stop
 from launcher.train.upstream.deepspeed_seams import put_back

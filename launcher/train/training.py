@@ -46,9 +46,10 @@ from launcher.train.memory_states import (
     weight_tensors,
 )
 from launcher.train.metrics import asked_metrics, make_scores
-from launcher.train.model.blocks import compile_blocks
-from launcher.train.model.head_loss import chunk_loss
+from launcher.train.model.loss import chunk_loss
+from launcher.train.model.models import compile_blocks
 from launcher.train.tasks import train_task
+from launcher.train.tasks.task import Evaluated
 from launcher.train.together import of_all, of_rank_0
 from launcher.train.upstream.model_seams import layer_classes
 
@@ -92,7 +93,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     task = train_task(job.task.name)
 
     def scores_of(names: Sequence[str], predictions: Any, targets: Any) -> dict[str, float]:
-        return task.scores(names, predictions, targets, processing, data.labels)
+        return task.scores(Evaluated(names, predictions, targets, processing, data.labels))
 
     common = {
         "model": model,

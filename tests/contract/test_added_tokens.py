@@ -15,8 +15,7 @@ from launcher.errors import RecipeError
 from launcher.train.job import Job, read_job
 from launcher.train.model.adapters import attach_adapter
 from launcher.train.model.models import load_model
-from launcher.train.model.processing import load_processing
-from launcher.train.model.tokens import find_embeddings
+from launcher.train.model.processing import find_embeddings, load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import TINY_LLAMA, generate, write_run, zero_config

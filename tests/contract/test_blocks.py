@@ -16,9 +16,9 @@ import torch
 import torch._dynamo.utils
 
 from launcher.errors import RecipeError
-from launcher.train.data.collate import make_collator
+from launcher.train.data.batches import make_collator
 from launcher.train.memory_meter import METERED_STEPS, Meter
-from launcher.train.model.blocks import repeated_layers
+from launcher.train.model.models import repeated_layers
 from launcher.train.training import fit, make_arguments, make_trainer
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from launcher.train.data.collate import make_collator  # noqa: E402
+from launcher.train.data.batches import make_collator  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import LORA, generate, prepared, trained  # noqa: E402

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
+from launcher.train.data.batches import make_collator
 from launcher.train.data.build import Data, build_data
-from launcher.train.data.collate import make_collator
-from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_truncation
+from launcher.train.data.gate import LOOKED_AT, _look, check_first_batch, check_steps, check_truncation
 from launcher.train.job import read_job
 from launcher.train.model.processing import load_processing
 from launcher.train.tiny import tiny_tokenizer
@@ -217,3 +217,21 @@ def test_the_gate_stands_in_the_way_of_a_run(tmp_path, monkeypatch, packing):
     with pytest.raises(RecipeError, match="no token of the first batch carries loss"):
         trained(tmp_path / "run", {"data.packing": packing})
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def rows_without_collator(count, *, streaming=False):
+    return Data(train=[{}] * count, eval=None, collate=None, labels=None, counts={}, streaming=streaming)
+
+
+def test_fewer_samples_than_one_batch_for_each_process_are_refused():
+    with pytest.raises(RecipeError) as caught:
+        check_steps(rows_without_collator(15), 4, 4, drop_last=True)
+    (problem,) = caught.value.problems
+    assert (problem.code, problem.path) == ("no-steps", "trainer.dataloader_drop_last")
+    assert "15 samples are fewer than 4 batches of 4" in problem.message
+
+
+def test_what_still_has_a_step_is_accepted():
+    check_steps(rows_without_collator(16), 4, 4, drop_last=True)
+    check_steps(rows_without_collator(1), 4, 4, drop_last=False)
+    check_steps(rows_without_collator(1, streaming=True), 4, 4, drop_last=True)

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from launcher.facts.checkpoint import complete_checkpoints
 from launcher.train import stopping
 from launcher.train.checkpoint.saving import best_step
-from launcher.train.data.collate import make_collator
+from launcher.train.data.batches import make_collator
 from launcher.train.memory_meter import Meter
 from launcher.train.status import Status, status
 from launcher.train.training import final_metrics, fit, make_arguments, make_trainer

@@ -176,7 +176,7 @@ def test_a_base_from_a_gguf_file(tmp_path, monkeypatch):
 
     base = auto_class("causal-lm").from_config(AutoConfig.for_model(**TINY_LLAMA))
     base.save_pretrained(tmp_path / "converted")
-    monkeypatch.setattr("launcher.train.model.gguf.converted", lambda *_: tmp_path / "converted")
+    monkeypatch.setattr("launcher.train.model.weights.converted", lambda *_: tmp_path / "converted")
     gguf = {"model.config": None, "model.name_or_path": "org/model-GGUF", "model.gguf_file": "m.gguf"}
     found, _ = check(trained(tmp_path / "run", {**STEPS, **gguf, "adapter": ALL}), dtype="auto")
     assert found.dtype == "float32"

@@ -12,8 +12,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.train.model.adapters import attach_adapter, linear_suffixes
-from launcher.train.model.heads import head_modules, label_order
-from launcher.train.model.models import load_model
+from launcher.train.model.models import head_modules, label_order, load_model
 from launcher.train.model.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))

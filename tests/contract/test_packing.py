@@ -19,8 +19,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 datasets = pytest.importorskip("datasets")
 
-from launcher.train.data.collate import make_collator  # noqa: E402
-from launcher.train.data.pack import PackedRows, pack_lengths  # noqa: E402
+from launcher.train.data.batches import (  # noqa: E402
+    PackedRows,
+    make_collator,
+    pack_lengths,
+)
 from launcher.train.model.attention import register_varlen  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
 
@@ -125,13 +128,13 @@ def gradients(model: Any) -> dict[str, Any]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def batch_of(rows: Any, kind: str, model: Any = None) -> tuple[dict[str, Any], list[int]]:
+def batch_of(rows: Any, kind: str) -> tuple[dict[str, Any], list[int]]:
     """A batch of all packs, and the rows in the order in which the batch holds them."""
     packs = pack_lengths([len(row["input_ids"]) for row in rows], MAX_LENGTH)
     packed = PackedRows(rows, packs)
     samples = [packed[index] for index in range(len(packed))]
     assert len({len(sample["input_ids"]) for sample in samples}) > 1  # one of the packs has a padded tail
-    return dict(make_collator(kind, Pad(), model=model)(samples)), packs.order.tolist()
+    return dict(make_collator(kind, Pad())(samples)), packs.order.tolist()
 
 
 def worst_difference(batch: dict[str, Any], order: list[int], logits: Any, expected: list[Any]) -> float:
@@ -150,7 +153,7 @@ def worst_difference(batch: dict[str, Any], order: list[int], logits: Any, expec
 
 def assert_same_as_separate(model: Any, rows: Any, kind: str) -> None:
     logits, total, grads = separately(model, rows)
-    batch, order = batch_of(rows, kind, model)
+    batch, order = batch_of(rows, kind)
     model.zero_grad()
     out = model(**batch, use_cache=False, num_items_in_batch=1)
     out.loss.backward()
@@ -256,7 +259,7 @@ def test_sequence_bounds_reach_the_kernel(rows: Any, family: str) -> None:
     transformers.AttentionInterface.register("variable-length", variable_length)
     logits, _, _ = separately(build(family, "eager"), rows)
     model = build(family, "variable-length")
-    batch, order = batch_of(rows, "flatten", model)
+    batch, order = batch_of(rows, "flatten")
     out = model(**batch, use_cache=False)
     assert worst_difference(batch, order, out.logits, logits) < 2e-5
 
@@ -270,7 +273,7 @@ def test_flex_attention_tells_documents_apart(
     monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # torch sets it, and leaves it set
     logits, _, _ = separately(build(family, "eager"), rows)
     model = build(family, "flex_attention")
-    batch, order = batch_of(rows, "flatten", model)
+    batch, order = batch_of(rows, "flatten")
     with torch.no_grad():
         out = model(**batch, use_cache=False)
     assert worst_difference(batch, order, out.logits, logits) < 2e-5
@@ -300,7 +303,7 @@ def trainer(folder: Any, model: Any, samples: Any, kind: str, **arguments: Any) 
         args,
         train_dataset=samples,
         eval_dataset=samples,
-        data_collator=make_collator(kind, tokenizer, model=model),
+        data_collator=make_collator(kind, tokenizer),
     )
 
 

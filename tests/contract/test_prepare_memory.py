@@ -24,7 +24,7 @@ CHILD = textwrap.dedent(
     import json, sys, threading
     from pathlib import Path
     import psutil
-    from launcher.train.data import counts
+    from launcher.train.data import encoded
     from launcher.train.job import read_job
     from launcher.train.prepare import prepare_run
 

@@ -14,8 +14,7 @@ from launcher.cli import main
 pytest.importorskip("torch")
 
 from launcher.errors import RecipeError
-from launcher.train.model.heads import load_config
-from launcher.train.model.models import load_model
+from launcher.train.model.models import load_config, load_model
 from launcher.train.model.processing import load_processing
 
 sys.path.insert(0, str(Path(__file__).parent))

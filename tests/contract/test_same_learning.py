@@ -20,12 +20,12 @@ pytest.importorskip("torch")
 
 import torch
 
-from launcher.train.model import head_loss
-
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_runs import LLAMA
 from grounds import tokenizer_of_1024_words, write_rows
 from plans import prepared
+
+from launcher.train.model import loss as head_loss
 
 STEPS = 50
 ALIKE = 1e-5

@@ -21,7 +21,7 @@ from launcher.facts.checkpoint import complete_checkpoints, defect, incomplete_c
 from launcher.train.checkpoint import moving, saving
 from launcher.train.checkpoint.disk_full import SaveFailed, is_full
 from launcher.train.checkpoint.saving import surplus
-from launcher.train.data.collate import make_collator
+from launcher.train.data.batches import make_collator
 from launcher.train.memory_meter import Meter
 from launcher.train.outcome import _Tee, write_error
 from launcher.train.status import status

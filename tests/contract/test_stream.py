@@ -265,7 +265,7 @@ def test_truncation_is_judged_by_a_sample_before_the_run(job, tmp_path):
 
 
 def test_truncation_of_the_whole_run_is_warned_of(job, tmp_path, capsys):
-    from launcher.train.data.counts import result_rows
+    from launcher.train.data.encoded import result_rows
     from launcher.train.data.stream import streamed_rows
 
     for allowed in (1.0, 0.1):
@@ -332,7 +332,7 @@ def test_a_row_that_cannot_be_read_is_named_with_its_line(job, tmp_path):
 
 
 def test_dropped_rows_of_a_stream_are_judged_before_the_run_and_warned_of_after_it(job, tmp_path, capsys):
-    from launcher.train.data.counts import result_rows
+    from launcher.train.data.encoded import result_rows
     from launcher.train.data.stream import streamed_rows
 
     rows = [{"prompt": f"ask {i}", "completion": "" if i % 2 else "word"} for i in range(ROWS)]

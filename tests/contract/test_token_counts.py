@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from small import Rows, job, llama, lora, metrics, sequences, tokenizer  # noqa: E402
 
 from launcher.train.memory_meter import Meter  # noqa: E402
-from launcher.train.model.token_counts import takes_token_counts  # noqa: E402
+from launcher.train.model.loss import takes_token_counts  # noqa: E402
 from launcher.train.training import fit, make_arguments, make_trainer  # noqa: E402
 
 SIZES = {"vocab_size": 64, "pad_token_id": 0, "eos_token_id": 2}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.train.trace.replay import replay
+from launcher.train.trace.extend import replay
 from launcher.train.trace.tape import Piece, Segment, Tape
 
 WEIGHT, STATE, KEPT, FLOW, GRADIENT = 100, 200, 10, 3, 50

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import RecipeError, RunFailed
-from launcher.train.data.collate import make_collator
+from launcher.train.data.batches import make_collator
 from launcher.train.job import rank, world_size
 from launcher.train.memory_meter import Meter
 from launcher.train.status import status
@@ -191,7 +191,7 @@ def translation(count: int):
 
 def test_sequence_to_sequence_learns_and_is_scored_on_what_it_writes(tmp_path):
     words, model = tokenizer(), t5()
-    rows = Rows(translation(48), translation(11), make_collator("pad", words, model=model))
+    rows = Rows(translation(48), translation(11), make_collator("pad", words))
     changes = {
         "task": "seq2seq-lm",
         "data.metrics": ["exact_match", "bleu", "chrf", "rouge1", "rougeL", "perplexity"],
@@ -434,7 +434,7 @@ fit(work, trainer, Meter(on_cuda=False))
 changes = {{"task": "seq2seq-lm", "data.metrics": ["chrf"], **GENERATES}}
 work = job(folder / f"scored-{{os.getpid()}}", changes)
 model = t5()
-rows = Rows(translation(4), translation(3), make_collator("pad", tokenizer(), model=model))
+rows = Rows(translation(4), translation(3), make_collator("pad", tokenizer()))
 trainer = make_trainer(work, make_arguments(work), model, tokenizer(), rows)
 trainer.compute_metrics = lambda prediction: {{"rows": len(prediction.label_ids)}}
 found = trainer.evaluate()

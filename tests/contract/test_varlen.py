@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from launcher.train.data.collate import make_collator  # noqa: E402
+from launcher.train.data.batches import make_collator  # noqa: E402
 from launcher.train.model import attention  # noqa: E402
 from launcher.train.model.attention import register_varlen  # noqa: E402
 from tests.contract.test_packing import LLAMA, VOCAB, Pad, build  # noqa: E402

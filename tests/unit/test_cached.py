@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import EffilaunchError, MachineError
-from launcher.train import cached as module
-from launcher.train.cached import ABSENT, MANIFEST, cached, defect, seal
+from launcher.train.data import store as module
+from launcher.train.data.store import ABSENT, MANIFEST, cached, defect, seal
 
 KEY = "0123456789abcdef" * 2
 NOBODY = 65534

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from launcher.errors import RecipeError
 from launcher.train.data.chat import EncodeChat
 from launcher.train.data.sources import Row
-from launcher.train.data.turns import Template, find_spans
+from launcher.train.data.template import Template, find_spans
 from launcher.train.tiny import tiny_tokenizer
 
 # Own, short templates with the structure of each family: its headers, its ends, its peculiarities.
@@ -330,7 +330,7 @@ def test_a_template_that_hides_the_answers_is_refused_with_the_row():
     tokenizer = tokenizer_with(
         "{{ messages | length }}{% for m in messages %}{{ m.role }}{{ m.content }}{{ m.content }}{% endfor %}"
     )
-    with pytest.raises(RecipeError, match=r"rows\.jsonl:9: data\.loss_on: .*cannot be told apart") as caught:
+    with pytest.raises(RecipeError, match=r"rows\.jsonl:9: data\.loss_on: ") as caught:
         encode(tokenizer, CHAT)
     assert caught.value.problems[0].code == "chat-template-mask"
     assert encode(tokenizer, CHAT, "all").kept == 1

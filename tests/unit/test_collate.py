@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from launcher.train.data.collate import make_collator  # noqa: E402
+from launcher.train.data.batches import make_collator  # noqa: E402
 from launcher.train.tiny import tiny_tokenizer  # noqa: E402
 
 PACKS = [
@@ -72,17 +72,6 @@ def test_classes_are_stacked(tokenizer: Any) -> None:
     assert batch["token_type_ids"].shape == (2, 2)
 
 
-def test_an_encoder_decoder_gets_its_decoder_inputs(tokenizer: Any) -> None:
-    config = transformers.T5Config(
-        vocab_size=300, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0
-    )
-    model = transformers.T5ForConditionalGeneration(config)
-    rows = [{"input_ids": [7, 8, 9], "labels": [5, 6]}, {"input_ids": [9], "labels": [5]}]
-    batch = make_collator("pad", tokenizer, model=model)(rows)
-    assert batch["labels"].tolist() == [[5, 6], [5, -100]]
-    assert batch["decoder_input_ids"].tolist() == [[0, 5], [0, 5]]
-
-
 def test_the_padded_tail_of_a_pack_is_a_document_of_its_own(tokenizer: Any) -> None:
     pad = tokenizer.pad_token_id
     assert lists(make_collator("packed", tokenizer)(PACKS)) == {
@@ -126,36 +115,8 @@ def test_the_padded_tail_of_a_flattened_row_is_a_document_of_its_own(tokenizer: 
     assert even["cu_seq_lens_q"].tolist() == [0, 3, 5]
 
 
-@pytest.mark.parametrize(
-    ("attention", "bounds"),
-    [
-        ("sdpa", False),
-        ("eager", False),
-        ("flex_attention", False),
-        ("flash_attention_2", True),
-        ("varlen", True),
-    ],
-)
-def test_bounds_are_for_kernels_that_read_them(tokenizer: Any, attention: str, bounds: bool) -> None:
-    class Model:
-        config = transformers.LlamaConfig()
-
-    Model.config._attn_implementation_internal = attention
-    plain = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [3], "labels": [3]}]
-    batch = make_collator("flatten", tokenizer, model=Model())(plain)
-    assert batch["position_ids"].tolist() == [[0, 1, 0]]
-    assert batch["labels"].tolist() == [[-100, 2, -100]]
-    assert ("cu_seq_lens_q" in batch) is bounds
-    assert "attention_mask" not in batch
-
-
 @pytest.mark.parametrize("kind", ["pad", "packed", "flatten"])
 def test_collators_pickle(tokenizer: Any, kind: str) -> None:
     collate = make_collator(kind, tokenizer)
     again = pickle.loads(pickle.dumps(collate))
     assert lists(again(PACKS[:1])) == lists(collate(PACKS[:1]))
-
-
-def test_an_unknown_kind_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="no collator is called 'stack'"):
-        make_collator("stack", tokenizer)

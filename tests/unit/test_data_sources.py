@@ -131,7 +131,7 @@ def test_a_broken_line_far_down_is_named(tmp_path):
     assert (problem.file, problem.line) == (str(path), 40_317)
     assert "is not JSON: Expecting ',' delimiter at column 34" in problem.message
     assert '"completion": "b"' in problem.message
-    assert "mend or delete the line" in problem.hint
+    assert "one JSON object" in problem.hint
 
 
 def test_tool_call_arguments_stay_each_rows_own(tmp_path):

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from launcher.train.model import gguf
+from launcher.train.model import weights
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def file(tmp_path, monkeypatch):
 @pytest.fixture
 def hashed(monkeypatch):
     """The files that were read to their end."""
-    read, whole = [], gguf._hashed
+    read, whole = [], weights._hashed
 
     def noted(source, size):
         read.append(str(source))
         return whole(source, size)
 
-    monkeypatch.setattr(gguf, "_hashed", noted)
+    monkeypatch.setattr(weights, "_hashed", noted)
     return read
 
 
@@ -36,35 +36,35 @@ def test_a_copy_under_another_name_is_the_same_model(file, tmp_path):
     other = tmp_path / "elsewhere" / "renamed.gguf"
     other.parent.mkdir()
     shutil.copyfile(file, other)
-    assert gguf._key(file) == gguf._key(other) == hashlib.sha256(b"weights").hexdigest()[:32]
+    assert weights._key(file) == weights._key(other) == hashlib.sha256(b"weights").hexdigest()[:32]
 
 
 def test_a_file_is_hashed_once(file, hashed):
-    assert gguf._key(file) == gguf._key(file)
+    assert weights._key(file) == weights._key(file)
     assert hashed == [str(file)]
 
 
 def test_a_changed_file_is_another_model_though_its_size_and_time_stay(file):
-    first, state = gguf._key(file), file.stat()
+    first, state = weights._key(file), file.stat()
     file.write_bytes(b"WEIGHTS")
     os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert gguf._key(file) != first
+    assert weights._key(file) != first
 
 
 @pytest.mark.parametrize("spoilt", ["", "deadbeef", "\xff" * 64])
 def test_a_spoilt_note_is_made_anew(file, hashed, tmp_path, spoilt):
-    first = gguf._key(file)
+    first = weights._key(file)
     (note,) = (tmp_path / "cache" / "gguf" / "digests").iterdir()
     note.write_bytes(spoilt.encode("latin-1"))
-    assert gguf._key(file) == first
+    assert weights._key(file) == first
     assert len(hashed) == 2
-    assert gguf._key(file) == first
+    assert weights._key(file) == first
     assert len(hashed) == 2
 
 
 def test_a_cache_that_takes_no_note_costs_only_time(file, hashed, tmp_path):
     (tmp_path / "cache").write_text("no folder")
-    assert gguf._key(file) == gguf._key(file)
+    assert weights._key(file) == weights._key(file)
     assert len(hashed) == 2
 
 
@@ -75,10 +75,10 @@ def test_a_conversion_is_found_again(file, monkeypatch):
         made.append(source)
         (target / "config.json").write_text("{}")
 
-    monkeypatch.setattr(gguf, "_convert", convert)
-    first = gguf.converted(str(file.parent), file.name, {})
+    monkeypatch.setattr(weights, "_convert", convert)
+    first = weights.converted(str(file.parent), file.name, {})
     file.rename(file.with_name("renamed.gguf"))
-    assert gguf.converted(str(file.parent), "renamed.gguf", {}) == first
+    assert weights.converted(str(file.parent), "renamed.gguf", {}) == first
     assert len(made) == 1
 
 
@@ -91,12 +91,12 @@ def test_a_damaged_conversion_is_made_again(file, monkeypatch, capsys, name, con
         for path, written in whole.items():
             (target / path).write_bytes(written)
 
-    monkeypatch.setattr(gguf, "_convert", convert)
-    folder = gguf.converted(str(file.parent), file.name, {})
+    monkeypatch.setattr(weights, "_convert", convert)
+    folder = weights.converted(str(file.parent), file.name, {})
     state = (folder / name).stat()
     (folder / name).write_bytes(content)
     os.utime(folder / name, ns=(state.st_atime_ns, state.st_mtime_ns))
     capsys.readouterr()
-    assert gguf.converted(str(file.parent), file.name, {}) == folder
+    assert weights.converted(str(file.parent), file.name, {}) == folder
     assert {path: (folder / path).read_bytes() for path in whole} == whole
     assert f"({folder}: {name} " in capsys.readouterr().err

@@ -26,12 +26,13 @@ from launcher.train.metrics import (
     token_accuracy,
 )
 from launcher.train.tasks import train_task
+from launcher.train.tasks.task import Evaluated
 
 LABELS = ("O", "B-A", "I-A", "B-B", "I-B")
 
 
 def scores_of(task, processing=None):
-    return lambda names, *found: train_task(task).scores(names, *found, processing, LABELS)
+    return lambda names, *found: train_task(task).scores(Evaluated(names, *found, processing, LABELS))
 
 
 CLASSES = scores_of("sequence-classification")

@@ -10,8 +10,8 @@ import pytest
 import launcher.tasks
 from launcher.errors import RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.train.data.detection import detect
 from launcher.train.data.formats import canonical
+from launcher.train.data.recognise import detect
 from launcher.train.data.sources import Row
 from launcher.train.data.unread import refuse_lost, unread_columns
 
@@ -90,10 +90,13 @@ def test_scores_of_answers_are_no_answers():
 
 
 @pytest.mark.parametrize(
-    "column", ["image", "images", "videos", "audio", "audios", "image_path", "Image-URL"]
+    ("column", "text", "task"),
+    [
+        *((column, "What?", "causal-lm") for column in ("image", "images", "videos", "audio", "audios")),
+        *((column, "<image>What?", "causal-lm") for column in ("image_path", "Image-URL")),
+        *(("images", "What?", task) for task in TASKS),
+    ],
 )
-@pytest.mark.parametrize("text", ["What is this?", "<image>What is this?"])
-@pytest.mark.parametrize("task", TASKS)
 def test_rows_with_media_are_refused_by_tasks_that_read_text(column, text, task):
     turns = [{"role": "user", "content": text}, CHAT[1]]
     problem = refused({"messages": turns, column: ["a.png"]}, task)

@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 
 from launcher.errors import RecipeError
 from launcher.train.data.encoded import IGNORED
-from launcher.train.data.formats import canonical, detect
-from launcher.train.data.labels import collect_labels
+from launcher.train.data.formats import canonical, collect_labels
+from launcher.train.data.recognise import detect
 from launcher.train.data.sources import Row
 from launcher.train.tasks.token_classification import EncodeWords, encode_words, word_scores
 from launcher.train.tiny import tiny_tokenizer

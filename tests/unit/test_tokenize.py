@@ -13,6 +13,7 @@ from launcher.errors import RecipeError
 from launcher.train.data.encoded import _plain_backend, cut, token_ids
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
+from launcher.train.model.processing import ensure_pad_token
 from launcher.train.tasks import train_task
 from launcher.train.tiny import tiny_tokenizer
 
@@ -384,3 +385,15 @@ def test_a_tokenizer_that_does_something_of_its_own_with_texts_is_called(tokeniz
     own = Own(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|eos|>")
     assert _plain_backend(own) is None
     assert token_ids(own, ["abc", "def"]) == token_ids(tokenizer, ["ABC", "DEF"])
+
+
+def test_pad_token_prefers_a_spare_token_to_eos():
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = tiny_tokenizer(512)
+    bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|eos|>")
+    assert bare.pad_token_id is None
+    size = len(bare)
+    ensure_pad_token(bare)
+    assert bare.pad_token == "<|pad|>"
+    assert len(bare) == size

@@ -16,7 +16,7 @@ import torch
 from launcher.errors import Problem, RunFailed
 from launcher.facts.checkpoint import read_manifest
 from launcher.train.job import rank, read_job, world_size
-from launcher.train.model.weight_names import stored, translated
+from launcher.train.model.weights import stored, translated
 from launcher.train.together import of_rank_0
 
 

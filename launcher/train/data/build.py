@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.collate import make_collator
-from launcher.train.data.counts import result_rows
+from launcher.train.data.batches import make_collator
+from launcher.train.data.encoded import result_rows
 from launcher.train.data.store import open_samples, read_record
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
 
 PLACES = ("file", "number")
-"""Columns that say which row a sample came from; the model never sees them."""
+"""Columns with the row that a sample came from; the model never sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,56 +45,49 @@ class Data:
 def build_data(job: Job, processing: Any) -> Data:
     """The data that `prepare` left for this run. RecipeError when it is not there."""
     record = read_record(job)
-    labels = tuple(record["labels"]) if record.get("labels") else None
-    formats = tuple(record["formats"])
-    collate = train_task(job.task.name).collator(job, processing)
-    collate_eval = _eval_collator(job, processing)
     if job.data.streaming:
         from launcher.train.data.stream import Stream
 
-        evaluation = _finish(job, _without_places(_open(record, "eval")), processing)
-        counts = row_counts(record, (), evaluation)
+        evaluation = _finish(job, _chosen(record, "eval"), processing)
         stream = Stream(job, processing)
-        return Data(
-            stream, evaluation, collate, labels, counts,
-            streaming=True, formats=formats, collate_eval=collate_eval,
-        )  # fmt: skip
+        return _data(job, processing, record, stream, evaluation, train_size=0, streaming=True)
     rows = _open(record, "train")
-    held_out = job.data.eval
-    train_index, eval_index = _split(job, rows, held_out)
-    train_index = _weighted(job, record["splits"]["train"], train_index)
-    train = _without_places(rows.select(train_index))
-    if eval_index is not None:
-        evaluation = _without_places(rows.select(eval_index))
-    else:
-        evaluation = _without_places(_open(record, "eval"))
-    packed = _finish(job, train, processing)
-    packed_eval = _finish(job, evaluation, processing)
-    counts = row_counts(record, packed, packed_eval)
-    return Data(
-        packed, packed_eval, collate, labels, counts,
-        samples=train, formats=formats, collate_eval=collate_eval,
-    )  # fmt: skip
+    train_index, eval_index = _split(job, rows, job.data.eval)
+    train = _chosen(record, "train", _weighted(job, record["splits"]["train"], train_index))
+    held_out = _chosen(record, "eval") if eval_index is None else _chosen(record, "train", eval_index)
+    packed, evaluation = (_finish(job, samples, processing) for samples in (train, held_out))
+    return _data(job, processing, record, packed, evaluation, train_size=len(packed), samples=train)
 
 
 def build_evaluation(job: Job, processing: Any) -> Data:
     """The rows held out alone, as an evaluation during the run has them. RecipeError as `build_data`.
 
-    They stand in the place of the training rows, too, for trainers that will not do without.
+    They also take the place of the training rows, for trainers that need some.
     """
     record = read_record(job)
-    held_out = job.data.eval
-    if isinstance(held_out, Mapping):
-        rows = _open(record, "train")
-        rows = rows.select(_split(job, rows, held_out)[1])
+    if isinstance(job.data.eval, Mapping):
+        held_out = _chosen(record, "train", _split(job, _open(record, "train"), job.data.eval)[1])
     else:
-        rows = _open(record, "eval")
-    evaluation = _finish(job, _without_places(rows), processing)
-    labels = tuple(record["labels"]) if record.get("labels") else None
+        held_out = _chosen(record, "eval")
+    evaluation = _finish(job, held_out, processing)
+    return _data(job, processing, record, evaluation, evaluation, train_size=0)
+
+
+def _data(
+    job: Job, processing: Any, record: Mapping[str, Any], train: Any, evaluation: Any, *, train_size: int,
+    **more: Any,
+) -> Data:  # fmt: skip
+    eval_size = 0 if evaluation is None else len(evaluation)
     return Data(
-        evaluation, evaluation, train_task(job.task.name).collator(job, processing), labels, {},
-        formats=tuple(record["formats"]), collate_eval=_eval_collator(job, processing),
-    )  # fmt: skip
+        train,
+        evaluation,
+        train_task(job.task.name).collator(job, processing),
+        tuple(record["labels"]) if record.get("labels") else None,
+        result_rows(train_size, eval_size, [split["counts"] for split in record["splits"].values()]),
+        formats=tuple(record["formats"]),
+        collate_eval=_eval_collator(job, processing),
+        **more,
+    )
 
 
 def _open(record: Mapping[str, Any], name: str) -> Any:
@@ -103,8 +96,12 @@ def _open(record: Mapping[str, Any], name: str) -> Any:
     return None if split is None else open_samples(Path(record["folder"]) / split["file"])
 
 
-def _without_places(rows: Any) -> Any:
-    return None if rows is None else rows.remove_columns(list(PLACES))
+def _chosen(record: Mapping[str, Any], name: str, index: Any = None) -> Any:
+    """The samples of a split, those of `index` or all, without their places; None when it has none."""
+    rows = _open(record, name)
+    if rows is None:
+        return None
+    return (rows if index is None else rows.select(index)).remove_columns(list(PLACES))
 
 
 def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
@@ -113,7 +110,7 @@ def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
         return np.arange(rows.num_rows), None
     table = rows.with_format("numpy")
     row = np.column_stack([table["file"][:], table["number"][:]])
-    # Rows lie one after the other, so a row begins wherever its place changes.
+    # Rows follow each other, so a row begins wherever its place changes.
     ordinal = np.concatenate([[0], np.cumsum(np.any(row[1:] != row[:-1], axis=1))])
     total = int(ordinal[-1]) + 1
     if total < 2:
@@ -126,7 +123,7 @@ def _split(job: Job, rows: Any, held_out: Any) -> tuple[Any, Any | None]:
 
 
 def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
-    """Each source's samples as often as its weight says: 2.5 is twice all of them and a random half."""
+    """Each source's samples as often as its weight: 2.5 is twice all of them and a random half."""
     weights = [float(source["weight"]) for source in job.data.train]
     if all(weight == 1.0 for weight in weights):
         return index
@@ -142,7 +139,7 @@ def _weighted(job: Job, split: Mapping[str, Any], index: Any) -> Any:
     return np.concatenate(parts)
 
 
-def _finish(job: Job, samples: Any | None, processing: Any) -> Any | None:
+def _finish(job: Job, samples: Any | None, processing: Any) -> Any:
     return None if samples is None else train_task(job.task.name).samples(job, samples, processing)
 
 
@@ -154,9 +151,3 @@ def _eval_collator(job: Job, processing: Any) -> Any | None:
     if not job.data.padding_free or job.data.packing:
         return None
     return make_collator("pad", processing, pad_to_multiple_of=job.data.pad_to_multiple_of)
-
-
-def row_counts(record: Mapping[str, Any], train: Any, evaluation: Any | None) -> dict[str, Any]:
-    """`rows` of result.json, of what was prepared."""
-    splits: Sequence[Mapping[str, Any]] = [split["counts"] for split in record["splits"].values()]
-    return result_rows(len(train), 0 if evaluation is None else len(evaluation), splits)

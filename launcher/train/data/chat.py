@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.train.data.encoded import IGNORED, Collector, EncodedBatch
-from launcher.train.data.masks import TRAIN
-from launcher.train.data.pieces import REASONING
-from launcher.train.data.rendered import TOOLS_HINT, RenderCheck
-from launcher.train.data.turns import Message, Span, Template, assistant_turns, find_spans, render_errors
+from launcher.train.data.messages import TRAIN
+from launcher.train.data.rendered import REASONING, TOOLS_HINT, RenderCheck
+from launcher.train.data.sources import Row, bad_row
+from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
+from launcher.train.job import Job
 
 if TYPE_CHECKING:
     from launcher.train.data.sources import Row
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+_CONTENTS: tuple[Message, ...] = ({}, {"content": None}, {"content": ""})
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class Talk:
 
     text: str
     spans: list[Span]
-    """Ranges that are learned; with loss_on: all those that are not."""
+    """Ranges of targets; with `loss_on: all`, the masked ones."""
     answered: bool
     """Whether it ends with an answer."""
 
@@ -41,9 +43,9 @@ class Talk:
 class EncodeChat:
     """Encoder of conversations: canonical rows {messages, tools, train}.
 
-    loss_on: assistant learns every assistant turn, completion the last one, all everything; a turn whose
-    flag in `train` is False is not learned. A turn's closing token is learned with it, its header is not,
-    and neither is what the template writes into the answer that the row does not hold.
+    loss_on: with `assistant` every assistant turn is a target, with `completion` the last one, with `all`
+    everything; a turn whose flag in `train` is False is masked. The closing token of a turn is a target; its
+    header is masked, and so is text in the answer that the template inserts.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class EncodeChat:
         loss_on_inserted: bool = False,
         origin: str = "the chat template",
     ) -> None:
-        """RecipeError when the tokenizer has no chat template, or cannot tell where a token lies.
+        """RecipeError when the tokenizer has no chat template, or cannot report where in the text a token is.
 
         origin: what errors call the template.
         """
@@ -81,7 +83,7 @@ class EncodeChat:
         encoded = self._encode([talk.text for talk in talks if isinstance(talk, Talk)], masked=masked)
         for talk in talks:
             if isinstance(talk, str):
-                found.drop(talk)
+                found.dropped[talk] += 1
                 continue
             ids, places = next(encoded)
             labels = [IGNORED] * len(ids) if self.loss_on != "all" else list(ids)
@@ -90,7 +92,7 @@ class EncodeChat:
             if talk.answered:
                 ids, labels = self._with_end(ids, labels)
             found.add(ids, labels)
-        return found.batch()
+        return found
 
     def _talk(self, row: Row, notes: Counter[str]) -> Talk | str:
         """The rendered row, or why it is dropped."""
@@ -102,12 +104,13 @@ class EncodeChat:
             return "masked"
         if turns and self.loss_on != "all" and not any(_has_answer(messages[turn]) for turn in turns):
             return "empty"
-        notes["turn-masked"] += len(left_out)
+        if left_out:
+            notes["turn-masked"] += len(left_out)
         text, spans = self._render(messages, left_out if self.loss_on == "all" else turns, row, notes)
         return Talk(text, spans, messages[-1].get("role") == "assistant")
 
     def _turns(self, messages: Sequence[Message], row: Row) -> tuple[list[int], list[int]]:
-        """(turns that are learned, turns that would be if the row did not mask them)."""
+        """(turns that are targets, turns that would be if the row did not mask them)."""
         turns = assistant_turns(messages)
         if self.loss_on == "completion":
             turns = turns[-1:]
@@ -115,17 +118,14 @@ class EncodeChat:
         for index, (message, flag) in enumerate(zip(messages, flags, strict=True)):
             if message.get("role") != "assistant" and flag is (self.loss_on != "all"):
                 wanted = "to be learned" if flag else "not to be learned"
-                raise RecipeError(
-                    Problem(
-                        "chat-mask",
-                        f"message {index + 1} (role {message.get('role')}) is {wanted}; with loss_on: "
-                        f"{self.loss_on} only turns of the assistant can be chosen",
-                        file=row.file,
-                        line=row.number,
-                        path="data.loss_on",
-                        hint="remove the mask of that message"
-                        + (", or learn everything with loss_on: all" if flag else ""),
-                    )
+                learn_all = ", or learn everything with loss_on: all" if flag else ""
+                raise bad_row(
+                    row,
+                    f"message {index + 1} (role {message.get('role')}) is {wanted}; with loss_on: "
+                    f"{self.loss_on} only turns of the assistant can be chosen",
+                    f"remove the mask of that message{learn_all}",
+                    code="chat-mask",
+                    path="data.loss_on",
                 )
         left_out = [turn for turn in turns if flags[turn] is False]
         if left_out and not self.tokenizer.is_fast:
@@ -133,17 +133,13 @@ class EncodeChat:
         return [turn for turn in turns if flags[turn] is not False], left_out
 
     def _encode(self, texts: list[str], *, masked: bool) -> Iterator[tuple[list[int], list[Span]]]:
-        """(ids, their places in the text) of each text; no places where all is learnt."""
+        """(ids, their places in the text) of each text; no places where every token is a target."""
         if not texts:
             return iter(())
         encoded = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            return_offsets_mapping=masked,
-            verbose=False,
-        )
+            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False,
+            return_offsets_mapping=masked, verbose=False,
+        )  # fmt: skip
         places = encoded["offset_mapping"] if masked else [[] for _ in texts]
         return zip(encoded["input_ids"], places, strict=True)
 
@@ -172,16 +168,12 @@ class EncodeChat:
 
         text, spans = in_forms(find, messages, self.rendered.origin, row)
         if spans is None:
-            raise RecipeError(
-                Problem(
-                    "chat-template-mask",
-                    f"{self.rendered.origin} does not show which part of this conversation the assistant "
-                    "says, so its tokens cannot be told apart",
-                    file=row.file,
-                    line=row.number,
-                    path="data.loss_on",
-                    hint="mark them in the template with {% generation %}, or use loss_on: all",
-                )
+            raise bad_row(
+                row,
+                f"{self.rendered.origin} does not show which part of this conversation is the assistant's",
+                "mark it in the template with {% generation %}, or use loss_on: all",
+                code="chat-template-mask",
+                path="data.loss_on",
             )
         return text, spans
 
@@ -189,20 +181,20 @@ class EncodeChat:
         """The tokens of each range of characters, the closing token included."""
         for first, last in spans:
             start = bisect_left(offsets, first, key=itemgetter(0))
-            # Some tokenizers report a token of spaces as an empty place at its end: it lies before the span.
+            # Some tokenizers report a token of spaces as an empty place at its end: it is before the span.
             while start < len(ids) and offsets[start][1] <= first:
                 start += 1
             end = bisect_right(offsets, last, lo=start, key=itemgetter(1))
             yield start, self._close(ids, offsets, start, end, last)
 
     def _close(self, ids: list[int], offsets: list[Span], start: int, end: int, last: int) -> int:
-        """The end of a learnt range, moved so that it is the turn's closing token where there is one."""
+        """The end of a range of targets, moved so that it is the turn's closing token where there is one."""
         if end < len(ids) and ids[end] in self._special and offsets[end][0] < last:
             return end + 1  # a token that swallows the line break after it
         if end < len(ids) and ids[end] == self._closing and ids[end - 1] != self._closing:
             return end + 1  # {% generation %} that leaves the closing token out
         closing = self._last_word(ids, end)
-        # The model stops at the closing token: a line break after it is never asked of it.
+        # The model stops at the closing token: a line break after it is never needed.
         return closing + 1 if closing >= start and ids[closing] in self._special else end
 
     def _last_word(self, ids: list[int], end: int) -> int:
@@ -218,7 +210,7 @@ class EncodeChat:
         return self._blank[token]
 
     def _with_end(self, ids: list[int], labels: list[int]) -> tuple[list[int], list[int]]:
-        """Add a learnt EOS to an answer that the template ends with no special token."""
+        """Add an EOS that is a target to an answer that the template ends with no special token."""
         eos = self.tokenizer.eos_token_id
         last = self._last_word(ids, len(ids))
         if eos is None or last < 0 or labels[last] == IGNORED or ids[last] in self._special:
@@ -243,7 +235,7 @@ class EncodeChat:
 
 
 def _has_answer(message: Message) -> bool:
-    """Whether a turn of the assistant holds something: only its end would teach the model to say nothing."""
+    """Whether a turn of the assistant holds something: its end alone would teach to write nothing."""
     return any(message.get(key, "").strip() for key in ("content", *REASONING)) or "tool_calls" in message
 
 
@@ -258,33 +250,23 @@ def template_origin(job: Job) -> str:
 def require_template(tokenizer: Any) -> None:
     """RecipeError when the tokenizer has no chat template."""
     if not tokenizer.chat_template:
-        raise RecipeError(
-            Problem(
-                "chat-template-missing",
-                "the tokenizer has no chat template, and the rows are conversations",
-                path="model.chat_template",
-                hint="give model.chat_template, or use a model tuned for chat",
-            )
-        )
+        message = "the tokenizer has no chat template, and the rows are conversations"
+        hint = "give model.chat_template, or use a model tuned for chat"
+        raise RecipeError(Problem("chat-template-missing", message, path="model.chat_template", hint=hint))
 
 
 def _require_offsets(tokenizer: Any) -> None:
     if not tokenizer.is_fast:
-        raise RecipeError(
-            Problem(
-                "tokenizer-offsets",
-                "the tokenizer does not tell where in the text a token lies, so turns cannot be masked",
-                path="data.loss_on",
-                hint="use loss_on: all, or a model with a tokenizer.json",
-            )
-        )
+        message = "the tokenizer does not report where in the text a token is, so turns cannot be masked"
+        hint = "use loss_on: all, or a model with a tokenizer.json"
+        raise RecipeError(Problem("tokenizer-offsets", message, path="data.loss_on", hint=hint))
 
 
 def in_forms(find: Callable[[list[Message]], T], messages: list[Message], origin: str, row: Row) -> T:
     """`find` with tool calls as most templates take them, else in the other forms that templates know.
 
     Arguments as objects, as JSON text, calls without the wrapping `function`; each without a content where a
-    call has none, with None and with an empty one. RecipeError says what the first form fails at.
+    call has none, with None and with an empty one. RecipeError names the failure of the first form.
     """
     calls = any(message.get("tool_calls") for message in messages)
     refused: RecipeError | None = None
@@ -299,17 +281,9 @@ def in_forms(find: Callable[[list[Message]], T], messages: list[Message], origin
     if refused is not None:
         raise refused
     what = "a conversation with tool calls" if calls else "this conversation"
-    hint = "correct the row, or give another template as model.chat_template"
-    raise RecipeError(
-        Problem(
-            "chat-template-failed",
-            f"{origin} does not take {what}: {str(failed) or type(failed).__name__}",
-            file=row.file,
-            line=row.number,
-            path="data.train",
-            hint=TOOLS_HINT if calls else hint,
-        )
-    ) from failed
+    message = f"{origin} does not take {what}: {str(failed) or type(failed).__name__}"
+    hint = TOOLS_HINT if calls else "correct the row, or give another template as model.chat_template"
+    raise bad_row(row, message, hint, code="chat-template-failed", path="data.train") from failed
 
 
 def plain_message(message: Message) -> Message:
@@ -355,4 +329,3 @@ _FORMS: tuple[Callable[[Message], Message], ...] = (
     lambda message: _map_arguments(message, _to_json),
     _unwrapped,
 )
-_CONTENTS: tuple[Message, ...] = ({}, {"content": None}, {"content": ""})

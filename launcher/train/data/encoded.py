@@ -1,32 +1,49 @@
-"""What encoders hand back: samples in columns and the counts of what became of the rows."""
+"""Samples in columns, the counts of what became of their rows, and samples as text for people."""
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import EffilaunchError
+from launcher.train.data.sources import bad_row
+from launcher.train.tasks import train_task
 
 if TYPE_CHECKING:
     from launcher.train.data.sources import Row
 
 IGNORED = -100
-"""The label of a token that is not learnt."""
+"""The label of a token that does not contribute to the loss."""
+TOTALS = ("read", "kept", "truncated", "split", "tokens", "tokens_lost")
+"""Numbers that result.json holds of the rows."""
+REASONS = ("no-targets", "masked", "overlong", "empty", "format_row")
+"""Why a row is left out; masked: it masks every turn that would contribute to the loss."""
+NOTES = (
+    "turn-masked",
+    "inserted-text-masked",
+    "reasoning-left-out",
+    "field-not-rendered",
+    "word-without-token",
+)
+"""What is counted of rows that are kept. Of conversations: turns that the row masks; turns with text of the
+template that is masked; turns whose reasoning the template leaves out; fields of messages that it does not
+render, each as `field-not-rendered: NAME`. Of labelled words: those that the tokenizer removes."""
+ASKED_FOR = ("masked", "overlong", "format_row")
+"""Reasons that the row, the recipe (`data.overlong: drop`) or its hook gives: no loss of data."""
+SHOWN_CHARACTERS = 2000
+
+Piece = tuple[str, bool]
+"""(text, whether it contributes to the loss)"""
 
 
-@dataclass(slots=True)
-class EncodedBatch:
-    """Samples of a batch of rows. kept + the sum of dropped is the number of rows."""
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What became of rows: kept + the sum of dropped is their number."""
 
-    columns: dict[str, Any]
-    """Equal lengths, one entry per sample: input_ids, labels, and token_type_ids for classification. Lists;
-    Arrow arrays of the same once they are on their way to the cache.
-
-    Language models: lists of int, labels -100 where not learnt. Classification: labels is one int.
-    """
     kept: int = 0
     """Rows that gave at least one sample."""
     truncated: int = 0
@@ -37,82 +54,85 @@ class EncodedBatch:
     """Tokens before truncation and dropping."""
     tokens_lost: int = 0
     """Tokens cut off by truncation."""
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Reason -> rows: no-targets | masked | overlong | empty."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> rows."""
     notes: Counter[str] = field(default_factory=Counter)
-    """What is not learned or not rendered of the conversations, see `counts.NOTES`."""
+    """See NOTES."""
+
+
+@dataclass(slots=True)
+class EncodedBatch(Tally):
+    """Samples of a batch of rows."""
+
+    columns: dict[str, Any] = field(default_factory=lambda: {"input_ids": [], "labels": []})
+    """Equal lengths, one entry per sample: input_ids, labels, and token_type_ids for classification. Lists;
+    Arrow arrays of the same once they are on their way to the cache.
+
+    Language models: lists of int, labels -100 where masked. Classification: labels is one int.
+    """
     rows: list[int] = field(default_factory=list)
     """For each sample, which row of the batch it came from."""
+
+    def keep(self, row: int, sample: Mapping[str, Any]) -> None:
+        """Add the only sample of a row."""
+        self.kept += 1
+        self.rows.append(row)
+        for name, value in sample.items():
+            self.columns.setdefault(name, []).append(value)
 
 
 Encoder = Callable[[Sequence["Row"]], EncodedBatch]
 """Canonical rows of one format to samples."""
 
 
-class Collector:
-    """Fits samples to max_length and keeps the counts; `batch()` hands all over."""
+class Collector(EncodedBatch):
+    """A batch whose rows come in order, each exactly once, and are fitted to max_length."""
 
     def __init__(self, max_length: int, overlong: str) -> None:
         """overlong: truncate | split | drop."""
-        self.max_length = max_length
-        self.overlong = overlong
-        self._inputs: list[list[int]] = []
-        self._labels: list[list[int]] = []
-        self._dropped: Counter[str] = Counter()
-        self.notes: Counter[str] = Counter()
-        self._batch = EncodedBatch({"input_ids": self._inputs, "labels": self._labels})
-
-    def drop(self, reason: str) -> None:
-        self._dropped[reason] += 1
+        super().__init__()
+        self.max_length, self.overlong = max_length, overlong
 
     def add(self, ids: list[int], labels: list[int]) -> None:
         """One row. The lists become the collector's own."""
-        self._batch.tokens += len(ids)
+        self.tokens += len(ids)
         if len(ids) > self.max_length:
             if self.overlong == "drop":
-                self.drop("overlong")
+                self.dropped["overlong"] += 1
                 return
             if self.overlong == "split":
                 self._keep_all(cut(ids, self.max_length), cut(labels, self.max_length))
                 return
-            self._batch.truncated += 1
-            self._batch.tokens_lost += len(ids) - self.max_length
+            self.truncated += 1
+            self.tokens_lost += len(ids) - self.max_length
             ids, labels = ids[: self.max_length], labels[: self.max_length]
         self._keep_all([ids], [labels])
 
     def add_pieces(self, pieces: list[list[int]], tokens: int, lost: int = 0) -> None:
-        """One row that was cut before, every token of it learnt.
+        """One row that was cut before, all of whose tokens are targets.
 
         tokens: the row's tokens before; lost: how many of them the pieces do not hold.
         """
-        self._batch.tokens += tokens
-        self._batch.tokens_lost += lost
-        self._batch.truncated += lost > 0
+        self.tokens += tokens
+        self.tokens_lost += lost
+        self.truncated += lost > 0
         self._keep_all(pieces, [list(piece) for piece in pieces])
 
     def _keep_all(self, inputs: list[list[int]], labels: list[list[int]]) -> None:
-        kept = [index for index, piece in enumerate(labels) if _has_target(piece)]
+        kept = [number for number, piece in enumerate(labels) if _has_target(piece)]
         if not kept:
-            self.drop("no-targets")
+            self.dropped["no-targets"] += 1
             return
-        row = self._batch.kept + self._dropped.total()  # rows come in order, each exactly once
-        self._batch.rows += [row] * len(kept)
-        self._batch.kept += 1
-        self._batch.split += len(kept) > 1
-        self._inputs.extend(inputs[index] for index in kept)
-        self._labels.extend(labels[index] for index in kept)
-
-    def batch(self) -> EncodedBatch:
-        self._batch.dropped = dict(self._dropped)
-        self._batch.notes = +self.notes
-        return self._batch
+        self.rows += [self.kept + self.dropped.total()] * len(kept)
+        self.kept += 1
+        self.split += len(kept) > 1
+        self.columns["input_ids"] += [inputs[number] for number in kept]
+        self.columns["labels"] += [labels[number] for number in kept]
 
 
 def _has_target(labels: Sequence[int]) -> bool:
-    """Whether anything is learnt. The first label never is: a causal model shifts labels by one."""
-    if len(labels) < 2:
-        return False
-    return labels[-1] != IGNORED or any(label != IGNORED for label in labels[1:])
+    """Whether a label is a target. The first one never is: a causal model shifts labels by one."""
+    return len(labels) > 1 and (labels[-1] != IGNORED or any(label != IGNORED for label in labels[1:]))
 
 
 def cut(tokens: list[int], max_length: int) -> list[list[int]]:
@@ -123,23 +143,13 @@ def cut(tokens: list[int], max_length: int) -> list[list[int]]:
     ends = list(range(max_length, len(tokens), max_length))
     if ends and len(tokens) - ends[-1] == 1 and max_length > 2:
         ends[-1] -= 1
-    bounds = [0, *ends, len(tokens)]
-    return [tokens[start:end] for start, end in pairwise(bounds)]
+    return [tokens[start:end] for start, end in itertools.pairwise([0, *ends, len(tokens)])]
 
 
 def with_eos(tokenizer: Any, ids: list[int]) -> list[int]:
-    """`ids` ending in exactly the tokenizer's EOS (unchanged when it has none)."""
+    """`ids` ending in exactly one EOS (unchanged when the tokenizer has none)."""
     eos = tokenizer.eos_token_id
-    if eos is None or (ids and ids[-1] == eos):
-        return ids
-    return [*ids, eos]
-
-
-def without_eos(tokenizer: Any, ids: list[int]) -> list[int]:
-    """`ids` without a final EOS: some tokenizers add one, which would end a prompt."""
-    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
-        return ids[:-1]
-    return ids
+    return ids if eos is None or (ids and ids[-1] == eos) else [*ids, eos]
 
 
 def texts_of(rows: Sequence[Row], name: str) -> list[str]:
@@ -147,10 +157,7 @@ def texts_of(rows: Sequence[Row], name: str) -> list[str]:
     texts = [row.values[name] for row in rows]
     for row, text in zip(rows, texts, strict=True):
         if not isinstance(text, str):
-            kind = type(text).__name__
-            raise RecipeError(
-                Problem("not-text", f"{name} holds {kind}, expected text", file=row.file, line=row.number)
-            )
+            raise bad_row(row, f"{name} holds {type(text).__name__}, expected text", code="not-text")
     return texts
 
 
@@ -184,3 +191,123 @@ def _plain_backend(tokenizer: Any) -> Any | None:
     )
     backend = None if own else tokenizer.backend_tokenizer
     return backend if hasattr(backend, "encode_batch_fast") else None
+
+
+def encode_rows(encoder: Encoder, rows: Sequence[Row]) -> EncodedBatch:
+    """The encoder's batch; an error of a library gets the place of the row that causes it."""
+    try:
+        return encoder(rows)
+    except (EffilaunchError, MemoryError):
+        raise
+    except Exception:
+        for row in rows:
+            try:
+                encoder([row])
+            except EffilaunchError:
+                raise
+            except Exception as error:
+                message = f"the row cannot be encoded: {type(error).__name__}: {error}"
+                raise bad_row(row, message, "fix or remove the row", code="row-failed") from error
+        raise
+
+
+@dataclass(slots=True)
+class Counts(Tally):
+    """Running totals over one split."""
+
+    read: int = 0
+    targets: int = 0
+    _lengths: array[int] = field(default_factory=lambda: array("i"))
+
+    def add(self, batch: EncodedBatch) -> None:
+        for name in TOTALS[1:]:
+            setattr(self, name, getattr(self, name) + getattr(batch, name))
+        self.dropped.update(batch.dropped)
+        self.notes.update(batch.notes)
+        lengths, targets = _lengths_and_targets(batch.columns)
+        self._lengths.extend(lengths)
+        self.targets += targets
+
+    def since(self, read: int, dropped: Mapping[str, int]) -> dict[str, Any]:
+        """Rows read and dropped by reason after so many were: those of one source."""
+        own = self.dropped - Counter(dropped)
+        return {"rows": self.read - read, "dropped": dict(sorted(own.items()))}
+
+    def to_json(self) -> dict[str, Any]:
+        named = {name: getattr(self, name) for name in (*TOTALS, "targets")}
+        return named | {name: dict(sorted(getattr(self, name).items())) for name in ("dropped", "notes")}
+
+    def lengths(self) -> dict[str, float] | None:
+        """Tokens of a sample: mean, median, 95th percentile and maximum; None for data without tokens."""
+        if not self._lengths:
+            return None
+        import numpy as np
+
+        lengths = np.frombuffer(self._lengths, dtype=np.int32)
+        return {
+            "mean": round(float(lengths.mean()), 2),
+            "p50": float(np.percentile(lengths, 50)),
+            "p95": float(np.percentile(lengths, 95)),
+            "max": int(lengths.max()),
+        }
+
+
+def _lengths_and_targets(columns: Mapping[str, Any]) -> tuple[array[int], int]:
+    """Tokens of each sample of a batch, and how many of its labels are targets; the columns are lists or what
+    `arrow_columns` makes of them."""
+    ids, labels = columns.get("input_ids", []), columns.get("labels", [])
+    if isinstance(ids, list):
+        masked = [row for row in labels if isinstance(row, list)]
+        return array("i", map(len, ids)), sum(len(row) - row.count(IGNORED) for row in masked)
+    import numpy as np
+
+    lengths = array("i", ids.value_lengths().to_numpy().tobytes())
+    if not hasattr(labels, "offsets"):  # one class for each sample
+        return lengths, 0
+    return lengths, int(np.count_nonzero(labels.flatten().to_numpy() != IGNORED))
+
+
+def lost_rows(dropped: Mapping[str, int]) -> int:
+    """Rows that were dropped although nobody asked for it."""
+    return sum(rows for reason, rows in dropped.items() if reason not in ASKED_FOR)
+
+
+def result_rows(train: int, evaluation: int, splits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """`rows` of result.json: samples (or packs) of both splits, and the totals of their counts."""
+    reasons: Counter[str] = Counter()
+    notes: Counter[str] = Counter()
+    for counts in splits:
+        reasons.update(counts["dropped"])
+        notes.update(counts["notes"])
+    return {
+        "train": train,
+        "eval": evaluation,
+        **{name: sum(counts[name] for counts in splits) for name in TOTALS},
+        "dropped": sum(reasons.values()),
+        "dropped_reasons": dict(reasons),
+        "notes": dict(notes),
+    }
+
+
+def decode_pieces(tokenizer: Any, ids: Sequence[int], labels: Sequence[int]) -> list[Piece]:
+    """The text of a sample, cut wherever targets and masked tokens meet."""
+    pieces = []
+    flags = [label != IGNORED for label in labels]
+    for is_target, run in itertools.groupby(zip(ids, flags, strict=True), key=lambda pair: pair[1]):
+        text = tokenizer.decode([token for token, _ in run], clean_up_tokenization_spaces=False)
+        pieces.append((text, is_target))
+    return pieces
+
+
+def mark_pieces(pieces: Sequence[Piece]) -> str:
+    """Pieces as one text, the targets between ⟦ and ⟧, cut to a readable length."""
+    text = "".join(f"⟦{piece}⟧" if is_target else piece for piece, is_target in pieces)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+
+
+def show_sample(
+    task: str, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None
+) -> dict[str, Any]:
+    """One prepared sample as JSON: its tokens, how many are targets, its text in pieces."""
+    pieces, tokens, targets = train_task(task).shown(processing, sample, labels)
+    return {"tokens": tokens, "targets": targets, "pieces": [list(piece) for piece in pieces]}

@@ -1,13 +1,14 @@
 """One data file to numbered rows: JSON lines, JSON, CSV, TSV, Parquet, Arrow and text, each also compressed.
 
-Files are read a line or a record batch at a time, so that memory does not grow with them; only a
-`.json` file that holds one list is loaded whole. Every fault is a RecipeError with file and line.
+Files are read a line or a record batch at a time; only a `.json` file that holds one list is read into memory
+completely. Every fault is a RecipeError with file and line.
 """
 
 from __future__ import annotations
 
 import bz2
 import codecs
+import contextlib
 import csv
 import gzip
 import io
@@ -22,21 +23,47 @@ from typing import IO, Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
-from launcher.train.data.unique_keys import ROWS, TWICE_HINT, KeyTwiceError, keys_alike
 
+TWICE_HINT = "which of the two values is meant? remove the other one"
 Numbered = tuple[int, dict[str, Any]]
 """(1-based physical line, or row where the file has no lines; the row's values)."""
-
 _BUFFER_BYTES = 1 << 20
-_BATCH_ROWS = 256  # of Parquet and Arrow: a batch of pictures must fit in memory too
+_BATCH_ROWS = 256  # of Parquet and Arrow: a batch of images must fit in memory too
 _CELL_CHARACTERS = 1 << 26  # of CSV: an unclosed quote must not swallow a whole file
 _ROW_KEYS = ("data", "rows")
 _ROW_HINT = 'a row is written {"column": value, ...}'
 _BROKEN_PACKING = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
+class KeyTwiceError(ValueError):
+    """An object has a key twice, of which Python's json keeps the last."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise KeyTwiceError(f"an object has the key {twice!r} twice")
+    return found
+
+
+ROWS = json.JSONDecoder(object_pairs_hook=_object)
+"""Raises KeyTwiceError, JSONDecodeError and RecursionError."""
+
+
+def keys_alike(value: Any, rows: list[Any]) -> list[str]:
+    """Keys of an object that hold rows with a column of `rows`, those of `rows` included."""
+    return [
+        key
+        for key, other in (value.items() if isinstance(value, dict) else ())
+        if isinstance(other, list)
+        and any(isinstance(row, dict) and row.keys() & rows[0].keys() for row in other[:1])
+    ]
+
+
 def data_suffix(path: Path) -> str:
-    """The suffix that says what a file holds, in lower case: `.jsonl` for `a.JSONL.gz`."""
+    """The suffix of what a file holds, in lower case: `.jsonl` for `a.JSONL.gz`."""
     name = path.name.lower()
     for packing in _OPENERS:
         name = name.removesuffix(packing)
@@ -133,7 +160,7 @@ def _without_mark(path: Path, first: bytes) -> bytes:
 def _read_json_lines(path: Path, limit: int | None) -> Iterator[Numbered]:
     # The standard library and not datasets' Arrow reader: that one unifies the objects of a column
     # into one struct and fills the keys which a row lacks with None (so a tool call gets the
-    # arguments of all other tools), and it does not tell the line of a fault.
+    # arguments of all other tools), and it does not report the line of a fault.
     decode = ROWS.decode
     for number, line in _lines(path, limit):
         try:
@@ -145,7 +172,7 @@ def _read_json_lines(path: Path, limit: int | None) -> Iterator[Numbered]:
                 continue
             raise _bad_json(path, number, line, error) from error
         if type(row) is not dict:
-            raise _no_object(path, number, row)
+            raise fault(path, number, f"holds a JSON {_json_kind(row)}, expected an object", _ROW_HINT)
         if "\\ud" in line or "\\uD" in line:
             _refuse_half_characters(path, number, row)
         yield number, row
@@ -157,16 +184,8 @@ def _bad_json(path: Path, line: int, text: str, error: Exception) -> RecipeError
     why = str(error)
     if isinstance(error, json.JSONDecodeError):  # which counts the line break as a line more
         why = f"{error.msg} at column {min(error.pos, len(text.rstrip())) + 1}"
-    return fault(
-        path,
-        line,
-        f"is not JSON: {why}; the line reads {shown!r}",
-        "mend or delete the line; each line must be one JSON object",
-    )
-
-
-def _no_object(path: Path, line: int, value: Any) -> RecipeError:
-    return fault(path, line, f"holds a JSON {_json_kind(value)}, expected an object", _ROW_HINT)
+    hint = "fix or delete the line; each line must be one JSON object"
+    return fault(path, line, f"is not JSON: {why}; the line reads {shown!r}", hint)
 
 
 def _json_kind(value: Any) -> str:
@@ -208,9 +227,8 @@ def _read_json(path: Path, limit: int | None) -> Iterator[Numbered]:
         raise fault(path, None, f"{message}, expected a list of rows", hint)
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
-            raise fault(
-                path, None, f"row {number} is a JSON {_json_kind(row)}, expected an object", _ROW_HINT
-            )
+            message = f"row {number} is a JSON {_json_kind(row)}, expected an object"
+            raise fault(path, None, message, _ROW_HINT)
         yield number, row
 
 
@@ -279,9 +297,8 @@ def _read_tsv(path: Path, limit: int | None) -> Iterator[Numbered]:
 def _checked_header(path: Path, header: list[str], delimiter: str, line: int) -> list[str]:
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise fault(
-            path, line, f"the header names {listed(map(repr, twice))} twice", "rename or delete one of them"
-        )
+        message = f"the header names {listed(map(repr, twice))} twice"
+        raise fault(path, line, message, "rename or delete one of them")
     others = [mark for mark in (",", ";", "\t") if mark != delimiter and mark in header[0]]
     if len(header) == 1 and others:
         hint = "save it with commas as .csv, or with tabs as .tsv"
@@ -297,31 +314,19 @@ def _read_text(path: Path, limit: int | None) -> Iterator[Numbered]:
             yield number, {"text": text}
 
 
-class _unpacked:
+@contextlib.contextmanager
+def _unpacked(path: Path, scratch: Path | None) -> Iterator[Path]:
     """The path of a columnar file, unpacked into a temporary folder where needed: it is read by seeking."""
-
-    def __init__(self, path: Path, scratch: Path | None) -> None:
-        self._path, self._scratch = path, scratch
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-
-    def __enter__(self) -> Path:
-        if self._path.suffix.lower() not in _OPENERS:
-            return self._path
-        if self._scratch is not None:
-            self._scratch.mkdir(parents=True, exist_ok=True)
-        self._folder = tempfile.TemporaryDirectory(prefix="effilaunch-", dir=self._scratch)
-        plain = Path(self._folder.name) / self._path.stem
-        try:
-            with _open(self._path) as packed, plain.open("wb") as target:
-                shutil.copyfileobj(packed, target, _BUFFER_BYTES)
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        return plain
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder is not None:
-            self._folder.cleanup()
+    if path.suffix.lower() not in _OPENERS:
+        yield path
+        return
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="effilaunch-", dir=scratch) as folder:
+        plain = Path(folder) / path.stem
+        with _open(path) as packed, plain.open("wb") as target:
+            shutil.copyfileobj(packed, target, _BUFFER_BYTES)
+        yield plain
 
 
 def _columnar_rows(plain: Path, path: Path) -> Iterator[Numbered]:
@@ -331,10 +336,10 @@ def _columnar_rows(plain: Path, path: Path) -> Iterator[Numbered]:
     number = 0
     try:
         for batch in _batches(plain):
-            columns = list(_columns(batch))
-            for values in zip(*(column for _, column in columns), strict=True):
+            columns = dict(_columns(batch))
+            for values in zip(*columns.values(), strict=True):
                 number += 1
-                yield number, dict(zip((name for name, _ in columns), values, strict=True))
+                yield number, dict(zip(columns, values, strict=True))
     except (pyarrow.ArrowException, OSError) as error:
         details = (str(error).splitlines() or [type(error).__name__])[0]
         message = f"is not {data_suffix(path)[1:].title()}, or damaged: {details}"
@@ -368,10 +373,7 @@ def _columns(batch: Any) -> Iterator[tuple[str, Sequence[Any]]]:
     for field, column in zip(batch.schema, batch.columns, strict=True):
         values = column.to_pylist()
         # A column of objects has one struct for all rows: keys that an object lacks came back as None.
-        yield (
-            field.name,
-            [without_none(value) for value in values] if "struct<" in str(field.type) else values,
-        )
+        yield field.name, list(map(without_none, values)) if "struct<" in str(field.type) else values
 
 
 def without_none(value: Any) -> Any:

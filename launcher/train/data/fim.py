@@ -6,7 +6,7 @@ between EOS, which is the order StarCoder's training and the paper on the method
 A document longer than max_length is cut first and every chunk reordered on its own. The other way
 round, a chunk holds a sentinel whose counterpart is in another sample: it shows a middle without its
 surroundings. StarCoder's training does the same, on the windows of its context. So each reordered
-sample is whole, and its EOS is true: it says that the middle has reached what comes after.
+sample is whole, and its EOS is true: the middle has reached what comes after.
 """
 
 from __future__ import annotations
@@ -52,19 +52,14 @@ def find_sentinels(tokenizer: Any) -> tuple[int, int, int]:
             prefix, suffix, middle = (vocabulary[name] for name in names)
             return prefix, suffix, middle
     known = "; ".join(" ".join(names) for names in SENTINELS)
-    raise RecipeError(
-        Problem(
-            "fim-tokens-missing",
-            f"the tokenizer has none of the known sets of fill-in-the-middle tokens: {known}",
-            path="data.fim",
-            hint="use a model that was trained to fill in, or leave data.fim out",
-        )
-    )
+    message = f"the tokenizer has none of the known sets of fill-in-the-middle tokens: {known}"
+    hint = "use a model that was trained to fill in, or leave data.fim out"
+    raise RecipeError(Problem("fim-tokens-missing", message, path="data.fim", hint=hint))
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A text in three parts, and which order they are learnt in."""
+    """A text in three parts, and their order in the sample."""
 
     prefix: str
     middle: str
@@ -102,7 +97,7 @@ class _Sample:
 
 
 class EncodeFim:
-    """Encoder of text rows of which a share, `rate`, is learnt as fill-in-the-middle."""
+    """Encoder of text rows of which a share, `rate`, becomes fill-in-the-middle."""
 
     def __init__(
         self,
@@ -114,7 +109,7 @@ class EncodeFim:
         seed: int,
         sentinels: tuple[int, int, int],
     ) -> None:
-        """RecipeError when max_length leaves no room, or the tokenizer cannot tell where a token lies."""
+        """RecipeError when max_length leaves no space, or the tokenizer reports no places of tokens."""
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.overlong = overlong
@@ -123,13 +118,13 @@ class EncodeFim:
         self.seed = seed
         self.sentinels = sentinels
         self._lead = _lead(tokenizer)
-        self._room = max_length - len(self._lead) - len(sentinels) - 1 - _GROWTH
-        if self._room < _GROWTH:
-            least = max_length - self._room + _GROWTH
+        self._free = max_length - len(self._lead) - len(sentinels) - 1 - _GROWTH
+        if self._free < _GROWTH:
+            least = max_length - self._free + _GROWTH
             message = f"{max_length} tokens are too few for fill-in-the-middle, at least {least} are needed"
             raise RecipeError(Problem("fim-room", message, path="data.max_length"))
         if not tokenizer.is_fast:
-            message = "the tokenizer does not tell where in the text a token lies, so text cannot be cut"
+            message = "the tokenizer does not report where in the text a token is, so text cannot be cut"
             hint = "use a model with a tokenizer.json"
             raise RecipeError(Problem("tokenizer-offsets", message, path="data.fim", hint=hint))
         self._anchor = _anchor(tokenizer)
@@ -137,7 +132,7 @@ class EncodeFim:
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         found = Collector(self.max_length, self.overlong)
         if not rows:
-            return found.batch()
+            return found
         texts = texts_of(rows, "text")
         encoded = self.tokenizer(
             texts,
@@ -156,10 +151,10 @@ class EncodeFim:
         self._encode_parts([sample for samples, _ in documents for sample in samples])
         for text, (samples, length) in zip(texts, documents, strict=True):
             if not text.strip():
-                found.drop("empty")
+                found.dropped["empty"] += 1
                 continue
             self._collect(found, samples, length)
-        return found.batch()
+        return found
 
     def _collect(self, found: Collector, samples: list[_Sample], length: int) -> None:
         """length: tokens of the document's text, without BOS and EOS."""
@@ -169,10 +164,10 @@ class EncodeFim:
             return
         whole = len(self._lead) + length + 1
         is_cut = self.overlong == "truncate" and whole > self.max_length
-        found.add_pieces(pieces, whole, length - self._room if is_cut else 0)
+        found.add_pieces(pieces, whole, length - self._free if is_cut else 0)
 
     def _samples(self, row: Row, text: str, ids: list[int], starts: list[int]) -> list[_Sample]:
-        """The document in one piece, or in chunks that have room for the sentinels."""
+        """The document in one piece, or in chunks with space for the sentinels."""
         plain = with_eos(self.tokenizer, self._lead + ids)
         fits = len(plain) <= self.max_length
         if fits or self.overlong != "split":
@@ -181,10 +176,10 @@ class EncodeFim:
                 if self.overlong == "drop":
                     return [_Sample(plain, None, True, [])]
                 # Cut before it is reordered, so that the middle, which stands last, is not what is lost.
-                kept = text[: starts[self._room]]
+                kept = text[: starts[self._free]]
             return [_Sample(plain, self._draw(row, kept, 0), True, [])]
         samples = []
-        bounds = _clean_bounds([len(chunk) for chunk in cut(ids, self._room)], starts, len(ids))
+        bounds = _clean_bounds([len(chunk) for chunk in cut(ids, self._free)], starts, len(ids))
         for number, (first, last) in enumerate(bounds):
             begins = 0 if number == 0 else starts[first]
             ends = starts[last] if last < len(ids) else len(text)

@@ -1,53 +1,62 @@
-"""Rows in one shape per format, whatever their columns were called.
+"""Rows in one shape per format, whatever their columns are called, and the labels of classes.
 
-text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools},
-and train where the row masks messages · preference {prompt, chosen, rejected}, all text or all messages.
-The format of one task is in that task's module in train/tasks/. Detection is in `detection`.
+text {text} · instruction and prompt-completion {prompt, completion} · chat {messages, tools}, and train where
+the row masks messages · preference {prompt, chosen, rejected}, all text or all messages. The format of one
+task is in that task's module in train/tasks/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from launcher.errors import Problem, RecipeError
 from launcher.recipe.suggestions import listed
 from launcher.tasks import TASKS
-from launcher.train.data.detection import Detected, detect
-from launcher.train.data.masks import TRAIN, refuse_masks, row_flags
-from launcher.train.data.messages import is_conversation, messages_of, tools_of
+from launcher.train.data.encoded import IGNORED
+from launcher.train.data.messages import (
+    TRAIN,
+    is_conversation,
+    messages_of,
+    refuse_masks,
+    row_flags,
+    tools_of,
+)
 from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.data.turns import Message
+from launcher.train.data.template import Message
 from launcher.train.tasks import train_task
-
-__all__ = [
-    "Detected",
-    "canonical",
-    "detect",
-    "instruction_prompt",
-    "optional_text_in",
-    "text_in",
-    "value_in",
-]
 
 Shaper = Callable[[Row, Mapping[str, str]], dict[str, Any]]
 """A row and the column of each field -> the canonical values. RecipeError names file and line."""
+_INTEGER = re.compile(r"-?\d+")
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
+_REGRESSION_HINT = "use whole numbers or names as labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """The format of a source's rows."""
+
+    format: str
+    columns: Mapping[str, str]
+    """Field of the format -> column of the file, also for optional fields that no row may have.
+
+    A chat whose rows are a prompt and a completion, both messages, has these instead of `messages`.
+    """
+    left_out: frozenset[str] = frozenset()
+    """Columns that may hold something and are not read: of the recipe's `null`, or labels of classes."""
 
 
 def canonical(row: Row, detected: Detected) -> Row:
     """The row's values in the canonical shape of its format. RecipeError names file and line."""
     left_out = detected.left_out.difference(detected.columns.values())
-    if not left_out.isdisjoint(row.values):
-        row = Row(
-            {name: row.values[name] for name in row.values if name not in left_out}, row.file, row.number
-        )
-    return Row(_shaper(detected.format)(row, detected.columns), row.file, row.number)
-
-
-def _shaper(fmt: str) -> Shaper:
-    if fmt in SHARED:
-        return SHARED[fmt]
-    owner = next(task.name for task in TASKS if fmt in task.formats)
-    return train_task(owner).own_formats[fmt].shape
+    shape = SHARED.get(detected.format)
+    if shape is None:
+        owner = next(task.name for task in TASKS if detected.format in task.formats)
+        shape = train_task(owner).own_formats[detected.format].shape
+    return Row(shape(row.without(left_out), detected.columns), row.file, row.number)
 
 
 def instruction_prompt(instruction: str, given: str | None = None) -> str:
@@ -71,9 +80,8 @@ def text_in(row: Row, column: str) -> str:
     value = row.values.get(column)
     if type(value) is not str:
         value = value_in(row, column)
-        raise bad_row(
-            row, f"column {column} holds {kind_of(value)}, expected text", "correct or delete the row"
-        )
+        message = f"column {column} holds {kind_of(value)}, expected text"
+        raise bad_row(row, message, "correct or delete the row")
     return value
 
 
@@ -82,10 +90,6 @@ def optional_text_in(row: Row, column: str | None) -> str | None:
     if column is None or row.values.get(column) is None:
         return None
     return text_in(row, column)
-
-
-def _text_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    return {"text": text_in(row, columns["text"])}
 
 
 def _pair(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
@@ -180,10 +184,58 @@ def _shared_prompt(row: Row, chosen: Any, rejected: Any) -> dict[str, Any]:
 
 
 SHARED: Mapping[str, Shaper] = {
-    "text": _text_row,
+    "text": lambda row, columns: {"text": text_in(row, columns["text"])},
     "instruction": _instruction,
     "prompt-completion": _pair,
     "chat": _chat,
     "preference": _preference,
 }
 """Formats that several tasks read; the others are `own_formats` of their task in train/tasks/."""
+
+
+def label_of(row: Row, label: Any, column: str) -> str | int | bool:
+    """A label as a column holds it, checked. RecipeError names file and line."""
+    if isinstance(label, float):
+        message = f"label {label} is a decimal number, and regression is not supported"
+        raise bad_row(row, message, _REGRESSION_HINT)
+    if not isinstance(label, str | int) or label == "":
+        held = "nothing" if label == "" else kind_of(label)
+        raise bad_row(row, f"column {column} holds {held}, expected a label", "correct or delete the row")
+    return label
+
+
+def collect_labels(rows: Iterable[Row]) -> tuple[str, ...]:
+    """Names of all labels in canonical rows ({label} or {labels}), in the order of their ids.
+
+    -100 in {labels} is a word without a label.
+    Whole numbers are ordered as numbers, so that 0..n-1 keep their ids; other names alphabetically.
+    RecipeError when there are fewer than two, or when they are decimal numbers.
+    """
+    names: set[str] = set()
+    file = None
+    for row in rows:
+        if "labels" in row.values:
+            names.update(str(label) for label in row.values["labels"] if label != IGNORED)
+        else:
+            names.add(str(row.values["label"]))
+        file = row.file
+    if len(names) < 2:
+        message = f"every row has the label {names.pop()!r}" if names else "there are no rows"
+        hint = "classification needs two labels or more"
+        raise RecipeError(Problem("labels", message, file=file, hint=hint))
+    if all(_INTEGER.fullmatch(name) for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    if all(_DECIMAL.fullmatch(name) for name in names):  # from a CSV, where all is text
+        message = "the labels are decimal numbers, and regression is not supported"
+        raise RecipeError(Problem("labels", message, file=file, hint=_REGRESSION_HINT))
+    return tuple(sorted(names))
+
+
+def label_id(row: Row, label: Any, labels: Sequence[str]) -> int:
+    """The id of a canonical row's label; RecipeError when training knows no such label."""
+    name = str(label)
+    try:
+        return labels.index(name)
+    except ValueError:
+        message = f"label {name!r} is not among the training labels {listed(labels)}"
+        raise bad_row(row, message, "labels come from data.train; correct the row or leave it out") from None

@@ -8,15 +8,13 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.data.build import Data
-from launcher.train.data.counts import lost_rows
-from launcher.train.data.encoded import IGNORED
-from launcher.train.data.samples import decode_pieces, mark_pieces
+from launcher.train.data.encoded import IGNORED, decode_pieces, lost_rows, mark_pieces
 from launcher.train.data.tokenize import loss_on_of
 from launcher.train.job import Job
 from launcher.train.tasks import train_task
 
 LOOKED_AT = 32
-"""Samples of the first batches that are looked at: enough to tell a rule from an accident."""
+"""Samples of the first batches that are looked at: enough to distinguish a rule from an accident."""
 SAMPLED = 1000
 """Rows of a stream that truncation is judged by."""
 
@@ -37,16 +35,16 @@ def check_targets(
     batch, samples = _look(data, micro_batch)
     assert data.collate is not None, "these tasks have a collator of ours"
     collated = data.collate([dict(sample) for sample in batch])
-    learnt = int((collated["labels"][:, first:] != IGNORED).sum())
+    kept = int((collated["labels"][:, first:] != IGNORED).sum())
     expected = sum(label != IGNORED for sample in batch for label in sample["labels"][first:])
-    if learnt == 0:
+    if kept == 0:
         raise _stop(
             "no-targets", "no token of the first batch carries loss", tokenizer, batch[0], "data.loss_on",
             "look at the rows: `effilaunch prepare RECIPE --show 3`",
         )  # fmt: skip
-    if learnt < expected:
+    if kept < expected:
         raise _stop(
-            "targets-lost", f"the batch keeps {learnt} of {expected} target tokens", tokenizer, batch[0],
+            "targets-lost", f"the batch keeps {kept} of {expected} target tokens", tokenizer, batch[0],
             "model.tokenizer", "a pad token that is also a real token masks it; name another pad token",
         )  # fmt: skip
     return samples
@@ -59,15 +57,11 @@ def check_steps(data: Data, micro_batch: int, processes: int, *, drop_last: bool
     """
     if not drop_last or data.streaming or len(data.train) >= micro_batch * processes:
         return
-    raise RecipeError(
-        Problem(
-            "no-steps",
-            f"{len(data.train)} samples are fewer than {processes} batches of {micro_batch}, one for each "
-            "process, and smaller ones are dropped",
-            path="trainer.dataloader_drop_last",
-            hint="remove it, give more rows, or lower trainer.per_device_train_batch_size",
-        )
-    )
+    message = f"{len(data.train)} samples are fewer than {processes} batches of {micro_batch}, one for each "
+    message += "process, and smaller ones are dropped"
+    path = "trainer.dataloader_drop_last"
+    hint = "remove it, give more rows, or lower trainer.per_device_train_batch_size"
+    raise RecipeError(Problem("no-steps", message, path=path, hint=hint))
 
 
 def _look(data: Data, micro_batch: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -75,19 +69,21 @@ def _look(data: Data, micro_batch: int) -> tuple[list[dict[str, Any]], list[dict
 
     One that alone refused its share would leave the others waiting for it.
     """
-    if not data.streaming:
-        batch = _first(data.train, micro_batch)
-        return batch, batch if data.samples is None else _first(data.samples, LOOKED_AT)
-    batch = list(itertools.islice(data.train.fresh(), micro_batch))
-    return batch, list(itertools.islice(data.train.fresh().unpacked(), LOOKED_AT))
+    if data.streaming:
+        batch = list(itertools.islice(data.train.fresh(), micro_batch))
+        return batch, list(itertools.islice(data.train.fresh().unpacked(), LOOKED_AT))
+    batch = [data.train[index] for index in range(min(micro_batch, len(data.train)))]
+    if data.samples is None:
+        return batch, batch
+    return batch, [data.samples[index] for index in range(min(LOOKED_AT, len(data.samples)))]
 
 
 def check_masks(
     job: Job, tokenizer: Any, samples: Sequence[Mapping[str, Any]], formats: Sequence[str]
 ) -> None:
-    # The first samples may all be of one source, so a source that learns everything says nothing of others.
+    # The first samples may all be of one source; one without masks does not show how others are masked.
     parts = {loss_on_of(name, job.data.loss_on) for name in formats}
-    if parts and "all" not in parts and all(_all_learnt(sample) for sample in samples):
+    if parts and "all" not in parts and all(IGNORED not in sample["labels"][1:] for sample in samples):
         asked = " or ".join(sorted(parts))
         raise _stop(
             "mask-without-effect", f"loss_on {asked} masks no token of the first {len(samples)} samples",
@@ -137,16 +133,11 @@ def _refuse_loss(job: Job, counts: Mapping[str, Any], what: str) -> None:
     share = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
     if share <= allowed:
         return
-    raise RecipeError(
-        Problem(
-            "too-much-truncated",
-            f"{share:.1%} of {what} were cut off, in {counts['truncated']:,} of "
-            f"{counts['read']:,} rows; at most {allowed:.0%} may be",
-            path="data.max_length",
-            hint="raise data.max_length, use data.overlong: drop (or split, for text), "
-            "or accept it with data.max_truncated",
-        )
-    )
+    rows = f"in {counts['truncated']:,} of {counts['read']:,} rows"
+    message = f"{share:.1%} of {what} were cut off, {rows}; at most {allowed:.0%} may be"
+    hint = "raise data.max_length, use data.overlong: drop (or split, for text), or accept it with "
+    hint += "data.max_truncated"
+    raise RecipeError(Problem("too-much-truncated", message, path="data.max_length", hint=hint))
 
 
 def _refuse_dropped(job: Job, read: int, dropped: Mapping[str, int], file: str) -> None:
@@ -154,26 +145,12 @@ def _refuse_dropped(job: Job, read: int, dropped: Mapping[str, int], file: str) 
     if lost <= allowed * read:
         return
     reasons = ", ".join(f"{reason}: {rows:,}" for reason, rows in dropped.items() if rows)
-    raise RecipeError(
-        Problem(
-            "too-much-dropped",
-            f"{lost:,} of {read:,} rows ({lost / read:.1%}) were dropped ({reasons}); "
-            f"at most {allowed:.0%} may be",
-            file=file,
-            path="data.max_dropped",
-            hint="empty: the row has no text or no answer; no-targets: data.max_length cuts the answer off, "
-            "or data.loss_on finds none; equal: both answers are the same; correct the rows, or raise "
-            "data.max_dropped",
-        )
-    )
-
-
-def _first(rows: Any, count: int) -> list[dict[str, Any]]:
-    return [rows[index] for index in range(min(count, len(rows)))]
-
-
-def _all_learnt(sample: Mapping[str, Any]) -> bool:
-    return all(label != IGNORED for label in sample["labels"][1:])
+    message = f"{lost:,} of {read:,} rows ({lost / read:.1%}) were dropped ({reasons}); at most "
+    message += f"{allowed:.0%} may be"
+    hint = "empty: the row has no text or no answer; no-targets: data.max_length cuts the answer off, or "
+    hint += "data.loss_on finds none; equal: both answers are the same; correct the rows, or raise "
+    hint += "data.max_dropped"
+    raise RecipeError(Problem("too-much-dropped", message, file=file, path="data.max_dropped", hint=hint))
 
 
 def end_tokens(tokenizer: Any) -> set[int]:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import parse_json, write_json
-from launcher.train.cached import cached, seal
-from launcher.train.data.counts import Counts
-from launcher.train.data.encode import encode_rows
-from launcher.train.data.encoded import EncodedBatch, Encoder
-from launcher.train.data.labels import collect_labels
-from launcher.train.data.parallel import ordered_map
+from launcher.train.data.encoded import Counts, EncodedBatch, Encoder, encode_rows
+from launcher.train.data.formats import collect_labels
 from launcher.train.data.recognise import Source, recognise
 from launcher.train.data.sources import Row, source_bytes
-from launcher.train.data.store import RECORD, SampleWriter, arrow_columns, content_key, tokenizer_digest
+from launcher.train.data.store import (
+    RECORD,
+    SampleWriter,
+    arrow_columns,
+    cached,
+    content_key,
+    seal,
+    tokenizer_digest,
+)
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
-from launcher.train.model.heads import label_order
+from launcher.train.model.models import label_order
 from launcher.train.progress import Progress
 from launcher.train.tasks import train_task
 
@@ -31,6 +39,11 @@ BATCH = 512
 """Rows that are encoded together."""
 LARGE = 32 << 20
 """Bytes of data from which on several processes pay for their start."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+AHEAD = 3
+"""Items in flight per process: enough to keep it busy, few enough to keep memory flat."""
+_function: Callable[[Any], Any] | None = None
 
 
 def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
@@ -51,15 +64,21 @@ def prepare(job: Job, processing: Any, hooks: Hooks) -> dict[str, Any]:
     target = cache_root() / "data" / key
 
     def build(folder: Path) -> None:
-        _write(job, processing, hooks, splits, key, folder)
+        labels = _labels(job, splits, hooks)
+        written = {
+            name: _write_split(job, processing, hooks, name, sources, labels, folder)
+            for name, sources in splits.items()
+        }
+        base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
+        write_json(folder / RECORD, {**base, "splits": written})
 
     cached(target, "prepared data", build, rehash=True)
     record: dict[str, Any] = parse_json((target / RECORD).read_text(encoding="utf-8"))
     for name, sources in splits.items():
         # The files may have been moved since their contents were cached.
         record["splits"][name]["files"] = [file for source in sources for file in source.files]
-        for told, source in zip(record["splits"][name]["sources"], sources, strict=True):
-            told |= {"path": source.settings["path"], "unused": list(source.unused)}
+        for entry, source in zip(record["splits"][name]["sources"], sources, strict=True):
+            entry |= {"path": source.settings["path"], "unused": list(source.unused)}
     return {**record, "folder": str(target), "formats": formats}
 
 
@@ -89,29 +108,11 @@ def prepare_rows(
     }
 
 
-def _write(
-    job: Job, processing: Any, hooks: Hooks, splits: Mapping[str, Sequence[Source]], key: str, folder: Path
-) -> None:
-    """Encode all splits into a folder, with their record."""
-    labels = _labels(job, splits, hooks)
-    written = {
-        name: _write_split(job, processing, hooks, name, sources, labels, folder)
-        for name, sources in splits.items()
-    }
-    base = {"schema_version": 1, "key": key, "task": job.task.name, "labels": labels}
-    write_json(folder / RECORD, {**base, "splits": written})
-
-
 def _write_split(
-    job: Job,
-    processing: Any,
-    hooks: Hooks,
-    name: str,
-    sources: Sequence[Source],
-    labels: Sequence[str] | None,
-    folder: Path,
-) -> dict[str, Any]:
-    """Encode the sources of a split into one file, and say what became of their rows."""
+    job: Job, processing: Any, hooks: Hooks, name: str, sources: Sequence[Source],
+    labels: Sequence[str] | None, folder: Path,
+) -> dict[str, Any]:  # fmt: skip
+    """Encode the sources of a split into one file; returns what became of their rows."""
     counts, found = Counts(), []
     files = {file: number for number, file in enumerate(f for source in sources for f in source.files)}
     known = [source.lines for source in sources]
@@ -123,17 +124,16 @@ def _write_split(
             encoder = train_task(job.task.name).encoder(job, processing, source.detected, labels)
             for rows, encoded in _encoded(job, hooks, source, encoder, counts):
                 counts.add(encoded)
-                writer.write(_with_places(encoded, rows, files))
+                places = [rows[index] for index in encoded.rows]
+                numbers = [row.number for row in places]
+                writer.write(
+                    {**encoded.columns, "file": [files[row.file] for row in places], "number": numbers}
+                )
                 progress.add(len(rows))
-            found.append(
-                {
-                    "path": source.settings["path"],
-                    "format": source.detected.format,
-                    **counts.since(read, dropped),
-                    "start": start,
-                    "stop": writer.samples,
-                }
-            )
+            found.append({
+                "path": source.settings["path"], "format": source.detected.format,
+                **counts.since(read, dropped), "start": start, "stop": writer.samples,
+            })  # fmt: skip
             if writer.samples == start:
                 raise _nothing_left(source, counts)
     return {
@@ -176,16 +176,6 @@ def _batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-def _with_places(encoded: EncodedBatch, rows: Sequence[Row], files: Mapping[str, int]) -> dict[str, Any]:
-    """The batch's columns and, for each sample, which row of which file it came from."""
-    places = [rows[index] for index in encoded.rows]
-    return {
-        **encoded.columns,
-        "file": [files[row.file] for row in places],
-        "number": [row.number for row in places],
-    }
-
-
 def _nothing_left(source: Source, counts: Counts) -> RecipeError:
     reasons = ", ".join(f"{reason}: {rows}" for reason, rows in sorted(counts.dropped.items()))
     return RecipeError(
@@ -216,13 +206,9 @@ def _key_parts(
 
     names = [
         "task",
-        "data.max_length",
-        "data.overlong",
-        "data.loss_on",
-        "data.loss_on_inserted",
-        "data.fim",
-        "data.streaming",
+        *(f"data.{name}" for name in ("max_length", "overlong", "loss_on", "loss_on_inserted", "fim")),
     ]
+    names.append("data.streaming")
     if job.data.fim:
         names.append("seed")
     if job.task.classifies:
@@ -235,16 +221,45 @@ def _key_parts(
         "versions": versions,
         "tokenizer": tokenizer_digest(processing) if job.task.reads_tokens else None,
         "hooks": hooks.digest if hooks.format_row is not None else None,
-        "sources": {
-            name: [
-                [
-                    source.digest,
-                    source.detected.format,
-                    dict(source.detected.columns),
-                    sorted(source.detected.left_out),
-                ]
-                for source in sources
-            ]
-            for name, sources in splits.items()
-        },
+        "sources": {name: [source.key for source in sources] for name, sources in splits.items()},
     }
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], processes: int
+) -> Iterator[Result]:
+    """`map(function, items)` over forked processes, in order. What `function` raises is raised here.
+
+    Unlike `Pool.imap` it does not read `items` to their end before the results are taken.
+    """
+    global _function
+    if processes <= 1:
+        yield from map(function, items)
+        return
+    _function = function  # inherited by fork: a tokenizer is loaded once, and never pickled
+    threads = os.environ.get("TOKENIZERS_PARALLELISM", "true")
+    # Each process works on one batch; threads inside the tokenizer would only compete.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    waiting: deque[Future[Result]] = deque()
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork")) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(_call, item))
+                if len(waiting) >= AHEAD * processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            hint = "lower data.num_proc: each process needs memory of its own"
+            raise MachineError(
+                Problem("process-killed", "a process that prepares data was killed", hint=hint)
+            ) from error
+        finally:
+            os.environ["TOKENIZERS_PARALLELISM"] = threads
+            pool.shutdown(wait=True, cancel_futures=True)
+            _function = None
+
+
+def _call(item: Any) -> Any:
+    assert _function is not None, "set before the processes are forked"
+    return _function(item)

@@ -1,11 +1,13 @@
-"""A source of the plan, recognised: the format of its rows, and a digest of what it holds."""
+"""Which format the rows of a source have, and a digest of what the source holds."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.util
 import itertools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,205 @@ from typing import Any
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.facts.probe import cache_root
 from launcher.facts.safe_files import read_json, write_json
-from launcher.train.data.counts import Counts
-from launcher.train.data.detection import PEEK
-from launcher.train.data.formats import Detected, canonical, detect
+from launcher.recipe.field_tables import TASK_FORMATS
+from launcher.recipe.suggestions import listed
+from launcher.tasks import FORMATS
+from launcher.tasks.rows import FieldKind
+from launcher.train.data.encoded import Counts
+from launcher.train.data.formats import Detected, canonical
+from launcher.train.data.messages import is_conversation
 from launcher.train.data.sources import Row, bad_row, iter_rows, source_files
 from launcher.train.data.store import content_key, file_digest
-from launcher.train.data.unread import refuse_lost, unread_columns
+from launcher.train.data.unread import class_labels, refuse_lost, task_kind, unread_columns, where_to
 from launcher.train.hooks import Hooks
 from launcher.train.job import Job
 
+PEEK = 100
+"""Rows that the format is recognised from."""
+_SHAREGPT_COLUMN = "conversations"
+_NEAR = 0.8
+_TWIN = re.compile(r"[\W_]*(\d+|_[a-z])$")
+"""The number or letter at the end of a column's name that distinguishes two alike names."""
+_ANSWERS = ("output", "completion")
+# Words of names of columns that are meant for no field: they describe a row, or precede the
+# question.
+_NO_FIELD = frozenset({
+    "system", "history", "id", "ids", "idx", "uuid", "hash", "index", "url", "count", "length", "len", "num",
+    "type", "tokens",
+})  # fmt: skip
+_HOLDS: Mapping[FieldKind, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "text or messages": lambda value: isinstance(value, str | dict) or is_conversation(value),
+    "messages": is_conversation,
+    "tools": lambda value: isinstance(value, str | list | tuple | dict),
+    "label": lambda value: isinstance(value, str | int | float),
+    "list": lambda value: isinstance(value, list | tuple),
+    "image": lambda value: isinstance(value, str | bytes | dict) or hasattr(value, "save"),
+}
+_KINDS: Mapping[str, FieldKind] = {
+    field: kind for one in FORMATS.values() for field, kind in (*one.needed.items(), *one.optional.items())
+}
+"""Field -> what its column holds; a field means the same in each format that has it."""
 _LINES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+
+
+def detect(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+) -> Detected:
+    """As `match`; RecipeError also when a row has a column that is to be learned and is not read."""
+    detected = match(rows, asked, columns, task, path)
+    for row in rows:
+        refuse_lost(row, detected.format, detected.columns, detected.left_out, task)
+    return detected
+
+
+def match(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str | None], task: str, path: str
+) -> Detected:
+    """Recognise a source's format from its first rows.
+
+    asked: `auto` or a format; columns: field -> column, from the recipe, and name of a column that is left
+    out -> None; path: the source's, for errors. RecipeError when no format, or more than one, matches.
+    """
+    _refuse_absent(rows, columns, path)
+    formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
+    if asked not in ("auto", *TASK_FORMATS[task]):
+        message = f"task {task} trains on {', '.join(TASK_FORMATS[task])}, not on {asked} rows"
+        raise RecipeError(Problem("format-task", message, file=path, path="format"))
+    left_out = frozenset(name for name, column in columns.items() if column is None)
+    renames = {field: column for field, column in columns.items() if column is not None}
+    seen = [row.without(left_out) for row in rows]
+    named = {fmt: found for fmt in formats if (found := _columns(fmt, seen, renames)) is not None}
+    fitting = [fmt for fmt in named if any(_fits(row, fmt, named[fmt]) for row in seen)]
+    chosen = fitting or list(named)  # a wrong type is reported for its row, which is more precise
+    if not chosen:
+        raise _unknown(seen, asked, renames, task, path)
+    if len(chosen) > 1:
+        message = f"the rows can be read as {' and as '.join(chosen)}; the columns are {listed(_names(seen))}"
+        hint = f"write {' or '.join(f'`format: {name}`' for name in chosen)} in the source"
+        raise RecipeError(Problem("format-ambiguous", message, file=path, hint=hint))
+    fmt, found = _as_chat(chosen[0], named[chosen[0]], seen, task)
+    found = {field: column for field, column in found.items() if column not in left_out}
+    return Detected(fmt, found, left_out | class_labels(seen))
+
+
+def _as_chat(fmt: str, columns: dict[str, str], rows: Sequence[Row], task: str) -> tuple[str, dict[str, str]]:
+    """Prompts and completions that are messages are a chat; else format and columns as they are."""
+    if fmt == "prompt-completion" and "chat" in TASK_FORMATS[task]:
+        held = [columns["prompt"], columns["completion"]]
+        if any(all(is_conversation(row.values.get(name)) for name in held) for row in rows):
+            return "chat", {**columns, "tools": "tools"}
+    return fmt, columns
+
+
+def _columns(fmt: str, rows: Sequence[Row], renames: Mapping[str, str]) -> dict[str, str] | None:
+    """Field -> column of a format, None when no row has all that it needs."""
+    needed, fields = FORMATS[fmt].needed, FORMATS[fmt].fields
+    if not set(renames) <= set(fields):
+        return None
+    found = {field: field for field in fields if field not in renames.values()} | dict(renames)
+    present = set().union(*(row.values for row in rows))
+    if fmt == "chat" and "messages" not in renames and "messages" not in present:
+        found["messages"] = _SHAREGPT_COLUMN
+    if not all(field in found for field in needed):
+        return None
+    wanted = [found[field] for field in needed]
+    return found if any(all(name in row.values for name in wanted) for row in rows) else None
+
+
+def _fits(row: Row, fmt: str, columns: Mapping[str, str]) -> bool:
+    """Whether the needed fields of a row hold what the format expects."""
+    return all(_HOLDS[kind](row.values.get(columns[field])) for field, kind in FORMATS[fmt].needed.items())
+
+
+def _refuse_absent(rows: Sequence[Row], columns: Mapping[str, str | None], path: str) -> None:
+    """Every column that the recipe names must be in the rows; one to leave out may come in a later row."""
+    present = _names(rows)
+    for field, named in columns.items():
+        column = field if named is None else named
+        if column in present:
+            continue
+        fitting = present if named is None else [name for name in present if _suits(name, field, rows)]
+        near = difflib.get_close_matches(column, fitting, 1)
+        if named is None and not near:
+            continue
+        meant = f"{near[0]}: null" if near and named is None else f"{field}: {near[0]}" if near else ""
+        hint = f"did you mean `columns: {{{meant}}}`?" if near else "correct `columns` of the source"
+        role = "which `columns` leaves out" if named is None else f"for {field}"
+        message = f"no column {column} ({role}); the columns are {listed(present)}"
+        raise RecipeError(Problem("column-missing", message, file=path, hint=hint))
+
+
+def _suits(name: str, field: str, rows: Sequence[Row]) -> bool:
+    """Whether a column can be meant for a field: it is content, and of the field's type in some row."""
+    if _NO_FIELD & _words(name):
+        return False
+    holds = _HOLDS[_KINDS.get(field, "text")]
+    return any(holds(row.values.get(name)) for row in rows)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name.lower())) | set(re.split(r"[^a-z]+", name.lower()))
+
+
+def _unknown(
+    rows: Sequence[Row], asked: str, columns: Mapping[str, str], task: str, path: str
+) -> RecipeError:
+    formats = TASK_FORMATS[task] if asked == "auto" else (asked,)
+    wanted = "; ".join(f"{fmt}: {', '.join(FORMATS[fmt].needed)}" for fmt in formats)
+    who = f"task {task}" if asked == "auto" else f"format {asked}"
+    message = f"the columns {listed(_names(rows))} do not make the rows that {who} needs (expected {wanted})"
+    others = [fmt for fmt in FORMATS if fmt not in formats and _columns(fmt, rows, columns) is not None]
+    others.sort(key=lambda fmt: -len(FORMATS[fmt].needed))  # the one that explains most columns
+    kinds = [kind for row in rows if (kind := task_kind(row.values)) is not None]
+    kind = next((kind for kind in kinds if kind.task != task), None)
+    suggestions = [s for fmt in formats if (s := suggest_columns(fmt, rows, columns)) is not None]
+    if kind is not None and not (others and others[0] in TASK_FORMATS.get(kind.task, ())):
+        message = f"the rows are {kind.what}, for task {kind.task}: {message}"
+        return RecipeError(Problem("rows-of-another-task", message, file=path, hint=where_to(kind.task)))
+    if suggestions and kind is None:
+        named = ", ".join(f"{field}: {column}" for field, column in min(suggestions, key=len).items())
+        hint = f"did you mean `columns: {{{named}}}`?"
+    elif any(other.task == task for other in kinds):
+        hint = "name their columns with `columns`, or shape them with a `format_row` hook (`python: FILE`)"
+    elif others and asked != "auto":
+        hint = f"they look like {others[0]} rows"
+    elif others:
+        tasks = [name for name, known in TASK_FORMATS.items() if others[0] in known]
+        hint = f"they look like {others[0]} rows, which task {' or '.join(tasks)} trains on"
+    else:
+        hint = "name the columns with `columns: {field: column}` beside the path, or shape the rows with a "
+        hint += "`format_row` hook (`python: FILE`)"
+    return RecipeError(Problem("format-unknown", message, file=path, hint=hint))
+
+
+def suggest_columns(fmt: str, rows: Sequence[Row], columns: Mapping[str, str]) -> dict[str, str] | None:
+    """What to write as `columns` when each missing field has a column of a like name and its type."""
+    needed, optional, related = FORMATS[fmt].needed, FORMATS[fmt].optional, FORMATS[fmt].related
+    if not set(columns) <= set(FORMATS[fmt].fields):
+        return None
+    present, renames = _names(rows), dict(columns)
+    free = [name for name in present if name not in {*needed, *optional, *columns.values()}]
+    for field in (*needed, *(field for field in optional if field in related)):
+        if field in renames or field in present:
+            continue
+        fitting = [name for name in free if _suits(name, field, rows)]
+        near = [name for name in fitting if {field, *related.get(field, ())} & _words(name)]
+        if field in _ANSWERS and len({_TWIN.sub("", name.lower()) for name in near}) < len(near):
+            return None  # answer1 and answer2: to train on one of them is not what the rows are for
+        if field in needed:
+            near = near or difflib.get_close_matches(field, fitting, 1, _NEAR)
+        if near:
+            renames[field] = near[0]
+            free.remove(near[0])
+        elif field in needed:
+            return None
+    return renames
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Columns of the rows, in their order."""
+    return list(dict.fromkeys(str(name) for row in rows for name in row.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +231,13 @@ class Source:
     unused: tuple[str, ...] = ()
     """Columns that the format does not read."""
     lines: int | None = None
-    """Line feeds of its files: about the rows of line formats; None where nothing can be said."""
+    """Line feeds of its files: about the rows of line formats; None where unknown."""
+
+    @property
+    def key(self) -> list[Any]:
+        """What of the source decides its samples."""
+        found = self.detected
+        return [self.digest, found.format, dict(found.columns), sorted(found.left_out)]
 
     def form(self, job: Job, row: Row, hooks: Hooks) -> Row | None:
         """A raw row in the canonical shape; None for one that the user's `format_row` leaves out."""
@@ -53,7 +250,7 @@ class Source:
             return canonical(hooked, found)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             message = f"the row cannot be read: {type(error).__name__}: {error}"
-            raise bad_row(row, message, "mend or remove the row") from error
+            raise bad_row(row, message, "fix or remove the row") from error
 
     def rows(self, job: Job, hooks: Hooks, counts: Counts | None = None) -> Iterator[Row]:
         """Canonical rows; those that `format_row` drops are counted."""
@@ -62,7 +259,7 @@ class Source:
             counts.read += 1
             formed = self.form(job, row, hooks)
             if formed is None:
-                counts.drop("format_row", 1)
+                counts.dropped["format_row"] += 1
             else:
                 yield formed
 
@@ -79,7 +276,7 @@ def raw_rows(job: Job, settings: Mapping[str, Any]) -> Iterator[Row]:
 def after_hook(job: Job, row: Row, hooks: Hooks) -> Row | None:
     """The row that `format_row` makes of a row, None where it leaves it out.
 
-    A rehearsal's rows have the format that the source would have after it, so they go past it.
+    Not called for the rows of a rehearsal, which have the format that the source would have after it.
     """
     if job.tiny or hooks.format_row is None:
         return row
@@ -130,14 +327,14 @@ def require_packages(detected: Detected) -> None:
 def _digested(job: Job, source: Source, files: list[Path]) -> Source:
     """With the digest of the files, in one pass over them.
 
-    Samples of pictures hold their paths, and their labels may be folder names, so there the place of a
+    Samples of images hold their paths, and their labels may be folder names, so there the path of a
     file counts as well as its content. Elsewhere moved files are found again.
     """
-    pictures = not job.task.reads_tokens
+    images = not job.task.reads_tokens
     digests, lines = [], 0
     for file in files:
         content, count = file_digest(file)
-        digests.append(f"{file.absolute() if pictures else ''}:{content}")
+        digests.append(f"{file.absolute() if images else ''}:{content}")
         lines += count
     plain = all(file.suffix in _LINES for file in files)
     names = tuple(str(file) for file in files)
@@ -178,5 +375,5 @@ def _commit(settings: Mapping[str, Any]) -> str | None:
     revision: str | None = settings["revision"]
     try:
         return str(HfApi().dataset_info(settings["path"], revision=revision, timeout=10).sha)
-    except Exception:  # offline, private, unreachable: reading the rows has said so in its own words
+    except Exception:  # offline, private, unreachable: reading the rows has reported it
         return revision

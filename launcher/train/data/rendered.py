@@ -1,4 +1,4 @@
-"""Whether the rendered text of a conversation holds all that the row holds.
+"""Whether the rendered text of a conversation holds everything that the row holds.
 
 Templates leave out what they do not know without an error: roles, tool calls, reasoning. So the texts of the
 messages are replaced by marks, each of which must come out of the template; and the texts themselves must be
@@ -7,30 +7,25 @@ in the text of the row. The marks are rendered once for each kind of conversatio
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
-from launcher.train.data.other_tasks import is_content, is_empty
-from launcher.train.data.pieces import (
-    REASONING,
-    Piece,
-    Place,
-    is_in_other_words,
-    is_thought,
-    mark,
-    marked_messages,
-    pieces_of,
-    replaced,
-    split_thought,
-    squeezed,
-)
-from launcher.train.data.sources import Row
-from launcher.train.data.turns import Message, Span, Template, assistant_turns, find_spans, render_errors
+from launcher.errors import RecipeError
+from launcher.facts.safe_files import parse_json
+from launcher.train.data.sources import Row, bad_row, is_content, is_empty
+from launcher.train.data.template import Message, Span, Template, assistant_turns, find_spans, render_errors
 
+REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Keys under which rows hold what the assistant thinks before it answers."""
+
+
+Place = tuple[int, str, int]
+"""(turn, kind, call) of a piece."""
 _KNOWN = frozenset({"role", "content", "tool_calls", "tool_call_id", "id", *REASONING})
 _TOOL_KEYS = frozenset({"tools", "functions", "function_calls", "tool_call"})
 """Keys of messages that hold descriptions of tools, or calls, in the ways of some models."""
@@ -41,6 +36,161 @@ _SAME: Mapping[str, tuple[str, ...]] = {**dict.fromkeys(_TOOL, _TOOL), "develope
 _STRANGER = "qzrolezq"
 _OUTLINES = 4096
 """Kinds of conversations that are remembered."""
+_ASK: Message = {"role": "user", "content": "qzASKzq"}
+_ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
+_THOUGHT = "qzTHOUGHTzq"
+_TAGGED: Message = {**_ANSWER, "content": f"<think>\n{_THOUGHT}\n</think>\n\n{_ANSWER['content']}"}
+_TOOL_KEYS_HINT = (
+    "put descriptions of tools into a column `tools`, and calls into `tool_calls` of the message; "
+    "or give a template that renders the key"
+)
+TOOLS_HINT = "give a template that renders it, describe tools in a system message, or leave such rows out"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A text of a message, by the place where it stands."""
+
+    turn: int
+    kind: str
+    """content | thought (ahead of the content, in <think> tags) | call | argument | a key of REASONING"""
+    text: str
+    call: int = 0
+
+    @property
+    def place(self) -> Place:
+        return self.turn, self.kind, self.call
+
+
+def mark(number: int) -> str:
+    """A text that no trimming or escaping changes."""
+    return f"qzTEXT{number}zq"
+
+
+def split_thought(content: str) -> tuple[str, str, str, str]:
+    """(opening tag, thought, closing tag, the rest) of a content that begins with a thought in <think> tags.
+
+    All but the rest are empty where there is none. The opening tag may be missing, the thought be blank.
+    """
+    if "</think>" not in content:
+        return "", "", "", content
+    match = re.match(r"(\s*(?:<think>\s*)?)(.*?)(\s*</think>)(.*)", content, re.DOTALL)
+    assert match is not None, "the closing tag is there"
+    return match[1], match[2], match[3], match[4]
+
+
+def pieces_of(messages: Sequence[Message]) -> Iterator[Piece]:
+    """All texts of the messages that must come out of the template."""
+    for turn, message in enumerate(messages):
+        content = message.get("content")
+        if content:
+            _, thought, _, rest = split_thought(content)
+            if thought:
+                yield Piece(turn, "thought", thought)
+            if rest := rest.strip():
+                yield Piece(turn, "content", rest)
+        if content and len(message) == 2:
+            continue
+        for key in REASONING:
+            if isinstance(message.get(key), str) and message[key].strip():
+                yield Piece(turn, key, message[key].strip())
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            inner = call.get("function", call)
+            yield Piece(turn, "call", str(inner.get("name", "")), number)
+            for text in _leaves(_arguments(inner)):
+                yield Piece(turn, "argument", text, number)
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    arguments = call.get("arguments")
+    try:
+        return parse_json(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Names and values in arguments, without those that templates spell in several ways."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _leaves(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner)
+    elif isinstance(value, str) and value.strip():
+        yield value.strip()
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield str(value)
+
+
+def marked_messages(messages: Sequence[Message], *, extra: bool) -> tuple[list[Message], dict[Place, str]]:
+    """(the messages with marks for their texts, (turn, kind, call) -> mark).
+
+    extra: with a content where the assistant only calls tools, to see what stands ahead of the calls.
+    """
+    marks: dict[Place, str] = {}
+    marked = list(messages)
+    for piece in pieces_of(messages):
+        if piece.place not in marks:
+            marks[piece.place] = mark(len(marks))
+            marked[piece.turn] = _with(marked[piece.turn], piece, marks[piece.place])
+    for turn in assistant_turns(messages) if extra else ():
+        if not messages[turn].get("content") and (turn, "call", 0) in marks:
+            marks[turn, "extra", 0] = mark(len(marks))
+            marked[turn] = {**marked[turn], "content": marks[turn, "extra", 0]}
+    return marked, marks
+
+
+def replaced(messages: Sequence[Message], piece: Piece) -> list[Message]:
+    return [_with(m, piece, mark(0)) if n == piece.turn else m for n, m in enumerate(messages)]
+
+
+def _with(message: Message, piece: Piece, mark: str) -> Message:
+    """The message with a mark for one of its texts."""
+    if piece.kind in ("content", "thought"):
+        opening, thought, closing, rest = split_thought(message["content"])
+        if piece.kind == "thought":
+            return {**message, "content": opening + mark + closing + rest}
+        # Without outer spaces and an empty thought, which are this row's own: others of its kind have none.
+        return {**message, "content": (opening + thought + closing if thought else "") + mark}
+    if piece.kind in REASONING:
+        return {**message, piece.kind: mark}
+    calls = list(message["tool_calls"])
+    call = dict(calls[piece.call])
+    inner = dict(call["function"]) if isinstance(call.get("function"), dict) else call
+    if piece.kind == "call":
+        inner["name"] = mark
+    else:
+        arguments = {mark: mark}
+        inner["arguments"] = json.dumps(arguments) if isinstance(inner["arguments"], str) else arguments
+    calls[piece.call] = {**call, "function": inner} if inner is not call else inner
+    return {**message, "tool_calls": calls}
+
+
+def is_in_other_words(words: str, text: str) -> bool:
+    """Whether a text has the words as JSON, or with other spaces, or, where they are JSON, their values."""
+    for form in (json.dumps(words)[1:-1], json.dumps(words, ensure_ascii=False)[1:-1], repr(words)[1:-1]):
+        if form in text:
+            return True
+    if squeezed(words) in squeezed(text):
+        return True
+    try:
+        found = parse_json(words)
+    except ValueError:
+        return False
+    return isinstance(found, dict | list) and all(
+        leaf in text or json.dumps(leaf)[1:-1] in text or json.dumps(leaf, ensure_ascii=False)[1:-1] in text
+        for leaf in _leaves(found)
+    )
+
+
+def is_thought(kind: str) -> bool:
+    return kind == "thought" or kind in REASONING
+
+
+def squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 @dataclass(slots=True)
@@ -55,20 +205,64 @@ class Outline:
     """Whether descriptions of tools do not come out, or cannot be marked."""
 
 
+class _Probes:
+    """What a template does with small conversations; each is rendered once."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self.roles: dict[str, str] = {}
+        """Role -> the role under which the template takes it."""
+        self.unread_keys: dict[tuple[str, str], bool] = {}
+        """(role, key of a message) -> whether the template leaves it out."""
+        self.outlines: dict[Any, Outline] = {}
+
+    @cached_property
+    def reasoning_keys(self) -> tuple[str, ...]:
+        """The keys of REASONING that the template renders in a last answer."""
+        shown = {key: self._template.attempt([_ASK, {**_ANSWER, key: _THOUGHT}]) for key in REASONING}
+        return tuple(key for key, text in shown.items() if _THOUGHT in (text or ""))
+
+    @cached_property
+    def parses_thoughts(self) -> bool:
+        """Whether a thought in <think> tags is rendered like one under the first of `reasoning_keys`."""
+        tagged = self._template.attempt([_ASK, _TAGGED])
+        keyed = self._template.attempt([_ASK, {**_ANSWER, self.reasoning_keys[0]: _THOUGHT}])
+        return squeezed(tagged or "") == squeezed(keyed or "")
+
+    @cached_property
+    def frame(self) -> str | None:
+        """What the template writes around reasoning, without spaces; None where it knows none."""
+        known = self.reasoning_keys
+        answer = {**_ANSWER, known[0]: _THOUGHT} if known else _TAGGED
+        try:
+            text, spans = find_spans(self._template, [_ASK, answer], [1])
+        except render_errors():
+            return None
+        if not spans or _ANSWER["content"] not in text:
+            return None
+        around = text[spans[0][0] : text.index(_ANSWER["content"])]
+        return squeezed(around.replace(_THOUGHT, "")) if _THOUGHT in around else None
+
+    @cached_property
+    def header(self) -> str:
+        """What asks the assistant for an answer; empty where the template does not know it."""
+        before, asked = self._template.attempt([_ASK]), self._template.attempt([_ASK], prompt=True)
+        return asked[len(before) :] if before is not None and asked and asked.startswith(before) else ""
+
+
 class RenderCheck:
     """Refuses rows of which the template leaves something out."""
 
     def __init__(self, origin: str, *, masked: bool) -> None:
-        """origin: the template's, for errors; masked: whether it matters what is learned of a turn."""
+        """origin: the template's, for errors; masked: whether tokens of a turn can be masked."""
         self.origin = origin
         self._masked = masked
-        self._roles: dict[tuple[str, str], str] = {}
-        self._reasoning: dict[str, tuple[str, ...]] = {}
-        self._parsed: dict[str, bool] = {}
-        self._headers: dict[str, str] = {}
-        self._frames: dict[str, str | None] = {}
-        self._keys: dict[tuple[str, str, str], bool] = {}
-        self._outlines: dict[Any, Outline] = {}
+        self._probes: dict[str, _Probes] = {}
+
+    def _of(self, template: Template) -> _Probes:
+        if template.source not in self._probes:
+            self._probes[template.source] = _Probes(template)
+        return self._probes[template.source]
 
     def adapted(self, template: Template, messages: Sequence[Message], row: Row) -> list[Message]:
         """The messages with roles and reasoning as this template takes them. RecipeError where it cannot."""
@@ -76,7 +270,7 @@ class RenderCheck:
         for role in dict.fromkeys(str(message["role"]) for message in taken):
             if role in _COMMON:
                 continue
-            name = self._roles.get((template.source, role)) or self._role(template, taken, role, row)
+            name = self._of(template).roles.get(role) or self._role(template, taken, role, row)
             taken = [{**message, "role": name} if message["role"] == role else message for message in taken]
         return taken
 
@@ -89,13 +283,13 @@ class RenderCheck:
         last = max(assistant_turns(messages), default=-1)
         for piece in pieces:
             found = piece.text in text
-            lost = outline.lost is None or (piece.turn, piece.kind, piece.call) in outline.lost
+            lost = outline.lost is None or piece.place in outline.lost
             if found and not lost:
                 continue
             missing = lost and template.attempt(replaced(messages, piece)) == text
             if not missing and (found or is_in_other_words(piece.text, text)):
                 continue
-            if piece.turn < last and (piece.kind == "thought" or piece.kind in REASONING):
+            if piece.turn < last and is_thought(piece.kind):
                 notes["reasoning-left-out"] += 1
             else:
                 raise self._left_out(piece, messages[piece.turn], row, partly=not missing)
@@ -107,7 +301,7 @@ class RenderCheck:
     def inserted(
         self, template: Template, outline: Outline, turn: int, own: str, text: str, start: int
     ) -> int:
-        """Characters at the start of a learned turn that the template wrote and the row does not hold."""
+        """Characters at the start of a target turn that the template wrote and the row does not hold."""
         added = outline.inserted.get(turn, "")
         held = squeezed(own).startswith(squeezed(added))
         return 0 if held or not text.startswith(added, start) else len(added)
@@ -132,22 +326,19 @@ class RenderCheck:
         if role not in _SAME and re.search(rf"""['"]{re.escape(role)}['"]""", template.source):
             known.append(role)
         if known:
-            self._roles[template.source, role] = known[0]
+            self._of(template).roles[role] = known[0]
             return known[0]
         without = [message for message in messages if message["role"] != role]
         if not any(shown.values()) and template.attempt(without) is None:
-            return _SAME.get(role, (role,))[0]  # the template refuses it for another reason, which is told
-        raise RecipeError(
-            Problem(
-                "chat-template-role",
-                f"{self.origin} does not know the role {role}",
-                file=row.file,
-                line=row.number,
-                path="model.chat_template",
-                hint="rename the role (system, user, assistant, tool), leave such rows out, or give a "
-                "template that renders it",
-            )
+            return _SAME.get(role, (role,))[
+                0
+            ]  # the template refuses it for another reason, which is reported
+        message = f"{self.origin} does not know the role {role}"
+        hint = (
+            "rename the role (system, user, assistant, tool), leave such rows out, or give a template that "
         )
+        hint += "renders it"
+        raise bad_row(row, message, hint, code="chat-template-role", path="model.chat_template")
 
     def _with_reasoning(self, template: Template, message: Message, row: Row) -> Message:
         """The message with its reasoning where the template looks for it."""
@@ -156,7 +347,7 @@ class RenderCheck:
         held = [key for key in REASONING if isinstance(message.get(key), str) and message[key].strip()]
         if not held:
             return self._with_parsed_thought(template, message)
-        known = self._reasoning_keys(template)
+        known = self._of(template).reasoning_keys
         if (len(held) == 1 and held[0] in known) or len({message[key].strip() for key in held}) > 1:
             return message
         rest = {key: value for key, value in message.items() if key not in held}
@@ -170,58 +361,24 @@ class RenderCheck:
     def _with_parsed_thought(self, template: Template, message: Message) -> Message:
         """A thought in <think> tags as the template's own reasoning, if it takes the tags for common text."""
         content = message.get("content")
-        if not content or "</think>" not in content or not (known := self._reasoning_keys(template)):
+        if not content or "</think>" not in content or not (known := self._of(template).reasoning_keys):
             return message
         _, thought, _, rest = split_thought(content)
-        if not thought.strip() or self._parses_thoughts(template, known[0]):
+        if not thought.strip() or self._of(template).parses_thoughts:
             return message
         return {**message, "content": rest.lstrip(), known[0]: thought}
-
-    def _parses_thoughts(self, template: Template, key: str) -> bool:
-        """Whether the template renders a thought in <think> tags as it renders one under `key`."""
-        if template.source not in self._parsed:
-            tagged = template.attempt([_ASK, {**_ANSWER, "content": _THOUGHT + _ANSWER["content"]}])
-            keyed = template.attempt([_ASK, {**_ANSWER, key: "qzTHOUGHTzq"}])
-            self._parsed[template.source] = squeezed(tagged or "") == squeezed(keyed or "")
-        return self._parsed[template.source]
-
-    def _reasoning_keys(self, template: Template) -> tuple[str, ...]:
-        """The keys of REASONING that the template renders in a last answer."""
-        if template.source not in self._reasoning:
-            found = tuple(
-                key
-                for key in REASONING
-                if "qzTHOUGHTzq" in (template.attempt([_ASK, {**_ANSWER, key: "qzTHOUGHTzq"}]) or "")
-            )
-            self._reasoning[template.source] = found
-        return self._reasoning[template.source]
-
-    def _frame(self, template: Template) -> str | None:
-        """What the template writes around reasoning, without spaces; None where it knows none."""
-        if template.source not in self._frames:
-            known = self._reasoning_keys(template)
-            answer = {known[0]: "qzTHOUGHTzq"} if known else {"content": _THOUGHT + _ANSWER["content"]}
-            frame = None
-            try:
-                text, spans = find_spans(template, [_ASK, {**_ANSWER, **answer}], [1])
-            except render_errors():
-                text, spans = "", None
-            if spans and _ANSWER["content"] in text:
-                around = text[spans[0][0] : text.index(_ANSWER["content"])]
-                frame = squeezed(around.replace("qzTHOUGHTzq", "")) if "qzTHOUGHTzq" in around else None
-            self._frames[template.source] = frame
-        return self._frames[template.source]
 
     def _outline(self, template: Template, messages: Sequence[Message], pieces: Sequence[Piece]) -> Outline:
         """What the template does with conversations that have texts in the same places."""
         roles = tuple((m["role"], frozenset(m) if len(m) > 2 else None) for m in messages)
-        places = tuple((piece.turn, piece.kind, piece.call) for piece in pieces)
-        key = (template.source, bool(template.tools), roles, places)
-        if key not in self._outlines:
-            if len(self._outlines) >= _OUTLINES:
-                self._outlines.clear()
-            self._outlines[key] = self._drawn(template, messages)
-        return self._outlines[key]
+        places = tuple(piece.place for piece in pieces)
+        outlines = self._of(template).outlines
+        key = (bool(template.tools), roles, places)
+        if key not in outlines:
+            if len(outlines) >= _OUTLINES:
+                outlines.clear()
+            outlines[key] = self._drawn(template, messages)
+        return outlines[key]
 
     def _drawn(self, template: Template, messages: Sequence[Message]) -> Outline:
         for extra in (True, False):
@@ -241,7 +398,7 @@ class RenderCheck:
     ) -> dict[int, str]:
         """Turn -> text between its header and its content that is no part of how the row's own is written."""
         everyone = assistant_turns(marked)
-        header = "" if template.has_generation else self._header(template)
+        header = "" if template.has_generation else self._of(template).header
         found: dict[int, str] = {}
         spans: list[Span] | None = None
         for turn in everyone:
@@ -261,16 +418,8 @@ class RenderCheck:
         """Whether text ahead of an answer is no syntax: words without special tokens, or empty reasoning."""
         special = any(token in added for token in template.special)
         return bool(re.search(r"\w", added) and not special) or (
-            bool(added.strip()) and squeezed(added) == self._frame(template)
+            bool(added.strip()) and squeezed(added) == self._of(template).frame
         )
-
-    def _header(self, template: Template) -> str:
-        """What asks the assistant to speak; empty where the template does not know it."""
-        if template.source not in self._headers:
-            before, asked = template.attempt([_ASK]), template.attempt([_ASK], prompt=True)
-            known = before is not None and asked is not None and asked.startswith(before)
-            self._headers[template.source] = (asked or "")[len(before or "") :] if known else ""
-        return self._headers[template.source]
 
     def _count_keys(
         self, template: Template, messages: Sequence[Message], text: str, row: Row, notes: Counter[str]
@@ -285,11 +434,11 @@ class RenderCheck:
             for key, value in message.items():
                 if key in _KNOWN or not (is_content(value) or value is True) or is_empty(value):
                     continue
-                place = (template.source, str(message["role"]), key)
-                if place not in self._keys:
+                known, place = self._of(template).unread_keys, (str(message["role"]), key)
+                if place not in known:
                     other = [{**m, key: mark(0)} if n == turn else m for n, m in enumerate(messages)]
-                    self._keys[place] = template.attempt(other) == text
-                if self._keys[place] and not (message["role"] in _TOOL and str(value) in text):
+                    known[place] = template.attempt(other) == text
+                if known[place] and not (message["role"] in _TOOL and str(value) in text):
                     if key in _TOOL_KEYS:
                         what = f"leaves out {key} of message {turn + 1} (role {message['role']})"
                         raise self._error("chat-template-tools", what, row, _TOOL_KEYS_HINT)
@@ -348,18 +497,7 @@ class RenderCheck:
         return self._error("chat-template-message", f"leaves out {what}", row, hint)
 
     def _error(self, code: str, what: str, row: Row, hint: str) -> RecipeError:
-        place = {"file": row.file, "line": row.number, "path": "model.chat_template"}
-        return RecipeError(Problem(code, f"{self.origin} {what}", hint=hint, **place))  # type: ignore[arg-type]
-
-
-_ASK: Message = {"role": "user", "content": "qzASKzq"}
-_ANSWER: Message = {"role": "assistant", "content": "qzANSWERzq"}
-_THOUGHT = "<think>\nqzTHOUGHTzq\n</think>\n\n"
-_TOOL_KEYS_HINT = (
-    "put descriptions of tools into a column `tools`, and calls into `tool_calls` of the message; "
-    "or give a template that renders the key"
-)
-TOOLS_HINT = "give a template that renders it, describe tools in a system message, or leave such rows out"
+        return bad_row(row, f"{self.origin} {what}", hint, code=code, path="model.chat_template")
 
 
 def _renamed(messages: Sequence[Message], role: str, name: str) -> list[Message]:

@@ -1,4 +1,4 @@
-"""A source of a recipe to rows: a file, glob, folder, folder of pictures, package file or hub id.
+"""A source of a recipe to rows: a file, glob, folder, folder of images, package file or hub id.
 
 Memory is bounded: rows are yielded one by one as they are read.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from launcher.train.data.files import data_suffix, is_data_file, known_suffixes,
 _IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _HELD_BY_SAVE_TO_DISK = {"dataset_info.json", "state.json"}
 _LISTED = 8
+_MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios", "speech"})
+_MEDIA_ENDINGS = ("_path", "_paths", "_url", "_urls", "_file", "_files", "_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +36,24 @@ class Row:
     values: dict[str, Any]
     """Column -> value."""
     file: str
-    """Path of the file, or the hub id; for errors, and the place that relative picture paths start from."""
+    """Path of the file, or the hub id; for errors, and the place that relative image paths start from."""
     number: int
     """1-based line where the file has lines, else the row's number in the file."""
 
+    def without(self, names: AbstractSet[str]) -> Row:
+        """The row without these columns."""
+        if names.isdisjoint(self.values):
+            return self
+        return Row(
+            {name: self.values[name] for name in self.values if name not in names}, self.file, self.number
+        )
 
-def bad_row(row: Row, message: str, hint: str | None = None) -> RecipeError:
-    """A RecipeError about a row: its file and line."""
-    return RecipeError(Problem("bad-row", message, file=row.file, line=row.number, hint=hint))
+
+def bad_row(
+    row: Row, message: str, hint: str | None = None, *, code: str = "bad-row", path: str | None = None
+) -> RecipeError:
+    """A RecipeError about a row: its file and line. path: key of the recipe."""
+    return RecipeError(Problem(code, message, file=row.file, line=row.number, path=path, hint=hint))
 
 
 def kind_of(value: Any) -> str:
@@ -46,6 +61,29 @@ def kind_of(value: Any) -> str:
     names = {type(None): "nothing", str: "text", list: "a list", tuple: "a list", dict: "an object"}
     names |= {int: "an integer", float: "a float", bool: "a boolean", bytes: "bytes"}
     return names.get(type(value), type(value).__name__)
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a column holds nothing in this row."""
+    return value is None or (isinstance(value, str | bytes | list | tuple | dict) and not value) or (
+        isinstance(value, str) and value.strip() in ("", "[]", "{}", "null", "None")
+    )  # fmt: skip
+
+
+@cache
+def plain_name(column: str) -> str:
+    """A column's name in lower case, its words joined by `_`: `systemPrompt` is system_prompt."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|[-. ]", "_", column.strip()).lower()
+
+
+def is_content(value: Any) -> bool:
+    return isinstance(value, str | list | tuple | dict)
+
+
+def is_media(name: str) -> bool:
+    """Whether a column of this name holds images, video or sound."""
+    ending = next((end for end in _MEDIA_ENDINGS if name.endswith(end)), "")
+    return name.removesuffix(ending) in _MEDIA
 
 
 def parsed_json(row: Row, place: str, text: str) -> Any:
@@ -66,20 +104,22 @@ def iter_rows(source: Mapping[str, Any], cache_dir: Path | str | None = None) ->
         rows = _hub_rows(source, cache_dir)
     else:
         files = source_files(source)
-        if is_picture(files[0]):
-            rows = map(picture_row, files)
+        if is_image(files[0]):
+            rows = map(image_row, files)
         else:
-            rows = _file_rows(files, None if cache_dir is None else Path(cache_dir))
+            scratch = None if cache_dir is None else Path(cache_dir)
+            rows = (Row(values, str(f), number) for f in files for number, values in read_file(f, scratch))
     row = None
     for row in rows:
         yield row
     if row is None:
-        message = "is empty" if _is_single_empty_file(source) else "holds no rows"
+        files = source_files(source)
+        message = "is empty" if len(files) == 1 and files[0].stat().st_size == 0 else "holds no rows"
         raise RecipeError(Problem("no-rows", message, file=source["path"], hint="give a file with rows"))
 
 
 def source_files(source: Mapping[str, Any]) -> list[Path]:
-    """The files that a source names, sorted: data files, or pictures alone. Empty for a hub id.
+    """The files that a source names, sorted: data files, or images alone. Empty for a hub id.
 
     RecipeError when there are none.
     """
@@ -104,22 +144,10 @@ def source_files(source: Mapping[str, Any]) -> list[Path]:
 
 
 def source_bytes(source: Mapping[str, Any]) -> int | None:
-    """Size of a source's files as they lie on the disk; None for a hub id."""
+    """Size of a source's files on the disk; None for a hub id."""
     if is_loaded_hub_id(source["path"]):
         return None
     return sum(file.stat().st_size for file in source_files(source))
-
-
-def _file_rows(files: Sequence[Path], scratch: Path | None) -> Iterator[Row]:
-    for file in files:
-        name = str(file)
-        for number, values in read_file(file, scratch):
-            yield Row(values, name, number)
-
-
-def _is_single_empty_file(source: Mapping[str, Any]) -> bool:
-    files = source_files(source)
-    return len(files) == 1 and files[0].stat().st_size == 0
 
 
 def _split_glob(reference: str) -> tuple[Path, str | None]:
@@ -152,34 +180,34 @@ def _files_below(folder: Path, split: str) -> list[Path]:
         folder = folder / split
         if not folder.is_dir():
             raise _absent(folder)
-    data, pictures = _visible_files(folder)
-    # Notes such as labels.txt beside folders of pictures are no rows.
-    if data and not (pictures and all(data_suffix(file) == ".txt" for file in data)):
+    data, images = _visible_files(folder)
+    # Notes such as labels.txt beside folders of images are no rows.
+    if data and not (images and all(data_suffix(file) == ".txt" for file in data)):
         return data
-    if pictures:
-        return [_checked_picture(folder, file) for file in pictures]
+    if images:
+        return [_checked_image(folder, file) for file in images]
     message = (
-        f"the folder holds no data files; known are {known_suffixes()}, and pictures in a folder a label"
+        f"the folder holds no data files; known are {known_suffixes()}, and images in one folder per label"
     )
     raise RecipeError(Problem("data-missing", message, file=str(folder), hint=_what_is_near(folder)))
 
 
 def _visible_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """(data files, pictures) below a folder, sorted, without hidden ones and save_to_disk's own."""
-    data, pictures = [], []
+    """(data files, images) below a folder, sorted, without hidden ones and save_to_disk's own."""
+    data, images = [], []
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         if set(names) >= _HELD_BY_SAVE_TO_DISK:
-            names = _saved_files(Path(place))  # beside them lie the caches of later map() calls
+            names = _saved_files(Path(place))  # next to them are the caches of later map() calls
         for name in names:
             file = Path(place, name)
             if name.startswith("."):
                 continue
             if is_data_file(file) and file.is_file():
                 data.append(file)
-            elif is_picture(file):
-                pictures.append(file)
-    return sorted(data), sorted(pictures)
+            elif is_image(file):
+                images.append(file)
+    return sorted(data), sorted(images)
 
 
 def _saved_files(folder: Path) -> list[str]:
@@ -188,20 +216,20 @@ def _saved_files(folder: Path) -> list[str]:
     return [str(entry["filename"]) for entry in state["_data_files"]]
 
 
-def is_picture(file: Path) -> bool:
+def is_image(file: Path) -> bool:
     return file.suffix.lower() in _IMAGE_SUFFIXES
 
 
-def _checked_picture(folder: Path, picture: Path) -> Path:
-    if len(picture.relative_to(folder).parts) == 2:
-        return picture
-    message = f"expected one sub-folder per label below {folder}, with the pictures in it"
+def _checked_image(folder: Path, image: Path) -> Path:
+    if len(image.relative_to(folder).parts) == 2:
+        return image
+    message = f"expected one sub-folder per label below {folder}, with the images in it"
     hint = "name the folder of one split, for example `path: pictures/train`"
-    raise RecipeError(Problem("picture-folders", message, file=str(picture), hint=hint))
+    raise RecipeError(Problem("picture-folders", message, file=str(image), hint=hint))
 
 
-def picture_row(picture: Path) -> Row:
-    return Row({"image": str(picture.absolute()), "label": picture.parent.name}, str(picture), 1)
+def image_row(image: Path) -> Row:
+    return Row({"image": str(image.absolute()), "label": image.parent.name}, str(image), 1)
 
 
 def _absent(path: Path) -> RecipeError:
@@ -242,7 +270,7 @@ def _hub_rows(source: Mapping[str, Any], cache_dir: Path | str | None) -> Iterat
             cache_dir=None if cache_dir is None else str(cache_dir),
             streaming=True,
         )
-        # Pictures stay bytes. iter() is not split over dataloader workers, as __iter__ is: a stream deals
+        # Images stay bytes. iter() is not split over dataloader workers, as __iter__ is: a stream deals
         # its rows out itself.
         for number, batch in enumerate(rows.decode(False).iter(batch_size=1), start=1):
             values = {key: column[0] for key, column in batch.items()}
@@ -261,7 +289,7 @@ def _own_keys(value: Any) -> Any:
     if isinstance(value, dict) and value.get("bytes", b"") is None and "://" in str(value.get("path")):
         import fsspec  # type: ignore[import-untyped]
 
-        with fsspec.open(value["path"], "rb") as stream:  # a picture of which only the address came
+        with fsspec.open(value["path"], "rb") as stream:  # an image of which only the address came
             return {"bytes": stream.read(), "path": value["path"]}
     return without_none(value)
 

@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from launcher.errors import Problem, RecipeError
-from launcher.train.data.counts import NOTES, REASONS, TOTALS, Counts, lost_rows, result_rows
-from launcher.train.data.encode import encode_rows
-from launcher.train.data.pack import join_documents, pack_lengths
+from launcher.train.data.batches import join_documents, pack_lengths
+from launcher.train.data.encoded import NOTES, REASONS, TOTALS, Counts, encode_rows, lost_rows, result_rows
 from launcher.train.data.recognise import Source, raw_rows, recognise
 from launcher.train.data.sources import Row
 from launcher.train.hooks import Hooks, load_hooks
@@ -32,6 +31,8 @@ _COLUMNS = ("input_ids", "labels")
 _COUNTED = ("train", *TOTALS, *REASONS, *NOTES)
 
 Sample = dict[str, list[int]]
+Reader = Callable[[list[int]], Iterator[dict[str, Any]]]
+"""Shards to their rows of one source, in the form that datasets carries."""
 
 
 class Stream(IterableDataset):
@@ -119,7 +120,7 @@ class Stream(IterableDataset):
             for source, members in itertools.groupby(group, key=lambda pair: pair[0]):
                 formed = [sources[source].form(self._job, row, hooks) for _, row in members]
                 kept = [row for row in formed if row is not None]
-                counts.drop("format_row", len(formed) - len(kept))
+                counts.dropped["format_row"] += len(formed) - len(kept)
                 encoded = encode_rows(encoders[source], kept)
                 counts.add(encoded)
                 names = list(encoded.columns)
@@ -132,10 +133,6 @@ class Stream(IterableDataset):
             ]
             self._counts[slot, 1:] += torch.tensor(numbers)
             yield from found
-
-
-Reader = Callable[[list[int]], Iterator[dict[str, Any]]]
-"""Shards to their rows of one source, in the form that datasets carries."""
 
 
 def _reader(job: Job, source: Source, number: int, shards: int) -> Reader:
@@ -220,16 +217,14 @@ def _warn_of_losses(job: Job, counts: Mapping[str, Any]) -> None:
     read, allowed = counts["read"], job.data.max_truncated
     cut = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
     if cut > allowed:
+        rows = f"in {counts['truncated']:,} of {read:,} rows"
         print(
-            f"warning: {cut:.1%} of the streamed tokens were cut off, in {counts['truncated']:,} of "
-            f"{read:,} rows; data.max_truncated is {allowed:.0%}"
+            f"warning: {cut:.1%} of the streamed tokens were cut, {rows}; data.max_truncated is {allowed:.0%}"
         )
     lost, allowed = lost_rows(counts["dropped"]), job.data.max_dropped
     if lost > allowed * read:
-        print(
-            f"warning: {lost:,} of {read:,} streamed rows ({lost / read:.1%}) were dropped; "
-            f"data.max_dropped is {allowed:.0%}"
-        )
+        rows = f"{lost:,} of {read:,} streamed rows ({lost / read:.1%})"
+        print(f"warning: {rows} were dropped; data.max_dropped is {allowed:.0%}")
 
 
 def _summed(totals: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Canonical rows to samples of token ids and labels, a batch of rows at a time.
 
-Labels are made before padding, so that EOS is learnt even where it also pads.
+Labels are made before padding, so that EOS is a target even where it also pads.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from launcher.train.data.encoded import (
     texts_of,
     token_ids,
     with_eos,
-    without_eos,
 )
 from launcher.train.data.fim import EncodeFim, find_sentinels
+from launcher.train.data.formats import label_id
 
 if TYPE_CHECKING:
     from launcher.train.data.formats import Detected
     from launcher.train.data.sources import Row
     from launcher.train.job import Job
-
-__all__ = ["EncodedBatch", "Encoder", "make_encoder"]
 
 
 def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
@@ -43,14 +41,8 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
         message = f"the rows are {detected.format}; only text has a middle to fill in"
         raise RecipeError(Problem("fim-format", message, path="data.fim", hint="remove data.fim"))
     if detected.format == "chat":
-        return EncodeChat(
-            tokenizer,
-            max_length,
-            overlong,
-            loss_on,
-            loss_on_inserted=bool(job.data.loss_on_inserted),
-            origin=template_origin(job),
-        )
+        inserted, origin = bool(job.data.loss_on_inserted), template_origin(job)
+        return EncodeChat(tokenizer, max_length, overlong, loss_on, loss_on_inserted=inserted, origin=origin)
     if detected.format != "text":
         return EncodePairs(tokenizer, max_length, overlong, loss_on)
     fim = job.data.fim
@@ -61,7 +53,7 @@ def make_encoder(job: Job, tokenizer: Any, detected: Detected) -> Encoder:
 
 
 def loss_on_of(fmt: str, asked: str | None) -> str:
-    """Which tokens are learnt for a format; RecipeError when the two do not go together."""
+    """Which tokens contribute to the loss for a format; RecipeError when the two do not go together."""
     known = CausalLM.learns[fmt]
     if asked is None:
         return known[0]
@@ -89,7 +81,7 @@ def overlong_of(job: Job, fmt: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EncodeText:
-    """Plain text: every token is learnt, one EOS at the true end."""
+    """Plain text: every token is a target, one EOS at the true end."""
 
     tokenizer: Any
     max_length: int
@@ -97,18 +89,14 @@ class EncodeText:
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         found = Collector(self.max_length, self.overlong)
-        for text, ids in _encode_texts(self.tokenizer, rows):
+        texts = texts_of(rows, "text")
+        for text, ids in zip(texts, token_ids(self.tokenizer, texts), strict=True):
             if not text.strip():
-                found.drop("empty")
+                found.dropped["empty"] += 1
                 continue
             ids = with_eos(self.tokenizer, ids)
             found.add(ids, list(ids))
-        return found.batch()
-
-
-def _encode_texts(tokenizer: Any, rows: Sequence[Row]) -> zip[tuple[str, list[int]]]:
-    texts = texts_of(rows, "text")
-    return zip(texts, token_ids(tokenizer, texts), strict=True)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +111,19 @@ class EncodePairs:
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
         found = Collector(self.max_length, self.overlong)
-        prompts, completions = texts_of(rows, "prompt"), texts_of(rows, "completion")
-        asked = token_ids(self.tokenizer, prompts)
-        answered = token_ids(self.tokenizer, completions, add_special_tokens=False)
-        for completion, prompt, answer in zip(completions, asked, answered, strict=True):
+        completions = texts_of(rows, "completion")
+        prompts = token_ids(self.tokenizer, texts_of(rows, "prompt"))
+        answers = token_ids(self.tokenizer, completions, add_special_tokens=False)
+        for completion, prompt, answer in zip(completions, prompts, answers, strict=True):
             if not completion.strip():
-                found.drop("empty")  # an empty answer would teach the model to say nothing
+                found.dropped["empty"] += 1  # an empty answer would teach the model to write nothing
                 continue
-            prompt = without_eos(self.tokenizer, prompt)
+            if len(prompt) > 1 and prompt[-1] == self.tokenizer.eos_token_id:
+                prompt = prompt[:-1]  # some tokenizers add an EOS, which would end the prompt
             answer = with_eos(self.tokenizer, answer)
             ids = prompt + answer
-            learnt = list(ids) if self.loss_on == "all" else [IGNORED] * len(prompt) + answer
-            found.add(ids, learnt)
-        return found.batch()
+            found.add(ids, list(ids) if self.loss_on == "all" else [IGNORED] * len(prompt) + answer)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,35 +135,30 @@ class EncodeSeq2Seq:
     overlong: str
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
-        inputs: list[list[int]] = []
-        labels: list[list[int]] = []
-        batch = EncodedBatch({"input_ids": inputs, "labels": labels})
+        batch = EncodedBatch()
         prompts, completions = texts_of(rows, "prompt"), texts_of(rows, "completion")
-        asked = token_ids(self.tokenizer, prompts)
-        answered = self._targets(completions)
-        pairs = zip(prompts, completions, asked, answered, strict=True)
+        pairs = zip(
+            prompts, completions, token_ids(self.tokenizer, prompts), self._targets(completions), strict=True
+        )
         for index, (prompt, completion, ids, target) in enumerate(pairs):
             if not completion.strip():
-                _drop(batch, "empty")
+                batch.dropped["empty"] += 1
                 continue
             batch.tokens += len(ids) + len(target)
             lost = max(0, len(ids) - self.max_length) + max(0, len(target) - self.max_length)
             if lost and self.overlong == "drop":
-                _drop(batch, "overlong")
+                batch.dropped["overlong"] += 1
                 continue
             if not target:
-                _drop(batch, "no-targets")
+                batch.dropped["no-targets"] += 1
                 continue
             if len(ids) > self.max_length:
                 # The tokenizer cuts, because an encoder's input keeps its closing token.
                 ids = self.tokenizer(prompt, truncation=True, max_length=self.max_length)["input_ids"]
-            batch.kept += 1
             batch.truncated += lost > 0
             batch.tokens_lost += lost
-            batch.rows.append(index)
-            inputs.append(ids)
             # A cut target gets no EOS: it does not end here.
-            labels.append(target[: self.max_length])
+            batch.keep(index, {"input_ids": ids, "labels": target[: self.max_length]})
         return batch
 
     def _targets(self, completions: list[str]) -> list[list[int]]:
@@ -195,31 +178,25 @@ class EncodeClasses:
     labels: tuple[str, ...]
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
-        from launcher.train.data.labels import label_id
-
-        batch = EncodedBatch({"input_ids": [], "labels": []})
+        batch = EncodedBatch()
         texts = texts_of(rows, "text")
         pairs = [row.values.get("text_pair") for row in rows]
         encoded = self._encode(texts, pairs)
         for index, (row, text, pair, sample) in enumerate(zip(rows, texts, pairs, encoded, strict=True)):
             if not (text + (pair or "")).strip():
-                _drop(batch, "empty")
+                batch.dropped["empty"] += 1
                 continue
             length = len(sample["input_ids"])
             batch.tokens += length
             if length > self.max_length:
                 if self.overlong == "drop":
-                    _drop(batch, "overlong")
+                    batch.dropped["overlong"] += 1
                     continue
                 batch.truncated += 1
                 batch.tokens_lost += length - self.max_length
                 # The tokenizer cuts, the longer of two texts first, and keeps its closing tokens.
                 sample = self._call(text, pair, truncation=True, max_length=self.max_length)
-            batch.kept += 1
-            batch.rows.append(index)
-            batch.columns["labels"].append(label_id(row, row.values["label"], self.labels))
-            for name, values in sample.items():
-                batch.columns.setdefault(name, []).append(values)
+            batch.keep(index, {"labels": label_id(row, row.values["label"], self.labels), **sample})
         return batch
 
     def _encode(self, texts: list[str], pairs: list[str | None]) -> list[dict[str, list[int]]]:
@@ -237,9 +214,4 @@ class EncodeClasses:
         return found
 
     def _call(self, text: Any, pair: Any, **options: Any) -> dict[str, Any]:
-        encoded = self.tokenizer(text, pair, return_attention_mask=False, verbose=False, **options)
-        return dict(encoded)
-
-
-def _drop(batch: EncodedBatch, reason: str) -> None:
-    batch.dropped[reason] = batch.dropped.get(reason, 0) + 1
+        return dict(self.tokenizer(text, pair, return_attention_mask=False, verbose=False, **options))

@@ -1,27 +1,42 @@
-"""LoRA adapters: attached, continued, and checked so that nothing is left out in silence."""
+"""LoRA adapters: attached, continued, and compared with what was asked for.
+
+For models with experts peft 0.21 rewrites `target_modules` into names of the fused weights
+(utils/transformers_weight_conversion.py `_convert_peft_config_moe`): a pattern becomes the last parts of the
+names that it matches, in every layer, and a weight has an adapter whatever `exclude_modules` and
+`layers_to_transform` ask for. Linear layers of the same name outside the experts then have none.
+"""
 
 from __future__ import annotations
 
 import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from launcher.errors import Problem, RecipeError
-from launcher.facts.lora import idle_choice, idle_choices, is_all_linear
+from launcher.facts.lora import (
+    chosen,
+    idle_choice,
+    idle_choices,
+    idle_pattern,
+    in_layers,
+    is_all_linear,
+    matches,
+    named_by,
+)
 from launcher.tasks import task_named
 from launcher.train.job import Job
-from launcher.train.model.adapted import check_adapted
-from launcher.train.model.heads import head_modules
-from launcher.train.model.processing import local_or_hub
-from launcher.train.model.tokens import (
+from launcher.train.model.models import head_modules
+from launcher.train.model.processing import (
     added_ids,
     check_continued,
     find_embeddings,
+    is_named_by,
     keep_rows_alone,
-    matches,
+    local_or_hub,
     train_added_rows,
 )
 from launcher.train.upstream.model_seams import leave_casts_to_autocast
@@ -31,6 +46,9 @@ _REFUSALS = (
     re.error,
 )  # fmt: skip
 """What peft raises for fields that it cannot use; a RuntimeError may be the device's."""
+_BEFORE_FUSION = {"gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"), "down_proj": ("down_proj", "w2")}
+"""Names of an expert's own linear layers, by the weight of all experts that holds them now."""
+_CHOICES = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
 
 
 def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True) -> Any:
@@ -44,11 +62,8 @@ def attach_adapter(job: Job, model: Any, processing: Any, *, whole: bool = True)
     if job.model.prepare_for_kbit:
         from peft import prepare_model_for_kbit_training
 
-        model = prepare_model_for_kbit_training(
-            model,
-            use_gradient_checkpointing=checkpointing,
-            gradient_checkpointing_kwargs={"use_reentrant": False},
-        )
+        options = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=checkpointing, **options)
     if job.model.enable_input_require_grads:
         require_input_grads(model)
     ids = added_ids(job, processing) if job.has_adapter and job.model.add_tokens else []
@@ -89,14 +104,9 @@ def require_input_grads(model: Any) -> None:
 
 
 def new_adapter(
-    asked: Mapping[str, Any],
-    task: str,
-    model: Any,
-    ids: Sequence[int] = (),
-    *,
-    sharded: bool = False,
+    asked: Mapping[str, Any], task: str, model: Any, ids: Sequence[int] = (), *, sharded: bool = False,
     whole: bool = True,
-) -> Any:
+) -> Any:  # fmt: skip
     """The model with a new LoRA adapter of the fields `asked`.
 
     RecipeError where peft refuses them, and, in a `whole` model, where it would train something else.
@@ -113,7 +123,10 @@ def new_adapter(
         message = f"{error.pattern!r} is no regular expression: {error}"
         raise RecipeError(Problem("bad-adapter", message, path="adapter")) from error
     if task_named(task).adds_head:
-        settings["modules_to_save"] = _with_heads(settings.get("modules_to_save"), head_modules(model))
+        # Trained whole: they may be new, and peft adds only those named classifier and score.
+        settings["modules_to_save"] = list(
+            dict.fromkeys([*(settings.get("modules_to_save") or ()), *head_modules(model)])
+        )
     if settings.get("modules_to_save") and model.main_input_name == "input_ids":
         settings = _keep_tied(settings, model)
     if _has_conv1d(model):
@@ -136,16 +149,15 @@ def _keep_tied(settings: dict[str, Any], model: Any) -> dict[str, Any]:
     head = model.get_output_embeddings()
     if head is None or head.weight is not model.get_input_embeddings().weight:
         return settings
-    both = (head, model.get_input_embeddings())
-    names = [name for name, module in model.named_modules() if any(module is one for one in both)]
-    if not any(matches(name, settings["modules_to_save"]) for name in names):
-        return settings
-    return {"ensure_weight_tying": True, **settings}
+    if any(is_named_by(name, settings["modules_to_save"]) for name in _head_and_embedding(model)):
+        return {"ensure_weight_tying": True, **settings}
+    return settings
 
 
-def _with_heads(given: Sequence[str] | None, heads: Sequence[str]) -> list[str]:
-    """Heads are trained whole: they may be new, and peft adds only those named classifier and score."""
-    return [*(given or ()), *(name for name in heads if name not in (given or ()))]
+def _head_and_embedding(model: Any) -> list[str]:
+    """Names of the output layer and of the input embedding."""
+    both = (model.get_output_embeddings(), model.get_input_embeddings())
+    return [name for name, module in model.named_modules() if any(module is one for one in both)]
 
 
 def _continue_adapter(
@@ -158,33 +170,19 @@ def _continue_adapter(
             model, folder, is_trainable=True, autocast_adapter_dtype=autocast_adapter_dtype
         )
     except (OSError, ValueError) as error:
-        raise RecipeError(
-            Problem(
-                "adapter-missing",
-                f"cannot continue the adapter: {error}",
-                file=folder,
-                path="adapter.path",
-            )
-        ) from error
+        message = f"cannot continue the adapter: {error}"
+        raise RecipeError(Problem("adapter-missing", message, file=folder, path="adapter.path")) from error
     except pickle.UnpicklingError as error:
+        message = f"the adapter holds more than tensors; code is not run: {first_lines(error, 1)}"
+        hint = "take an adapter in safetensors"
         raise RecipeError(
-            Problem(
-                "unsafe-pickle",
-                f"the adapter holds more than tensors; code is not run: {first_lines(error, 1)}",
-                file=folder,
-                path="adapter.path",
-                hint="take an adapter in safetensors",
-            )
+            Problem("unsafe-pickle", message, file=folder, path="adapter.path", hint=hint)
         ) from error
     except (IndexError, RuntimeError) as error:
+        message = f"the adapter does not fit the model: {first_lines(error)}"
+        hint = "name the base model, and the model.add_tokens, that it was trained with"
         raise RecipeError(
-            Problem(
-                "adapter-mismatch",
-                f"the adapter does not fit the model: {first_lines(error)}",
-                file=folder,
-                path="adapter.path",
-                hint="name the base model, and the model.add_tokens, that it was trained with",
-            )
+            Problem("adapter-mismatch", message, file=folder, path="adapter.path", hint=hint)
         ) from error
     if ids:
         check_continued(continued, ids)
@@ -243,12 +241,10 @@ def linear_suffixes(model: Any) -> list[str]:
     """The last parts of the names of all linear layers, sorted; GPT-2's Conv1D is one."""
     from transformers.pytorch_utils import Conv1D
 
-    found = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D))
-    }
-    return sorted(found)
+    kinds = (torch.nn.Linear, Conv1D)
+    return sorted(
+        {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)}
+    )
 
 
 def _has_conv1d(model: Any) -> bool:
@@ -263,3 +259,121 @@ def _trainable_to_fp32(model: Any) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             parameter.data = parameter.data.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Names without peft's own parts of them."""
+
+    modules: tuple[str, ...]
+    """With an adapter of their own."""
+    parameters: tuple[str, ...]
+    """With an adapter around them, `module.parameter`."""
+
+
+def find_adapted(model: Any) -> Found:
+    """What has an adapter in a model of peft."""
+    from peft.tuners.lora import LoraLayer
+
+    modules, parameters = [], []
+    for name, module in model.named_modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+        wrapped = getattr(module, "parameter_name", None)
+        if wrapped is None:
+            modules.append(plain)
+        else:
+            parameters.append(f"{plain}.{wrapped}")
+    return Found(tuple(modules), tuple(parameters))
+
+
+def check_adapted(settings: Mapping[str, Any], model: Any) -> None:
+    """RecipeError where `model`, of peft, adapts what `settings` do not name, or a key of theirs is idle."""
+    if settings.get("layer_replication"):
+        return  # layers have new names
+    found = find_adapted(model)
+    names = (*found.modules, *found.parameters)
+    asked = settings.get("target_parameters") or ()
+    problems = [
+        Problem(
+            "target-modules-missing",
+            f"{key!r} matches no parameter of the model, and peft would ignore it",
+            path="adapter.target_parameters",
+            hint="write the last parts of a parameter's name, as mlp.experts.gate_up_proj",
+        )
+        for key in asked
+        if not any(matches([key], name) for name in found.parameters)
+    ]
+    problems += [
+        idle_pattern(field, key)
+        for field in ("rank_pattern", "alpha_pattern")
+        for key in settings.get(field) or ()
+        if not any(named_by(key, name) for name in names)
+    ]
+    if more := _unasked(settings, found, _tied(settings, model)):
+        problems.append(_too_many(settings, more))
+    if problems:
+        raise RecipeError(problems)
+
+
+def left_out(settings: Mapping[str, Any], layers: Iterable[str], model: Any) -> list[str]:
+    """Which linear layers the fields name and `model`, of peft, does not adapt.
+
+    layers: names of all linear layers before, without the output layer.
+    """
+    if settings.get("layer_replication") or not settings.get("target_modules"):
+        return []
+    fields, targets = _choices(settings)
+    found = find_adapted(model)
+    there = {*found.modules, *(name.rpartition(".")[0] for name in found.parameters)}
+    return [name for name in layers if name not in there and chosen(name, fields, targets)]
+
+
+def _choices(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | Sequence[str] | None]:
+    fields = {name: settings[name] for name in _CHOICES if settings.get(name) is not None}
+    targets = fields.get("target_modules")
+    return fields, None if is_all_linear(targets) else targets
+
+
+def _tied(settings: Mapping[str, Any], model: Any) -> Sequence[str]:
+    """The output layer, where peft gives it the adapter of the embedding that it shares."""
+    if not settings.get("ensure_weight_tying"):
+        return ()
+    return _head_and_embedding(model.get_base_model())
+
+
+def _unasked(settings: Mapping[str, Any], found: Found, tied: Sequence[str]) -> list[str]:
+    fields, targets = _choices(settings)
+    excluded = fields.get("exclude_modules") or ()
+    more = [name for name in found.modules if name not in tied and not chosen(name, fields, targets)]
+    for name in found.parameters:
+        every = _names_of(name)
+        asked = any(matches([key], name) for key in settings.get("target_parameters") or ())
+        wanted = in_layers(name, fields) if asked else any(chosen(one, fields, targets) for one in every)
+        if not wanted or (excluded and any(matches(excluded, one) for one in every)):
+            more.append(name)
+    return more
+
+
+def _names_of(parameter: str) -> list[str]:
+    """What a pattern or a name may mean this parameter by: today's names, and those before the fusion."""
+    module, _, last = parameter.rpartition(".")
+    old = _BEFORE_FUSION.get(last, ())
+    return [parameter, module, *(f"{module}.{name}" for name in old), *(f"{module}.0.{name}" for name in old)]
+
+
+def _too_many(settings: Mapping[str, Any], more: Sequence[str]) -> Problem:
+    field = next(
+        (name for name in ("exclude_modules", "layers_to_transform") if settings.get(name) not in (None, [])),
+        "target_modules",
+    )
+    parts = "module is" if len(more) == 1 else "modules and parameters are"
+    return Problem(
+        "bad-adapter",
+        f"does not hold for this model: {len(more)} {parts} adapted beyond what it names, such as {more[0]}; "
+        "peft rewrites names and patterns for models with experts, for every layer",
+        path=f"adapter.{field}",
+        hint="name attention layers in a list, as [q_proj, v_proj], and weights of experts by whole paths in "
+        "target_parameters",
+    )

@@ -1,7 +1,7 @@
 """The attention "varlen": each document of a flattened row by itself, with torch's own kernels.
 
 Registered beside transformers' own under a name of its own, with a mask of its own: where transformers knows
-no mask for a name, it hands none on, and padding on the left would be attended to without a word.
+no mask for a name, it hands none on, and padding on the left would silently be attended to.
 
 A flattened row comes with the bounds of its documents (`cu_seq_lens_q`, from the collator). On a GPU one call
 of torch's variable-length kernel takes them all; everywhere else each document is a causal call of its own,
@@ -79,12 +79,12 @@ def make_mask(
 
 
 def _right_padded(attention_mask: torch.Tensor) -> bool:
-    """Whether no token [batch, tokens] stands behind padding."""
+    """Whether no token [batch, tokens] is after padding."""
     return bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())
 
 
 def _documents(mask_function: Any, length: int, device: Any) -> torch.Tensor | None:
-    """Number of the document of each token, int32 [1, length]; None where tokens see what comes behind them.
+    """Number of the document of each token, int32 [1, length]; None where tokens see later tokens.
 
     A token sees the one before it unless a document begins with it.
     """
@@ -137,7 +137,7 @@ def attend(
 
 
 def _refuse_scores(others: dict[str, Any]) -> None:
-    """ValueError for scores that are changed before they are weighed."""
+    """ValueError for logits that are changed before the softmax."""
     changed = next((name for name in ("softcap", "s_aux") if others.get(name) is not None), None)
     if changed is not None:
         raise ValueError(
@@ -155,9 +155,9 @@ def _check_row(
     """ValueError unless these are the documents of one row, each of which sees nothing but itself."""
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         found = f"{query.shape[0]} rows of {query.shape[2]} queries and {key.shape[2]} keys"
-        raise ValueError(f"documents lie in one row without a cache or a prefix, and these are {found}")
+        raise ValueError(f"documents must be in one row without a cache or a prefix, and these are {found}")
     if numbers is not None and numbers.dtype == WINDOWED and window is None:
-        raise ValueError(f"this model does not tell attention {NAME!r} its window; use sdpa")
+        raise ValueError(f"this model does not pass its window to attention {NAME!r}; use sdpa")
     biased = next((name for name in ("position_bias", "cache") if others.get(name) is not None), None)
     if biased is not None:
         raise ValueError(f"attention {NAME!r} does not know `{biased}` in a flattened row; use sdpa")
@@ -268,7 +268,7 @@ def _in_one_call(
     scaling: float | None,
 ) -> torch.Tensor:
     """All documents by torch's kernel, whose tensors are [tokens, heads, width]."""
-    assert _kernel is not None, "_has_kernel said that there is one"
+    assert _kernel is not None, "_has_kernel has checked it"
     call, names = _kernel
     given: dict[str, Any] = {}
     if "window_size" in names:  # tokens to the left and to the right of each, itself not counted

@@ -1,27 +1,17 @@
-"""The base model of a plan, for its task: from weights, from a GGUF file, or random."""
+"""The base model of a plan: from weights, from a GGUF file, or random; with its head; its layers compiled."""
 
 from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.errors import MachineError, Problem, RecipeError
 from launcher.tasks import task_named
 from launcher.train.engines.sharing import check_shared as check_parts
 from launcher.train.job import Job, local_rank, rank
-from launcher.train.model.heads import (
-    check_loaded,
-    head_modules,
-    label_order,
-    label_settings,
-    load_config,
-)
-from launcher.train.model.processing import first_line, hub_options, model_reference, own_code
-from launcher.train.model.tokens import fit_vocabulary
-
-__all__ = ["auto_class", "label_order", "load_model", "quantization_config"]
+from launcher.train.model.processing import first_line, fit_vocabulary, hub_options, model_reference, own_code
 
 
 def load_model(
@@ -99,13 +89,9 @@ def quantization_config(job: Job) -> Any | None:
     try:
         import bitsandbytes  # noqa: F401
     except ImportError as error:
-        raise MachineError(
-            Problem(
-                "bitsandbytes-missing",
-                "quantisation needs bitsandbytes",
-                hint="pip install bitsandbytes",
-            )
-        ) from error
+        message = "quantisation needs bitsandbytes"
+        hint = "pip install bitsandbytes"
+        raise MachineError(Problem("bitsandbytes-missing", message, hint=hint)) from error
     from transformers import BitsAndBytesConfig
 
     # Upstream spares the last parameter's module only, and a head's last parameter is often its bias.
@@ -144,13 +130,8 @@ def _pretrained_model(job: Job, head: dict[str, Any], options: dict[str, Any]) -
             reference, **hub, **options, **head, **other_sizes, output_loading_info=True
         )
     except OSError as error:
-        raise RecipeError(
-            Problem(
-                "model-missing",
-                f"cannot load {reference}: {first_line(error)}",
-                path="model.name_or_path",
-            )
-        ) from error
+        message = f"cannot load {reference}: {first_line(error)}"
+        raise RecipeError(Problem("model-missing", message, path="model.name_or_path")) from error
     except (ValueError, pickle.UnpicklingError) as error:
         refusal = own_code(error, str(reference)) or unsafe_weights(error, str(reference))
         if refusal is None:
@@ -164,14 +145,9 @@ def unsafe_weights(error: Exception, folder: str) -> RecipeError | None:
     """The refusal of weights that hold more than tensors; None for another error."""
     if not isinstance(error, pickle.UnpicklingError):
         return None
-    return RecipeError(
-        Problem(
-            "unsafe-pickle",
-            f"the weights in {folder} hold more than tensors; code is not run: {first_line(error)}",
-            path="model.name_or_path",
-            hint="take weights in safetensors",
-        )
-    )
+    message = f"the weights in {folder} hold more than tensors; code is not run: {first_line(error)}"
+    hint = "take weights in safetensors"
+    return RecipeError(Problem("unsafe-pickle", message, path="model.name_or_path", hint=hint))
 
 
 def _random_model(job: Job, processing: Any, head: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -228,26 +204,18 @@ def _wait_for_all() -> None:
 def check_bare(model: Any) -> None:
     """RecipeError when the weights were an adapter's, which transformers puts on its base model by itself."""
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise RecipeError(
-            Problem(
-                "double-peft",
-                "this is the folder of an adapter, not of a model",
-                path="model.name_or_path",
-                hint="name its base model here, and the adapter to continue in `adapter.path`",
-            )
-        )
+        message = "this is the folder of an adapter, not of a model"
+        hint = "name its base model here, and the adapter to continue in `adapter.path`"
+        raise RecipeError(Problem("double-peft", message, path="model.name_or_path", hint=hint))
 
 
 def check_recomputes(job: Job, model: Any) -> None:
     """RecipeError when layers shall be recomputed and the model's class cannot."""
     if job.trainer.activation_checkpointing and not getattr(model, "supports_gradient_checkpointing", True):
+        message = f"{type(model).__name__} does not support activation checkpointing"
+        hint = "set it to false; a smaller trainer.per_device_train_batch_size saves memory too"
         raise RecipeError(
-            Problem(
-                "checkpointing-unsupported",
-                f"{type(model).__name__} does not support activation checkpointing",
-                path="trainer.activation_checkpointing",
-                hint="set it to false; a smaller trainer.per_device_train_batch_size saves memory too",
-            )
+            Problem("checkpointing-unsupported", message, path="trainer.activation_checkpointing", hint=hint)
         )
 
 
@@ -264,31 +232,21 @@ def check_shared(job: Job, model: Any) -> None:
         remove_tied_weights_from_state_dict(dict(model.state_dict()), model)
     except RuntimeError as error:
         name = type(model).__name__
-        raise RecipeError(
-            Problem(
-                "shared-tensors",
-                f"{name} cannot be saved: {str(error).splitlines()[0]}",
-                path="model",
-                hint=f"declare them in _tied_weights_keys of {name}, or give each its own tensor",
-            )
-        ) from error
+        message = f"{name} cannot be saved: {str(error).splitlines()[0]}"
+        hint = f"declare them in _tied_weights_keys of {name}, or give each its own tensor"
+        raise RecipeError(Problem("shared-tensors", message, path="model", hint=hint)) from error
 
 
 def _check_quantized(job: Job, model: Any) -> None:
-    """Misspelt quantisation options leave a model unquantised without a word; look at the model itself."""
+    """Misspelt quantisation options silently leave a model unquantised; check the model itself."""
     asked = job.model.quantization
     if asked == "none":
         return
     kind = asked["type"]
     flag = "is_loaded_in_8bit" if kind == "int8" else "is_loaded_in_4bit"
     if not getattr(model, flag, False):
-        raise MachineError(
-            Problem(
-                "not-quantized",
-                f"the model was loaded without {kind} quantisation",
-                path="model.quantization",
-            )
-        )
+        message = f"the model was loaded without {kind} quantisation"
+        raise MachineError(Problem("not-quantized", message, path="model.quantization"))
 
 
 def _check_present(model: Any) -> None:
@@ -304,3 +262,113 @@ def _check_present(model: Any) -> None:
                 hint="more or larger GPUs, model.quantization: nf4, or ZeRO-3 with offload_param",
             )
         )
+
+
+def label_order(job: Job, found: Sequence[str]) -> tuple[str, ...]:
+    """The labels by id: the checkpoint's order when it knows exactly these, else as they are in `found`.
+
+    Reads the configuration of the weights; RecipeError when there is none.
+    """
+    known: Mapping[str, int] = load_config(job).label2id or {}
+    if set(known) == set(found):
+        return tuple(sorted(known, key=lambda label: known[label]))
+    return tuple(dict.fromkeys(found))
+
+
+def load_config(job: Job) -> Any:
+    """The model's configuration, as transformers reads it. RecipeError when there is none."""
+    from transformers import AutoConfig
+
+    config = job.model.config
+    if config:
+        return AutoConfig.for_model(**config)
+    reference = model_reference(job)
+    try:
+        return AutoConfig.from_pretrained(reference, **hub_options(job))
+    except (OSError, ValueError) as error:
+        raise own_code(error, str(reference)) or RecipeError(
+            Problem("model-missing", f"cannot read {reference}: {error}", path="model.name_or_path")
+        ) from error
+
+
+def label_settings(job: Job, labels: Sequence[str] | None) -> dict[str, Any]:
+    """Configuration fields of a head for these labels; nothing for tasks without labels."""
+    if job.task.num_labels is not None:
+        return {"num_labels": job.task.num_labels}
+    if not job.task.classifies or labels is None:
+        return {}
+    names = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: number for number, label in enumerate(labels)},
+    }
+    # A checkpoint may have been a regression, or have had several labels a row.
+    kind = {"problem_type": "single_label_classification"} if job.task.head == "classifier" else {}
+    return {**names, **kind}
+
+
+def head_modules(model: Any) -> list[str]:
+    """Names of the modules outside the body of a classification model, those that hold parameters."""
+    return [
+        name
+        for name, module in model.named_children()
+        if name != model.base_model_prefix and any(True for _ in module.parameters())
+    ]
+
+
+def check_loaded(job: Job, model: Any, info: Mapping[str, Any]) -> None:
+    """Say which weights the checkpoint did not give, or not in this shape.
+
+    RecipeError when the shapes differ elsewhere than in a classification head.
+    """
+    heads = head_modules(model) if job.task.adds_head else []
+    differing = {str(entry[0]): entry[1:] for entry in info.get("mismatched_keys") or ()}
+    wrong = [name for name in sorted(differing) if name.partition(".")[0] not in heads]
+    if wrong:
+        there, here = (tuple(shape) for shape in differing[wrong[0]][:2])
+        message = f"{wrong[0]} is {there} in the checkpoint and {here} in the model"
+        hint = "the weights do not belong to this configuration"
+        raise RecipeError(Problem("weights-mismatch", message, path="model.name_or_path", hint=hint))
+    absent = sorted(set(info.get("missing_keys") or ()) | set(differing))
+    if absent:
+        shown = ", ".join(absent[:8]) + (f" and {len(absent) - 8} more" if len(absent) > 8 else "")
+        print(f"newly initialised, not from the checkpoint: {shown}")
+    elif heads:
+        print(f"the classification head {' and '.join(heads)} starts from the checkpoint's weights")
+
+
+def compile_blocks(job: Job, model: Any) -> int:
+    """Compile each layer of `model`, with or without an adapter around it; how many there are.
+
+    Before anything else wraps the model. RecipeError when it does not name its layers.
+    """
+    from launcher.train.upstream.torch_seams import compile_or_run_plainly
+
+    layers = repeated_layers(model)
+    if not layers:
+        name = type(model).__name__
+        message = f"{name} does not name the layers that could be compiled one by one"
+        hint = "model.compile_blocks: false, or name their classes in its _no_split_modules"
+        raise RecipeError(Problem("no-blocks", message, path="model.compile_blocks", hint=hint))
+    compile_or_run_plainly()
+    # Rows of text differ in length from batch to batch, and each length would be compiled anew.
+    dynamic = True if job.task.reads_tokens else None
+    for layer in layers:
+        layer.compile(dynamic=dynamic)
+    return len(layers)
+
+
+def repeated_layers(model: Any) -> list[Any]:
+    """The modules of a ModuleList whose class the model names as a layer (_no_split_modules)."""
+    import torch
+
+    from launcher.train.upstream.model_seams import layer_classes
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    named = layer_classes(base)
+    return [
+        layer
+        for part in base.modules()
+        if isinstance(part, torch.nn.ModuleList)
+        for layer in part
+        if type(layer).__name__ in named
+    ]

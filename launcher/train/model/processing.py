@@ -1,14 +1,24 @@
-"""What turns rows into tensors: a plan's tokenizer, or its image processor."""
+"""What turns rows into tensors: a plan's tokenizer with its vocabulary, or its image processor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RecipeError
+from launcher.facts.lora import is_all_linear
 from launcher.train.job import Job
-from launcher.train.model.tokens import add_tokens, ensure_pad_token
+
+# Tokens that model makers reserve and never train, in the order of preference.
+_SPARE_TOKENS = (
+    "<|pad|>", "<pad>", "[PAD]", "<|finetune_right_pad_id|>", "<|fim_pad|>", "<fim_pad>",
+    "<|reserved_special_token_0|>", "<unk>",
+)  # fmt: skip
 
 
 def load_processing(job: Job) -> Any:
@@ -26,7 +36,7 @@ def model_reference(job: Job) -> str | None:
     if name is None:
         return None
     if job.model.gguf_file:
-        from launcher.train.model.gguf import converted
+        from launcher.train.model.weights import converted
 
         return str(converted(local_or_hub(name), job.model.gguf_file, hub_options(job)))
     return local_or_hub(name)
@@ -49,14 +59,14 @@ def hub_options(job: Job, *, revision: bool = True) -> dict[str, Any]:
     options = {
         "revision": job.model.revision if revision else None,
         "cache_dir": job.model.cache_dir,
-        # Said either way: where nothing is said, transformers asks at the terminal.
+        # Always given: without it, transformers asks at the terminal.
         "trust_remote_code": bool(job.model.trust_remote_code),
     }
     return {name: value for name, value in options.items() if value is not None}
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, or its kind where it says nothing."""
+    """The first line of an error, or its kind where it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -64,14 +74,9 @@ def own_code(error: Exception, reference: str) -> RecipeError | None:
     """The refusal of a repository whose code the recipe has not agreed to run; None for another error."""
     if "trust_remote_code" not in str(error):
         return None
-    return RecipeError(
-        Problem(
-            "remote-code",
-            f"{reference} comes with Python code of its own, which is not run unasked",
-            path="model.trust_remote_code",
-            hint="read that code; `trust_remote_code: true` under `model:` lets it run",
-        )
-    )
+    message = f"{reference} comes with Python code of its own, which is not run unasked"
+    hint = "read that code; `trust_remote_code: true` under `model:` lets it run"
+    return RecipeError(Problem("remote-code", message, path="model.trust_remote_code", hint=hint))
 
 
 def _tokenizer(job: Job) -> Any:
@@ -97,13 +102,8 @@ def _found_tokenizer(job: Job) -> Any:
     own = job.model.tokenizer
     reference = model_reference(job) if own is None else local_or_hub(own)
     if reference is None:
-        raise RecipeError(
-            Problem(
-                "tokenizer-missing",
-                "a model without weights names no tokenizer",
-                path="model.tokenizer",
-            )
-        )
+        message = "a model without weights names no tokenizer"
+        raise RecipeError(Problem("tokenizer-missing", message, path="model.tokenizer"))
     options = hub_options(job, revision=own is None and not Path(reference).is_dir())
     try:
         return AutoTokenizer.from_pretrained(reference, **options)
@@ -148,3 +148,179 @@ def _image_size(config: Mapping[str, Any]) -> tuple[int, int]:
             Problem("image-size-missing", "the configuration has no image_size", path="model.config")
         )
     return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def ensure_pad_token(tokenizer: Any) -> None:
+    """Give a tokenizer a pad token without making the vocabulary larger.
+
+    EOS is the last resort and harmless here: labels are made before padding, so EOS stays a target.
+    """
+    if tokenizer.pad_token_id is not None:
+        return
+    vocabulary = tokenizer.get_vocab()
+    spare = next((token for token in _SPARE_TOKENS if token in vocabulary), None)
+    tokenizer.pad_token = spare or tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        message = "the tokenizer has neither a pad token nor an EOS"
+        raise RecipeError(Problem("pad-token-missing", message, path="model.tokenizer"))
+
+
+def add_tokens(job: Job, tokenizer: Any) -> None:
+    """Give the tokenizer the plan's `model.add_tokens`, saying which of them it had already."""
+    wanted = list(job.model.add_tokens)
+    if not wanted:
+        return
+    vocabulary = tokenizer.get_vocab()
+    known = [token for token in wanted if token in vocabulary]
+    tokenizer.add_tokens(wanted)
+    new = [f"{token!r} = {tokenizer.convert_tokens_to_ids(token)}" for token in wanted if token not in known]
+    if new:
+        print(f"added tokens: {', '.join(new)}")
+    if known:
+        print(f"of model.add_tokens the tokenizer has already: {', '.join(map(repr, known))}")
+
+
+def added_ids(job: Job, tokenizer: Any) -> list[int]:
+    """Ids of the plan's `model.add_tokens`, sorted; also of those that the tokenizer had before."""
+    return sorted({int(tokenizer.convert_tokens_to_ids(token)) for token in job.model.add_tokens})
+
+
+def fit_vocabulary(job: Job, model: Any, tokenizer: Any) -> None:
+    """Give the embedding a row for every added token, and rows up to a multiple of the plan's vocab_multiple.
+
+    RecipeError for any other id without a row: an index error on CPU, and a dead device on CUDA.
+    """
+    rows = int(model.config.get_text_config().vocab_size)
+    added = set(added_ids(job, tokenizer))
+    ids = set(tokenizer.get_vocab().values())
+    homeless = sorted(number for number in ids - added if number >= rows)
+    if homeless:
+        message = f"the tokenizer's ids go up to {homeless[-1]}, the model's embedding has {rows} rows"
+        hint = "use the tokenizer that belongs to the model, or list new tokens in model.add_tokens"
+        path = "model.tokenizer" if job.model.tokenizer else "model.name_or_path"
+        raise RecipeError(Problem("token-id-range", message, path=path, hint=hint))
+    needed = max(ids, default=-1) + 1
+    multiple = job.model.vocab_multiple or 1
+    wanted = -(-max(needed, rows) // multiple) * multiple
+    if needed <= rows and added:
+        print(f"the added tokens take spare rows of the embedding, which has {rows}")
+    if wanted > rows:
+        with _drawn_again(job, model) if multiple > 1 else contextlib.nullcontext():
+            model.resize_token_embeddings(wanted)
+        reasons = ["for the added tokens"] * (needed > rows) + [f"a multiple of {multiple}"] * (multiple > 1)
+        print(f"the embedding grew from {rows} to {wanted} rows, {', '.join(reasons)}")
+
+
+@contextlib.contextmanager
+def _drawn_again(job: Job, model: Any) -> Iterator[None]:
+    """The same random numbers whenever the model is read: no adapter holds the rows that have no token."""
+    import torch
+
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(job.seed)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Where a model holds a row per token."""
+
+    names: tuple[str, ...]
+    """The input embedding and, where it has a matrix of its own, the output layer."""
+    tied: bool
+    """The output layer has the input embedding's matrix."""
+    biased: bool
+    """The output layer has a bias."""
+
+
+def find_embeddings(model: Any) -> Embeddings:
+    """The embeddings of a transformers model by their module names."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules()}
+    if head is None:
+        return Embeddings((names[id(embedding)],), tied=False, biased=False)
+    tied = head.weight is embedding.weight
+    own = (names[id(embedding)],) if tied else (names[id(embedding)], names[id(head)])
+    return Embeddings(own, tied, biased=getattr(head, "bias", None) is not None)
+
+
+def train_added_rows(
+    settings: dict[str, Any], found: Embeddings, ids: Sequence[int], *, sharded: bool
+) -> dict[str, Any]:
+    """LoraConfig fields with which the rows `ids` are trained, and saved with the adapter.
+
+    Only these rows where peft can (`trainable_token_indices`); whole layers in `modules_to_save` where
+    it cannot: under ZeRO-3 (`sharded`), and for an output layer with a bias, which peft would drop.
+    RecipeError where the plan's own fields stand against it.
+    """
+    _refuse_overlap(settings, found)
+    whole = list(settings.get("modules_to_save") or ())
+    rows: dict[str, list[int]] = {}
+    for position, name in enumerate(found.names):
+        if is_named_by(name, whole):
+            continue
+        if sharded or (found.biased and position == 1):
+            whole.append(name)
+        else:
+            rows[name] = list(ids)
+    changed = dict(settings)
+    if rows:
+        changed["trainable_token_indices"] = rows
+    if whole:
+        changed["modules_to_save"] = whole
+    if found.tied and any(is_named_by(name, whole) for name in found.names):
+        changed["ensure_weight_tying"] = True
+    kept = []
+    if rows:
+        kept.append(f"{len(ids)} rows of {' and '.join(rows)}{' (tied to the head)' if found.tied else ''}")
+    if full := [name for name in found.names if is_named_by(name, whole)]:
+        why = " (ZeRO-3 cannot train single rows)" if sharded else ""
+        kept.append(f"all of {' and '.join(full)}{why}")
+    print(f"added tokens: trained and saved with the adapter are {' and '.join(kept)}")
+    return changed
+
+
+def is_named_by(name: str, ends: Sequence[str]) -> bool:
+    """Whether one of `ends` is the module's complete name, or the end of it after a dot."""
+    return any(name == end or name.endswith(f".{end}") for end in ends)
+
+
+def keep_rows_alone(model: Any) -> None:
+    """Save the trained rows without the embedding's other rows, which did not change.
+
+    peft's own choice depends on whether it can reach the base model's configuration at the time.
+    """
+    model.save_pretrained = functools.partial(model.save_pretrained, save_embedding_layers=False)
+
+
+def check_continued(model: Any, ids: Sequence[int]) -> None:
+    """RecipeError when the adapter that is continued does not train the rows of the added tokens."""
+    from peft.utils.other import ModulesToSaveWrapper
+
+    base = model.get_base_model()
+    if isinstance(base.get_input_embeddings(), ModulesToSaveWrapper):
+        return
+    trained = model.peft_config["default"].trainable_token_indices or {}
+    indices = [set(rows) for rows in trained.values()] if isinstance(trained, dict) else [set(trained)]
+    if not indices or any(not found.issuperset(ids) for found in indices):
+        message = "the adapter was trained without these tokens, and its trained rows cannot change"
+        hint = "give the add_tokens of the run that made the adapter, or start a new adapter"
+        raise RecipeError(Problem("adapter-add-tokens", message, path="model.add_tokens", hint=hint))
+
+
+def _refuse_overlap(settings: dict[str, Any], found: Embeddings) -> None:
+    """LoRA on an embedding and trained rows of it cannot be combined."""
+    wanted = settings.get("target_modules") or ()
+    if isinstance(wanted, str):
+        hit = [] if is_all_linear(wanted) else [name for name in found.names if re.fullmatch(wanted, name)]
+    else:
+        hit = [name for name in found.names if is_named_by(name, wanted)]
+    if hit:
+        message = f"{' and '.join(hit)} cannot have both LoRA and trained rows for added tokens"
+        hint = "leave it out there, or name it in adapter.modules_to_save"
+        raise RecipeError(Problem("adapter-add-tokens", message, path="adapter.target_modules", hint=hint))
+    if found.tied and found.biased:
+        message = "peft cannot train single rows of a tied output layer that has a bias"
+        hint = "train without an adapter, or without add_tokens"
+        raise RecipeError(Problem("adapter-add-tokens", message, path="model.add_tokens", hint=hint))

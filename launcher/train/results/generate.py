@@ -212,7 +212,7 @@ def stop_tokens(tokenizer: Any, configured: int | Sequence[int] | None) -> list[
 
 def closing_token(tokenizer: Any) -> int | None:
     """The special token that the chat template writes after the assistant's words, None without one."""
-    from launcher.train.data.turns import Template
+    from launcher.train.data.template import Template
 
     if not tokenizer.chat_template:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from launcher.train.job import Job
-from launcher.train.model.tokens import added_ids
+from launcher.train.model.processing import added_ids
 
 TOLERANCE = 1e-5
 """Of logits in float32 that should be equal: for each unit of the largest one, at least one unit.

@@ -211,7 +211,7 @@ def restore_conv1d(job: Job, model: Any) -> None:
 
 def base_dtype(job: Job) -> str:
     """The dtype that the base checkpoint's configuration names; else that the run loaded it in."""
-    from launcher.train.model.heads import load_config
+    from launcher.train.model.models import load_config
 
     own = load_config(job).get_text_config().dtype
     name = str(own if own is not None else job.model.dtype).removeprefix("torch.")

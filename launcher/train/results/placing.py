@@ -70,8 +70,7 @@ def skeleton(job: Job, folder: Path | None = None) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from launcher.train.model.heads import load_config
-    from launcher.train.model.models import auto_class
+    from launcher.train.model.models import auto_class, load_config
 
     config = load_config(job) if folder is None else AutoConfig.from_pretrained(str(folder), **trust(job))
     with torch.device("meta"):

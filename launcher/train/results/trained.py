@@ -13,7 +13,7 @@ from launcher.facts.safe_files import parse_json
 from launcher.train.job import Job
 from launcher.train.model.adapters import first_lines
 from launcher.train.model.processing import first_line, load_processing, own_code
-from launcher.train.model.weight_names import weight_files
+from launcher.train.model.weights import weight_files
 
 ADAPTER, MODEL = "adapter", "model"
 """Names of the folders in RUN_DIR, and what lies in them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.train.data.samples import decode_pieces, is_target
-from launcher.train.tasks.task import Shown, TrainTask
+from launcher.train.data.encoded import IGNORED, decode_pieces
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
     from launcher.train.data.build import Data
@@ -25,19 +25,12 @@ class TrainCausalLM(TrainTask):
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         ids, targets = sample["input_ids"], sample["labels"]
-        return decode_pieces(processing, ids, targets), len(ids), sum(map(is_target, targets))
+        return decode_pieces(processing, ids, targets), len(ids), len(targets) - targets.count(IGNORED)
 
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
+    def scores(self, found: Evaluated) -> dict[str, float]:
         from launcher.train.metrics import token_accuracy
 
-        return {"accuracy": token_accuracy(predictions, targets)}
+        return {"accuracy": token_accuracy(found.predictions, found.targets)}
 
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         from launcher.train.data.gate import check_masks, check_targets

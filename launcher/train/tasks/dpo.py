@@ -7,38 +7,24 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import set_seed
 
-from launcher.errors import MachineError, Problem
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
 from launcher.train.job import Job
 from launcher.train.model.processing import local_or_hub
-from launcher.train.tasks.task import Shown, TrainTask
+from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
+from launcher.train.tasks.task import Shown
 from launcher.train.trl_trainer import PreparedTrainer
 from launcher.train.upstream.trl_seams import preference_samples
 
-if TYPE_CHECKING:
-    from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
-
-try:
+with importing_trl("dpo"):
     from trl import DPOConfig, DPOTrainer
-except ImportError as error:
-    raise MachineError(
-        Problem(
-            "trl-missing",
-            f"task dpo needs trl, which cannot be imported: {error}",
-            path="task",
-            hint="pip install 'effilaunch[dpo]'",
-        )
-    ) from error
 
 _COLUMNS = ["prompt_ids", "chosen_ids", "rejected_ids"]
 
@@ -95,11 +81,11 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     refuse_mixture([rows[number] for number in different])
     numbered = [{**rows[number].values, "row": number} for number in different]
     prepared = preference_samples(numbered, tokenizer, limit)
-    batch = EncodedBatch({name: [sample[name] for sample in prepared] for name in _COLUMNS})
+    batch = EncodedBatch(columns={name: [sample[name] for sample in prepared] for name in _COLUMNS})
     batch.rows = [sample["row"] for sample in prepared]
     batch.kept = len(prepared)
     reasons = {"equal": len(rows) - len(different), "no-targets": len(different) - len(prepared)}
-    batch.dropped = {reason: count for reason, count in reasons.items() if count}
+    batch.dropped = +Counter(reasons)
     for sample in prepared:
         sizes = [len(sample["prompt_ids"]) + len(sample[name]) for name in _COLUMNS[1:]]
         lost = sum(max(0, size - limit) for size in sizes)
@@ -109,12 +95,8 @@ def encode_preferences(job: Job, tokenizer: Any, rows: Sequence[Row]) -> Encoded
     return batch
 
 
-class TrainDPO(TrainTask):
-    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
-        return PreferenceEncoder(job, processing, partial(encode_preferences, job, processing))
-
-    def collator(self, job: Job, processing: Any) -> None:
-        return None
+class TrainDPO(TrainPairs):
+    encode = staticmethod(encode_preferences)
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         pieces = [

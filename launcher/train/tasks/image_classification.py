@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.tasks.image_classification import IMAGE
 from launcher.train.data.encoded import EncodedBatch
-from launcher.train.data.labels import label_id, label_of
+from launcher.train.data.formats import label_id, label_of
 from launcher.train.data.sources import Row, bad_row, kind_of
 from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
 
@@ -76,18 +76,6 @@ class TrainImageClassification(TrainTask):
         assert labels is not None, "every image has a label"
         return [(f"{sample['image_path'] or 'an image'} -> {labels[sample['labels']]}", True)], 0, 1
 
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
-        from launcher.train.metrics import class_scores
-
-        return class_scores(names, predictions, targets)
-
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
         import torch
 
@@ -121,7 +109,7 @@ class ImageEncoder:
             "image_bytes": contents,
             "labels": [label_id(row, row.values["label"], self.labels) for row in rows],
         }
-        return EncodedBatch(columns, kept=len(rows), rows=list(range(len(rows))))
+        return EncodedBatch(columns=columns, kept=len(rows), rows=list(range(len(rows))))
 
 
 def image_of(row: Row) -> tuple[str | None, bytes | None]:

@@ -5,36 +5,22 @@ Importing this module imports trl. MachineError when that fails.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from launcher.errors import MachineError, Problem
 from launcher.train.data.chat import require_template
 from launcher.train.data.encoded import EncodedBatch, token_ids, with_eos
 from launcher.train.data.messages import is_conversation, messages_of
-from launcher.train.data.preferences import PreferenceEncoder, refuse_mixture
 from launcher.train.data.sources import Row
-from launcher.train.data.turns import Message
+from launcher.train.data.template import Message
 from launcher.train.job import Job
-from launcher.train.tasks.task import Shown, TrainTask
+from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
+from launcher.train.tasks.task import Shown
 from launcher.train.trl_trainer import PreparedTrainer
 
-if TYPE_CHECKING:
-    from launcher.train.data.encoded import Encoder
-    from launcher.train.data.formats import Detected
-
-try:
+with importing_trl("reward"):
     from trl import RewardConfig, RewardTrainer
-except ImportError as error:
-    raise MachineError(
-        Problem(
-            "trl-missing",
-            f"task reward needs trl, which cannot be imported: {error}",
-            path="task",
-            hint="pip install 'effilaunch[dpo]'",
-        )
-    ) from error
 
 _SIDES = ("chosen", "rejected")
 
@@ -47,26 +33,23 @@ def encode_pairs(job: Job, tokenizer: Any, rows: Sequence[Row]) -> EncodedBatch:
     """Rows {prompt, chosen, rejected}, all text or all messages, as chosen_ids and rejected_ids.
 
     Each holds the prompt with one answer, tokenised as one text as trl does it. A pair of which one side is
-    longer than max_length is left out (overlong where the recipe says drop, else no-targets), and so is one
+    longer than max_length is left out (overlong with `data.overlong: drop`, else no-targets), and so is one
     of equal answers. `tokens` are those of both sides.
     """
     limit = job.data.max_length
     too_long = "overlong" if job.data.overlong == "drop" else "no-targets"
     different = [number for number, row in enumerate(rows) if row.values["chosen"] != row.values["rejected"]]
     refuse_mixture([rows[number] for number in different])
-    batch = EncodedBatch({f"{side}_ids": [] for side in _SIDES})
-    dropped = {"equal": len(rows) - len(different), too_long: 0}
+    batch = EncodedBatch(columns={f"{side}_ids": [] for side in _SIDES})
+    dropped = Counter({"equal": len(rows) - len(different)})
     for number in different:
         sides = [_side(tokenizer, rows[number], side) for side in _SIDES]
         batch.tokens += sum(map(len, sides))
         if max(map(len, sides)) > limit:
             dropped[too_long] += 1
             continue
-        batch.kept += 1
-        batch.rows.append(number)
-        for column, ids in zip(batch.columns.values(), sides, strict=True):
-            column.append(ids)
-    batch.dropped = {reason: count for reason, count in dropped.items() if count}
+        batch.keep(number, dict(zip(batch.columns, sides, strict=True)))
+    batch.dropped = +dropped
     return batch
 
 
@@ -82,12 +65,8 @@ def _ids(tokenizer: Any, whole: str | list[Message], tools: Any = None) -> list[
     return list(tokenizer.apply_chat_template(whole, tools=tools, return_dict=True)["input_ids"])
 
 
-class TrainReward(TrainTask):
-    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
-        return PreferenceEncoder(job, processing, partial(encode_pairs, job, processing))
-
-    def collator(self, job: Job, processing: Any) -> None:
-        return None
+class TrainReward(TrainPairs):
+    encode = staticmethod(encode_pairs)
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
         pieces = [(f"[{side}] {processing.decode(sample[f'{side}_ids'])}", True) for side in _SIDES]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from launcher.train.data.samples import is_target
-from launcher.train.tasks.task import Shown, TrainTask
+from launcher.train.data.encoded import IGNORED
+from launcher.train.tasks.task import Evaluated, Shown, TrainTask
 
 if TYPE_CHECKING:
     from launcher.train.data.build import Data
@@ -24,21 +24,15 @@ class TrainSeq2SeqLM(TrainTask):
         return EncodeSeq2Seq(processing, max_length_of(job), overlong_of(job, detected.format))
 
     def shown(self, processing: Any, sample: Mapping[str, Any], labels: Sequence[str] | None) -> Shown:
-        ids, own = sample["input_ids"], [token for token in sample["labels"] if is_target(token)]
+        ids, own = sample["input_ids"], [token for token in sample["labels"] if token != IGNORED]
         pieces = [(processing.decode(ids), False), (processing.decode(own), True)]
         return pieces, len(ids) + len(own), len(own)
 
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
+    def scores(self, found: Evaluated) -> dict[str, float]:
         from launcher.train.metrics import decoded, text_scores
 
-        return text_scores(names, decoded(processing, predictions), decoded(processing, targets))
+        texts = [decoded(found.processing, ids) for ids in (found.predictions, found.targets)]
+        return text_scores(found.names, *texts)
 
     def check_batch(self, job: Job, tokenizer: Any, data: Data, micro_batch: int) -> None:
         from launcher.train.data.gate import check_targets

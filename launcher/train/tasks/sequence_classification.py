@@ -20,8 +20,7 @@ _MOODS = {"bad": ("broken", "dull"), "fine": ("plain", "usual"), "good": ("lovel
 
 
 def _shape(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    from launcher.train.data.formats import optional_text_in, text_in, value_in
-    from launcher.train.data.labels import label_of
+    from launcher.train.data.formats import label_of, optional_text_in, text_in, value_in
 
     pair = optional_text_in(row, columns.get("text_pair"))
     text = text_in(row, columns["text"])
@@ -47,18 +46,6 @@ class TrainSequenceClassification(TrainTask):
         assert labels is not None, "a single label is a class"
         pieces = [(processing.decode(sample["input_ids"]), False), (f" -> {labels[sample['labels']]}", True)]
         return pieces, len(sample["input_ids"]), 1
-
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
-        from launcher.train.metrics import class_scores
-
-        return class_scores(names, predictions, targets)
 
     def traced_inputs(self, memory: Mapping[str, Any], config: Any, batch: int) -> dict[str, Any]:
         import torch

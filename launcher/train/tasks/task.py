@@ -29,6 +29,19 @@ class OwnFormat:
     """A row made up for `--tiny`, with the format's own names as columns."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """All samples of an evaluation."""
+
+    names: Sequence[str]
+    """Of the metrics to compute."""
+    predictions: Any
+    """numpy array, as `targets`."""
+    targets: Any
+    processing: Any
+    labels: Sequence[str] | None
+
+
 class TrainTask:
     """The worker half of a task; a subclass overrides what is different."""
 
@@ -46,13 +59,13 @@ class TrainTask:
 
     def samples(self, job: Job, samples: Any, processing: Any) -> Any:
         """The dataset that the Trainer gets for prepared samples: packs, where the plan packs."""
-        from launcher.train.data.pack import packed_rows
+        from launcher.train.data.batches import packed_rows
 
         return packed_rows(job, samples) if job.data.packing else samples
 
     def collator(self, job: Job, processing: Any) -> Any | None:
         """Samples to a batch of training; None: the Trainer's own."""
-        from launcher.train.data.collate import make_collator
+        from launcher.train.data.batches import make_collator
 
         kind: Literal["pad", "packed", "flatten"] = "packed" if job.data.packing else "pad"
         if job.data.padding_free:
@@ -77,7 +90,7 @@ class TrainTask:
     def trainer(self, job: Job, model: Any, processing: Any, common: dict[str, Any]) -> Any:
         """The Trainer. common: arguments of every one, model and args among them."""
         from launcher.train.metrics import keep_predictions
-        from launcher.train.model.token_counts import takes_token_counts
+        from launcher.train.model.loss import takes_token_counts
 
         kind = self.trainer_class(job)
         keep = keep_predictions(job.task, generates=self.generates(job))
@@ -99,16 +112,11 @@ class TrainTask:
         """Whether evaluations of this run generate text."""
         return False
 
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
-        """The metrics `names` of an evaluation. predictions, targets: numpy arrays of all its samples."""
-        raise NotImplementedError
+    def scores(self, found: Evaluated) -> dict[str, float]:
+        """The metrics of an evaluation; here those of one class for each sample."""
+        from launcher.train.metrics import class_scores
+
+        return class_scores(found.names, found.predictions, found.targets)
 
     def as_it_began(self, job: Job, trainer: Any, processing: Any) -> None:
         """Before an evaluation after the run: what of the Trainer belongs to the state before training."""
@@ -116,7 +124,7 @@ class TrainTask:
     # --- result ---------------------------------------------------------------------------------
 
     def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
-        """What `generate` prints where the model does not write: the label, or what stands for it.
+        """What `generate` prints where the model does not write: the label, or what replaces it.
 
         inputs: the encoded prompt, on the model's device.
         """

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import Problem, RecipeError
 from launcher.tasks.token_classification import WORDS
 from launcher.train.data.encoded import IGNORED, EncodedBatch
-from launcher.train.data.labels import label_id, label_of
+from launcher.train.data.formats import label_id, label_of
 from launcher.train.data.sources import Row, bad_row, kind_of
-from launcher.train.tasks.task import OwnFormat, Shown, TrainTask
+from launcher.train.tasks.task import Evaluated, OwnFormat, Shown, TrainTask
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
@@ -62,7 +62,7 @@ class TrainTokenClassification(TrainTask):
         from launcher.train.data.tokenize import max_length_of, overlong_of
 
         if not processing.is_fast:
-            message = "the tokenizer does not say where its tokens are in the text: it is no fast one"
+            message = "the tokenizer does not report where its tokens are in the text: it is not a fast one"
             raise RecipeError(Problem("slow-tokenizer", message, path="model.tokenizer"))
         drops = overlong_of(job, detected.format) == "drop"
         return EncodeWords(processing, max_length_of(job), drops, tuple(labels or ()))
@@ -76,16 +76,9 @@ class TrainTokenClassification(TrainTask):
             pieces += [(processing.decode(ids[start:end]), False), (f"/{labels[targets[start]]} ", True)]
         return pieces, len(ids), len(starts)
 
-    def scores(
-        self,
-        names: Sequence[str],
-        predictions: Any,
-        targets: Any,
-        processing: Any,
-        labels: Sequence[str] | None,
-    ) -> dict[str, float]:
-        assert labels is not None, "the rows of training name the labels"
-        return word_scores(names, predictions, targets, labels)
+    def scores(self, found: Evaluated) -> dict[str, float]:
+        assert found.labels is not None, "the rows of training name the labels"
+        return word_scores(found.names, found.predictions, found.targets, found.labels)
 
     def reply(self, model: Any, processing: Any, prompt: str, inputs: Any) -> str:
         """Each word between spaces with its label, a line a word."""
@@ -126,7 +119,7 @@ def encode_words(
 
 @dataclass(frozen=True, slots=True)
 class EncodeWords:
-    """Words and their labels to input_ids and labels; a label stands at the first token of its word.
+    """Words and their labels to input_ids and labels; a label is at the first token of its word.
 
     A word of which no token is left (control characters that the tokenizer removes) is counted under
     `word-without-token`, one that max_length cuts off under the truncated tokens.
@@ -139,18 +132,17 @@ class EncodeWords:
     labels: tuple[str, ...]
 
     def __call__(self, rows: Sequence[Row]) -> EncodedBatch:
-        batch = EncodedBatch({"input_ids": [], "labels": []})
+        batch = EncodedBatch()
         for index, row in enumerate(rows):
-            reason = self._add(batch, row)
-            if reason:
-                batch.dropped[reason] = batch.dropped.get(reason, 0) + 1
+            sample = self._sample(batch, row)
+            if isinstance(sample, str):
+                batch.dropped[sample] += 1
             else:
-                batch.kept += 1
-                batch.rows.append(index)
+                batch.keep(index, sample)
         return batch
 
-    def _add(self, batch: EncodedBatch, row: Row) -> str | None:
-        """Add the row's sample; why it has none."""
+    def _sample(self, batch: EncodedBatch, row: Row) -> dict[str, Any] | str:
+        """The row's sample, or why it has none; its tokens are counted."""
         words = row.values["tokens"]
         ids = [
             IGNORED if label == IGNORED else label_id(row, label, self.labels)
@@ -173,9 +165,7 @@ class EncodeWords:
             return "no-targets"
         if absent:
             batch.notes["word-without-token"] += absent
-        for name, values in encoded.items():
-            batch.columns.setdefault(name, []).append(values)
-        return None
+        return encoded
 
 
 def word_scores(

@@ -42,8 +42,8 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     import transformers
 
+    from launcher.train.trace.extend import extend, ruling, state_bytes
     from launcher.train.trace.model import Request, depth_names, whole_config
-    from launcher.train.trace.moments import extend, ruling, state_bytes
 
     transformers.logging.set_verbosity_error()
     capability = asked["capability"]
@@ -61,7 +61,7 @@ def trace(asked: Mapping[str, Any]) -> dict[str, Any]:
     with device_of(request):
         tapes = {
             (depths, batch): record(request, config, names, depths, batch)
-            # Layers with different adapters stand for themselves alone.
+            # Layers with different adapters are each traced.
             for depths in ([tuple(full)] if request.memory.get("uneven") else shallow(full))
             for batch in asked["batches"]
         }
@@ -79,7 +79,7 @@ def _replays(
     request: Any, config: Any, names: Sequence[str], full: Sequence[int], tapes: Mapping[Any, Any]
 ) -> list[dict[str, Any]]:
     """For each batch, what CUDA's allocator is asked in two steps of the whole model."""
-    from launcher.train.trace.replay import replay
+    from launcher.train.trace.extend import replay
 
     keeps = request.memory["accumulation"] != 1
     deep = tuple(full if request.memory.get("uneven") else (min(depth, DEEPER) for depth in full))
@@ -112,15 +112,15 @@ def device_of(request: Any) -> Iterator[None]:
 
 def record(request: Any, config: Any, names: Sequence[str], depths: Sequence[int], batch: int) -> Any:
     """The tape of one step with stacks of these depths and a micro-batch of this size."""
-    from launcher.train.trace.model import build, cut, make_inputs, place
-    from launcher.train.trace.step import record_step
+    from launcher.train.tasks import train_task
+    from launcher.train.trace.model import build, cut, place, record_step
     from launcher.train.upstream.torch_seams import fake_tensors
 
     short = cut(config, names, depths)
     model = build(request, short)
     with fake_tensors():
         place(model)
-        inputs = make_inputs(request, short, batch)
+        inputs = train_task(request.task).traced_inputs(request.memory, short, batch)
         logits = inputs["labels"].numel() * (request.labels or short.vocab_size)
         return record_step(request, model, inputs, logits)
 

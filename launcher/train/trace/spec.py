@@ -12,11 +12,9 @@ from transformers.pytorch_utils import Conv1D
 
 from launcher.errors import RecipeError
 from launcher.tasks import task_named
-from launcher.train.model.adapted import left_out
-from launcher.train.model.adapters import new_adapter
-from launcher.train.model.heads import head_modules
-from launcher.train.model.models import auto_class
-from launcher.train.trace.step import stacks
+from launcher.train.model.adapters import left_out, new_adapter
+from launcher.train.model.models import auto_class, head_modules
+from launcher.train.trace.model import stacks
 from launcher.train.upstream.model_seams import has_sdpa
 
 _NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
@@ -73,7 +71,7 @@ def adapter(config: Any, task: str, fields: Mapping[str, Any]) -> dict[str, Any]
         except RecipeError as error:
             return {"problems": [[p.code, p.message, p.path, p.hint] for p in error.problems]}
     names = {name.removeprefix("base_model.model."): module for name, module in adapted.named_modules()}
-    # A parameter's adapter lies around its module, or around that of another parameter of it.
+    # A parameter's adapter is around its module, or around that of another parameter of it.
     layers = {
         name.replace(".base_layer", ""): module
         for name, module in names.items()

@@ -247,5 +247,5 @@ SEAMS = (
     ),
 )  # fmt: skip
 """Not in the list: public methods that are replaced on one instance (`forward` and `loss_function` in
-head_loss.py, `save_pretrained` in tokens.py, `optimizer.step` in deepspeed_seams.py), and the classes of a
-traced model's layers (trace_quantized.py)."""
+loss.py, `save_pretrained` in processing.py, `optimizer.step` in deepspeed_seams.py), and the classes of a
+traced model's layers (trace/kernels.py)."""

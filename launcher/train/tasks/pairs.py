@@ -1,24 +1,55 @@
-"""Rows with a chosen and a rejected answer, for every task that compares the two."""
+"""Tasks on a chosen and a rejected answer: what their encoders and trl's trainers have in common."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from launcher.errors import Problem, RecipeError
+from launcher.errors import MachineError, Problem, RecipeError
 from launcher.train.data.chat import in_forms, plain_message, require_template, template_origin
 from launcher.train.data.encoded import EncodedBatch
 from launcher.train.data.rendered import RenderCheck
 from launcher.train.data.sources import Row
-from launcher.train.data.turns import Message, Template
+from launcher.train.data.template import Message, Template
 from launcher.train.job import Job
+from launcher.train.tasks.task import TrainTask
+
+if TYPE_CHECKING:
+    from launcher.train.data.encoded import Encoder
+    from launcher.train.data.formats import Detected
+
+
+@contextlib.contextmanager
+def importing_trl(task: str) -> Iterator[None]:
+    """MachineError where trl cannot be imported."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"task {task} needs trl, which cannot be imported: {error}"
+        hint = "pip install 'effilaunch[dpo]'"
+        raise MachineError(Problem("trl-missing", message, path="task", hint=hint)) from error
+
+
+class TrainPairs(TrainTask):
+    """A task whose batches trl's trainer makes, of samples that `encode` makes."""
+
+    encode: Callable[[Job, Any, Sequence[Row]], EncodedBatch]
+    """Rows {prompt, chosen, rejected}, all text or all messages, as samples; equal answers are dropped."""
+
+    def encoder(self, job: Job, processing: Any, detected: Detected, labels: Sequence[str] | None) -> Encoder:
+        return PreferenceEncoder(job, processing, partial(self.encode, job, processing))
+
+    def collator(self, job: Job, processing: Any) -> None:
+        return None
 
 
 def refuse_mixture(rows: Sequence[Row]) -> None:
     """RecipeError where some rows are text and some messages.
 
-    trl looks at the first row alone to tell them apart, and text of a later row loses its EOS.
+    trl checks the first row alone, and text of a later row loses its EOS.
     """
     kinds = [isinstance(row.values["chosen"], str) for row in rows]
     for row, kind in zip(rows, kinds, strict=True):

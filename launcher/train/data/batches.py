@@ -1,25 +1,36 @@
-"""Samples of uneven length to packs of at most `max_length` tokens, and packs to what a model is fed.
+"""Samples to batches: packs of at most `max_length` tokens, and the collators.
 
-Packing is best-fit decreasing: the longest sample first, each into the fullest pack that still has
-room. It is exact, and fast because equal samples move together: a pack with room r takes r // length
-of them before the next one is touched, so whole ranges of packs change in one arithmetic step.
+Packing is best-fit decreasing: the longest sample first, each into the fullest pack with enough space. It
+is exact, and fast because equal samples move together: a pack with r free tokens takes r // length of them
+before the next one is looked at, so ranges of packs change in one arithmetic step.
+
+Labels come with the samples and are never derived from token ids, so a pad token that is also the end of a
+text stays a target. Batches of packs have no attention mask: with one, transformers ignores position_ids, and
+documents see each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
+from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, DataCollatorWithPadding
 
 from launcher.train.data.encoded import IGNORED
 from launcher.train.job import Job
 from launcher.train.progress import LEAST_S, Progress
 
 _WORD = 9
-"""Bits of an index within one word of the set of rooms; 2**9 bits keep both levels small."""
+"""Bits of an index within one word of the set of free sizes; 2**9 bits keep both levels small."""
+Sample = Mapping[str, Any]
+Batch = Mapping[str, Any]
+Collator = Callable[[Sequence[Sample]], Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +52,12 @@ class Packs:
         index %= len(self)
         return self.order[self.offsets[index] : self.offsets[index + 1]]
 
-    def fill(self, lengths: Any, max_length: int) -> float:
-        """Share of the packs' room that holds tokens; 1.0 when there are no packs."""
-        room = len(self) * max_length
-        return float(np.asarray(lengths).sum() / room) if room else 1.0
-
 
 def pack_lengths(lengths: Any, max_length: int) -> Packs:
     """Best-fit decreasing over `lengths` (tokens of each row) into packs of `max_length` tokens.
 
     Every row lands in exactly one pack; the same lengths always give the same packs. A row of length
-    zero takes no room and joins the pack of the longest row. ValueError for a length outside 0..max_length.
+    zero takes no space and joins the pack of the longest row. ValueError for a length outside 0..max_length.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if max_length < 1:
@@ -74,7 +80,7 @@ def _moves(counts: list[int], max_length: int) -> list[tuple[int, int, int]]:
     """Steps (first pack, packs, samples per pack), in order of decreasing length.
 
     `counts[i]` samples have length len(counts) - 1 - i. Packs are numbered as they are opened, and a
-    range of packs with equal room moves as one.
+    range of packs with equal free space moves as one.
     """
     rooms = _Rooms(max_length)
     moves: list[tuple[int, int, int]] = []
@@ -108,7 +114,7 @@ def _moves(counts: list[int], max_length: int) -> list[tuple[int, int, int]]:
 
 
 class _Rooms:
-    """Ranges of packs by the tokens they still have room for, with a fast search for the next room.
+    """Ranges of packs by their free tokens, with a fast search for the next fit.
 
     The set of rooms is a two-level bit mask: with one flat mask, every search would copy max_length bits.
     """
@@ -221,3 +227,92 @@ def sample_lengths(samples: Any) -> Any:
 
     lengths = pc.list_value_length(samples.with_format("arrow")["input_ids"][:])
     return np.asarray(lengths)
+
+
+def make_collator(
+    kind: Literal["pad", "packed", "flatten"], tokenizer: Any, *, pad_to_multiple_of: int | None = None
+) -> Collator:
+    """How samples become a batch; every collator pickles, for dataloader workers.
+
+    pad: rows padded on the right, with attention_mask; labels may be lists (padded with -100) or single
+    classes. packed: samples of `PackedRows` stacked to the longest; no attention mask. flatten: one row
+    [1, tokens of all samples], for samples with or without position_ids, and the documents' bounds.
+    pad_to_multiple_of: of the tokens of a row, for packs and flattened rows by a document of its own.
+    """
+    if kind == "pad":
+        return PadRows(tokenizer, pad_to_multiple_of)
+    if kind == "packed":
+        return StackPacks(tokenizer.pad_token_id, pad_to_multiple_of)
+    return Flatten(tokenizer.pad_token_id, pad_to_multiple_of)
+
+
+class PadRows:
+    """Rows padded on the right to the longest. The attention mask follows from lengths, never from ids."""
+
+    def __init__(self, tokenizer: Any, pad_to_multiple_of: int | None = None) -> None:
+        right = copy.copy(tokenizer)  # chat tokenizers often pad on the left, which generation needs
+        right.padding_side = "right"
+        if "attention_mask" not in right.model_input_names:
+            right.model_input_names = [*right.model_input_names, "attention_mask"]
+        self._sequences = DataCollatorForSeq2Seq(right, pad_to_multiple_of=pad_to_multiple_of)
+        self._classes = DataCollatorWithPadding(right, pad_to_multiple_of=pad_to_multiple_of)
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        """input_ids and attention_mask [batch, longest], labels [batch, longest label] or [batch]."""
+        per_token = isinstance(samples[0].get("labels"), list)
+        batch: Batch = (self._sequences if per_token else self._classes)(samples)
+        return batch
+
+
+class StackPacks:
+    """Packs stacked to the longest; a padded tail is a document of its own without targets."""
+
+    def __init__(self, pad_token_id: int, pad_to_multiple_of: int | None = None) -> None:
+        self._pad = pad_token_id
+        self._multiple = pad_to_multiple_of or 1
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        """input_ids, labels and position_ids, each int64 [batch, longest]."""
+        longest = max(len(sample["input_ids"]) for sample in samples)
+        width = -(-longest // self._multiple) * self._multiple
+        columns: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "position_ids": []}
+        for sample in samples:
+            tail = width - len(sample["input_ids"])
+            columns["input_ids"].append([*sample["input_ids"], *[self._pad] * tail])
+            columns["labels"].append([*sample["labels"], *[IGNORED] * tail])
+            columns["position_ids"].append([*sample["position_ids"], *range(tail)])
+        return {name: torch.tensor(rows, dtype=torch.int64) for name, rows in columns.items()}
+
+
+class Flatten:
+    """All documents of a batch in one row; a padded tail is a document of its own without targets.
+
+    Packs are taken apart first: transformers' collator numbers each sample from 0 and would let the
+    documents of a pack see each other. Kernels need the bounds, not only position_ids: GPT-BigCode does
+    not hand the latter to them.
+    """
+
+    def __init__(self, pad_token_id: int | None, pad_to_multiple_of: int | None = None) -> None:
+        self._pad = pad_token_id
+        self._multiple = pad_to_multiple_of or 1
+        self._join = DataCollatorWithFlattening(return_position_ids=True, return_flash_attn_kwargs=True)
+
+    def __call__(self, samples: Sequence[Sample]) -> Batch:
+        """input_ids, labels and position_ids, each int64 [1, tokens]; cu_seq_lens_*, int32
+        [1 + documents]; max_length_*, int."""
+        documents = [document for sample in samples for document in _documents(sample)]
+        tail = -sum(len(document["input_ids"]) for document in documents) % self._multiple
+        if tail:
+            documents.append({"input_ids": [self._pad] * tail, "labels": [IGNORED] * tail})
+        batch: Batch = self._join(documents)
+        return batch
+
+
+def _documents(sample: Sample) -> list[Sample]:
+    """The documents of a pack, or the sample itself where it has no position_ids; empty ones are left out."""
+    ids, labels = sample["input_ids"], sample["labels"]
+    if "position_ids" not in sample:
+        return [{"input_ids": ids, "labels": labels}] if ids else []
+    starts = [index for index, position in enumerate(sample["position_ids"]) if position == 0]
+    bounds = pairwise([*starts, len(ids)])
+    return [{"input_ids": ids[start:end], "labels": labels[start:end]} for start, end in bounds]

@@ -1,17 +1,19 @@
-"""The loss of a causal LM a chunk of rows at a time: the logits of a batch never exist whole.
+"""The loss of a causal LM in chunks of rows, without the full logits; and models that take target counts.
 
-The head's own forward computes the loss, so that whatever an engine lays around a module's call (ZeRO-3 and
-FSDP gather its weights there) works as it does for logits. It keeps the model's own forward, with all that
-it adds to the loss.
+The head's own forward computes the loss, so that whatever an engine wraps around a module's call (ZeRO-3 and
+FSDP gather its weights there) works as it does for logits. The model's own forward is kept, with all that it
+adds to the loss.
 
 torch.nn.functional.linear_cross_entropy does the same (torch 2.13), but sums the losses of 16-bit rows in 16
-bits: 10368 where it is 10341, in bfloat16. On a CPU it needs twice the time for them, too, and for float32
-no less.
+bits: 10368 instead of 10341, in bfloat16. On a CPU it also takes twice the time for them, and is not faster
+for float32.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -21,16 +23,14 @@ from torch.nn import functional
 
 from launcher.errors import Problem, RecipeError
 from launcher.facts.capabilities import chunk_rows
-
-IGNORED = -100
-"""The label of a token that is not learnt."""
+from launcher.train.data.encoded import IGNORED
 
 
 def chunk_loss(model: Any, *, without_values: bool = False) -> None:
     """Let `model`, with or without an adapter around it, compute its training loss in chunks.
 
     An evaluation, a call without labels and one for a part of the logits stay as they are.
-    without_values: for fake tensors; every token counts as learnt, and no value is looked at.
+    without_values: for fake tensors; every token counts as a target, and no value is read.
     RecipeError where the head is more than a matrix.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -41,7 +41,7 @@ def chunk_loss(model: Any, *, without_values: bool = False) -> None:
 
 
 class _Chunks:
-    """What one forward of the model, its head and its loss function tell each other."""
+    """What one forward of the model, its head and its loss function share."""
 
     def __init__(self, model: Any, head: torch.nn.Linear, *, without_values: bool) -> None:
         self._model = model
@@ -86,7 +86,7 @@ class _Chunks:
             self._clear()
 
     def _learnt(self, targets: torch.Tensor) -> torch.Tensor:
-        """Places of the learnt ones among targets [n]."""
+        """Indices of the targets that are not masked, of [n]."""
         if self._without_values:
             return torch.arange(len(targets), device=targets.device)
         return (targets != IGNORED).nonzero().squeeze(1)
@@ -149,14 +149,9 @@ def _with_self(method: Callable[..., Any]) -> Any:
 
 
 def _refusal(model: Any, why: str) -> RecipeError:
-    return RecipeError(
-        Problem(
-            "chunked-loss",
-            f"the loss of {type(model).__name__} cannot be computed in chunks: {why}",
-            path="model.loss",
-            hint="model.loss: full",
-        )
-    )
+    message = f"the loss of {type(model).__name__} cannot be computed in chunks: {why}"
+    hint = "model.loss: full"
+    return RecipeError(Problem("chunked-loss", message, path="model.loss", hint=hint))
 
 
 class SummedLoss(torch.autograd.Function):
@@ -224,3 +219,21 @@ def _add_chunk(
     if of_bias is not None:
         of_bias.add_(errors.sum(0))
     return loss
+
+
+def takes_token_counts(model: Any) -> bool:
+    """Whether the forward of `model` (without an adapter around it) hands its keywords to a loss.
+
+    Read from its source: a call with `**` of something named like a loss. True where there is no source to
+    read, which is what the Trainer assumes of all.
+    """
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(model).forward)))
+        tree = ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
+        return True
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return any(
+        "loss" in ast.unparse(call.func).lower() and any(word.arg is None for word in call.keywords)
+        for call in calls
+    )

@@ -1,8 +1,8 @@
-"""Where the assistant speaks in a rendered conversation, as ranges of characters.
+"""A tokenizer's chat template, and where the assistant speaks in a rendered conversation.
 
-Three ways, the first that holds: the template marks it with {% generation %}; the rendering of each
-shorter conversation is a beginning of the whole; what the assistant says is replaced by marks, and
-the two renderings are laid side by side.
+Three ways to find these ranges of characters, the first that works: the template marks them with
+{% generation %}; each shorter conversation renders to a beginning of the complete text; the assistant's texts
+are replaced by marks, and the two renderings are aligned.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def find_spans(
 ) -> tuple[str, list[Span] | None]:
     """The rendered text and the ranges of these turns of the assistant, closing tokens included.
 
-    One range for each turn, or more where the template marks several; None for ranges that cannot be told.
+    One range for each turn, or more where the template marks several; None where they cannot be found.
     Whatever the template raises at the whole conversation passes.
     """
     text = ""
@@ -136,7 +136,7 @@ def find_spans(
 def _within(
     template: Template, messages: Sequence[Message], turns: Sequence[int], text: str, spans: Sequence[Span]
 ) -> list[Span] | None:
-    """Those of the marked ranges that lie in these turns; None where the turns' borders are not known."""
+    """Those of the marked ranges that are in these turns; None where the turns' borders are not known."""
     found: list[Span] = []
     for turn in turns:
         before, after = template.attempt(messages[:turn]), template.attempt(messages[: turn + 1])
@@ -168,7 +168,7 @@ def _by_prefixes(
 def _by_marks(
     template: Template, messages: Sequence[Message], turns: Sequence[int], text: str
 ) -> list[Span] | None:
-    """The ranges by aligning the text with the same conversation where the assistant says marks."""
+    """The ranges by aligning the text with the same conversation where the assistant's texts are marks."""
     marked = list(messages)
     marks, said = [], []
     for turn in turns:
@@ -247,7 +247,7 @@ def _end_of_words(text: str, begins: int, words: str, following: str, *, last: b
 
 
 def _prompt(template: Template, messages: Sequence[Message], text: str) -> str:
-    """The header that asks the assistant to speak, empty when it cannot be told."""
+    """The header that asks for the assistant's answer, empty where it cannot be found."""
     asking = template.attempt(messages, prompt=True)
     return asking[len(text) :] if asking is not None and asking.startswith(text) else ""
 
@@ -268,7 +268,7 @@ def _end_of_header(piece: str, prompt: str) -> int:
 def _closing(template: Template, messages: Sequence[Message], mark: str, following: str) -> str | None:
     """How the template closes a turn, the last of `messages`: what follows the words where it stands last.
 
-    following: what follows the words in the whole conversation.
+    following: what follows the words in the complete conversation.
     """
     shown = template.attempt(messages)
     if shown is None or shown.count(mark) != 1:

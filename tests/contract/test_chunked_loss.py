@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from launcher.errors import RecipeError
 from launcher.facts.capabilities import PLAIN_HEADS
-from launcher.train.model import head_loss
-from launcher.train.model.head_loss import SummedLoss, chunk_loss
+from launcher.train.model import loss as head_loss
+from launcher.train.model.loss import SummedLoss, chunk_loss
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_runs import LORA, alone, check_alike, make_ground, planned
@@ -163,7 +163,7 @@ def test_a_sum_of_16_bit_rows_is_a_float32_sum():
 
 def test_a_gradient_of_16_bits_is_summed_over_chunks_in_32(monkeypatch):
     """Rounded once, as that of the plain loss is; a sum in bfloat16 forgets what is small beside it."""
-    monkeypatch.setattr("launcher.train.model.head_loss.chunk_rows", lambda words: 2)
+    monkeypatch.setattr("launcher.train.model.loss.chunk_rows", lambda words: 2)
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(600, 16, generator=generator).bfloat16()
     weight = torch.randn(8, 16, generator=generator).bfloat16().requires_grad_()
