@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.commands.plan import bundle_json
-from launcher.doctor.start_checks import check_machine, check_nvme, check_room, holding_nvme
 from launcher.errors import RecipeError
 from launcher.execute.attempts import as_adapted, run_attempts
 from launcher.execute.endings import KnownFailure
@@ -19,6 +18,7 @@ from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import Record, read_record, with_record, written
 from launcher.execute.signals import ended_by_signals
+from launcher.execute.start_checks import check_machine, check_nvme, check_room, holding_nvme
 from launcher.execute.start_point import (
     Beginning,
     beginning,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.doctor.start_checks import check_room
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -22,6 +21,7 @@ from launcher.errors import (
 )
 from launcher.execute.record import total_seconds
 from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
+from launcher.execute.start_checks import check_room
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.inputs.first_rows import data_problems

@@ -23,9 +23,9 @@ from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
 from launcher.facts.rank_status import process_started
 from launcher.facts.redaction import hide_in, hider, secret_values
-from launcher.facts.rehearsal_course import PREFIX
 from launcher.facts.safe_files import exists, is_after, parse_json, read_lines, write_text
 from launcher.facts.safe_files import read_record as read_object
+from launcher.plan.rehearsal import PREFIX
 from launcher.render.bundle import Bundle, dump_json
 
 MARKER = "COMPLETED"

@@ -8,9 +8,9 @@ import pytest
 from checkpoints import checkpoint
 from factories import plan, with_settings
 
-from launcher.doctor import start_checks
-from launcher.doctor.start_checks import check_room
 from launcher.errors import MachineError
+from launcher.execute import start_checks
+from launcher.execute.start_checks import check_room
 from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
 

@@ -464,7 +464,7 @@ DEEPSPEED_BUILD = (
         cause="DeepSpeed's async_io extension needs the libaio headers.",
         fix="install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora, RHEL), or offload to cpu",
         source="deepspeed/ops/op_builder/async_io.py",
-        places=("worker launcher.doctor.start_checks:check_nvme", "doctor libaio"),
+        places=("worker launcher.execute.start_checks:check_nvme", "doctor libaio"),
         patterns=(r"Unable to JIT load the async_io op due to it not being compatible",),
         changes={"sharding.offload_optimizer": "cpu", "sharding.offload_param": "none"},
     ),
