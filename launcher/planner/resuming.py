@@ -13,8 +13,9 @@ from typing import Any, Literal
 from launcher.errors import Problem
 from launcher.tasks import TASKS
 
-Verdict = Literal["equal", "word", "free", "states"]
-"""Must be equal · may differ, with a word · may differ · judged by who can read the checkpoint's files."""
+Verdict = Literal["equal", "word", "free", "states", "samples"]
+"""Must be equal · may differ, with a message · may differ · judged by who can read the checkpoint's files ·
+judged by the prepared samples, must be equal where rows are streamed."""
 
 MEND = "restore the value, or start a new run in another --output-dir"
 
@@ -170,6 +171,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),
     Rule(("seed", "trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"),
          "equal", _PLACE),
+    Rule(("data.loss_on_inserted",), "samples", _PLACE),
     Rule(("data.*",), "equal", _PLACE),
     Rule(("*",), "equal", _LEARNT),
 )  # fmt: skip
@@ -210,13 +212,14 @@ def compare_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Dif
     for setting in sorted(old["settings"].keys() | new["settings"].keys()):
         before, after = value_of(old, setting), value_of(new, setting)
         rule = rule_of(setting)
-        if before == after or rule.verdict in ("free", "states"):
+        prepared = rule.verdict == "samples" and not value_of(new, "data.streaming")
+        if before == after or prepared or rule.verdict in ("free", "states"):
             continue
         by = str(new["settings"].get(setting, {}).get("by", ""))
         reason = rule.reason
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
             reason = "the run ends at another step than it was started for"
-        found.append(Difference(setting, before, after, rule.verdict == "equal", reason, by))
+        found.append(Difference(setting, before, after, rule.verdict in ("equal", "samples"), reason, by))
     return sorted(found, key=lambda difference: not difference.refused)
 
 
