@@ -21,7 +21,7 @@ from launcher.errors import (
 )
 from launcher.execute.record import total_seconds
 from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
-from launcher.execute.start_checks import check_room
+from launcher.execute.start_checks import check_disk_space
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.inputs.first_rows import data_problems
@@ -189,7 +189,7 @@ def _configuration(
     if tiny:  # a rehearsal takes one node, and finds its devices there
         hardware = replace(hardware, num_nodes=1)
     if not dry_run:
-        check_room(bundle.plan, run_dir)
+        check_disk_space(bundle.plan, run_dir)
     return Configuration(values, loaded, bundle, hardware, run_dir)
 
 

@@ -63,7 +63,7 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
     return ",".join(visible[: hardware.devices_per_node])
 
 
-def check_room(plan: Plan, run_dir: Path, begins: float = inf) -> None:
+def check_disk_space(plan: Plan, run_dir: Path, begins: float = inf) -> None:
     """Raise MachineError if the disk of `run_dir`, which need not exist, is too small for the run.
 
     Checkpoints of an earlier start count as written up to step `begins`, from which the run continues; later

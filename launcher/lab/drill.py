@@ -33,9 +33,9 @@ from launcher.errors import (
 from launcher.execute.processes import processes_of, send
 from launcher.execute.run_dir import FULL, unwritable
 from launcher.execute.signals import ended_by_signals
-from launcher.execute.start_checks import check_machine, check_room
+from launcher.execute.start_checks import check_disk_space, check_machine
 from launcher.facts.checkpoint import complete_checkpoints
-from launcher.facts.safe_files import parse_json, read_jsonl, write_text
+from launcher.facts.safe_files import read_jsonl, read_record, write_text
 from launcher.inputs.first_rows import data_problems
 from launcher.inputs.planning_facts import gather
 from launcher.lab.options import choose, make_folder
@@ -197,7 +197,11 @@ def watch_run(argv: Sequence[str], env: Mapping[str, str], log: Path, limit_s: f
         finally:
             left = kill_marked(token, REAP_S)
             process.wait()
-    return Ended(code, _read(answer), time.monotonic() - began, time.time(), left)
+    ended_at, seconds = time.time(), time.monotonic() - began
+    try:
+        return Ended(code, read_record(answer), seconds, ended_at, left)
+    except RecipeError:  # not a JSON object
+        return Ended(code, {}, seconds, ended_at, left)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float | None) -> int | None:
@@ -219,14 +223,6 @@ def kill_marked(token: str, wait_s: float) -> int:
         time.sleep(0.05)
     send(found, signal.SIGKILL)
     return len(found)
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        found = parse_json(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def bad_ending(fault: Fault, ended: Ended, injected: bool, seconds: float, stop_s: float) -> str | None:
@@ -394,7 +390,7 @@ def _plan(
     plan = make_plan(planned, facts)
     _check_states(plan)
     check_machine(plan)
-    check_room(
+    check_disk_space(
         plan, Path(output_dir or "runs").absolute()
     )  # for one run: its weights go before the next begins
     command = [sys.executable, "-m", "launcher.cli", "run", recipe, "--json"]

@@ -24,10 +24,10 @@ SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
 MARKER = ".drilled"
 """In RUN_DIR/logs, written when a fault with `times` is injected."""
 
-ON_ONE_RANK = ("kill-rank", "hang")
-ON_THE_FIRST = ("terminate", "disk-full")
-IN_A_SAVE = ("kill-save", "disk-full")
-FAULTS = ("kill-rank", "kill-all", "terminate", "kill-save", "disk-full", "hang")
+_RANKS = {"kill-rank": "one", "hang": "one", "terminate": "first", "disk-full": "first", "kill-all": "all",
+          "kill-save": "all"}  # fmt: skip
+"""Fault -> the ranks that it is injected on: the one that EFFILAUNCH_DRILL names, the first one, or all."""
+_IN_A_SAVE = ("kill-save", "disk-full")
 _KEYS = {"fault", "step", "rank", "times"}
 
 FULL_AT_BYTES = 4096
@@ -73,19 +73,18 @@ def read_fault(text: str, run_dir: Path) -> Fault | None:
     if not isinstance(asked, dict) or not {"fault", "step"} <= asked.keys() <= _KEYS:
         raise _refused(text, "expected an object with fault, step and, if needed, rank and times")
     kind, step, number, times = asked["fault"], asked["step"], asked.get("rank"), asked.get("times")
-    if kind not in FAULTS:
-        raise _refused(text, f"fault must be one of {', '.join(FAULTS)}")
-    if type(step) is not int or step < (1 if kind in IN_A_SAVE else 0):
+    if str(kind) not in _RANKS:
+        raise _refused(text, f"fault must be one of {', '.join(_RANKS)}")
+    if type(step) is not int or step < (1 if kind in _IN_A_SAVE else 0):
         raise _refused(text, "step must be the number of a step")
-    if kind in ON_ONE_RANK:
-        if type(number) is not int or number < 0:
-            raise _refused(text, f"{kind} needs a rank")
-    elif number is not None and not (kind in ON_THE_FIRST and number == 0):
+    ranks = _RANKS[kind]
+    if ranks == "one" and (type(number) is not int or number < 0):
+        raise _refused(text, f"{kind} needs a rank")
+    if ranks != "one" and number not in ((None, 0) if ranks == "first" else (None,)):
         raise _refused(text, f"{kind} takes no rank")
-    elif kind in ON_THE_FIRST:
-        number = 0
     if times not in (None, 1) or isinstance(times, bool):
         raise _refused(text, "times must be 1 or absent")
+    number = 0 if ranks == "first" else number
     marker = None if times is None else run_dir / "logs" / MARKER
     return None if marker is not None and marker.exists() else Fault(kind, step, number, marker)
 

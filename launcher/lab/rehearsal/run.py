@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from typing import Any
 from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import HANG, LAUNCHER_LOST, RANK_LOST
 from launcher.execute.nodes.group import HOST_LOST, Group
-from launcher.execute.run_dir import MARKER, written
+from launcher.execute.run_dir import MARKER, claimed, default_run_dir, written
 from launcher.execute.signals import ended_by_signals
 from launcher.execute.start import execute
 from launcher.execute.start_checks import check_machine
 from launcher.execute.supervise import Limits
 from launcher.facts import probe
 from launcher.facts.rank_status import read_statuses
-from launcher.facts.safe_files import parse_json, write_text
+from launcher.facts.safe_files import read_record, write_text
 from launcher.inputs.planning_facts import find_hardware, gather
 from launcher.knowledge.doctor import Finding
 from launcher.knowledge.lint.document import printable
@@ -181,7 +180,7 @@ def rehearse_recipe(
 
 
 def _failed_checks(outcome: Outcome) -> Problem:
-    """What the other nodes are told of failed checks."""
+    """The problem of failed checks, for the other nodes."""
     failed = [row["message"] for row in outcome.data["checks"] if row["status"] == "fail"]
     return Problem("rehearsal-failed", "; ".join(failed), file=outcome.data["run_dir"])
 
@@ -199,7 +198,9 @@ def _rehearse(
     if group is not None:
         await_members(group, say)
     devices = check_machine(plan, group)
-    run_dir = Path(output_dir).absolute() if output_dir else _default_dir(str(loaded.path), Path.cwd())
+    default = default_run_dir(str(loaded.path), Path.cwd()).absolute()  # on the disk of the run
+    default = default.with_name(PREFIX + default.name)
+    run_dir = Path(output_dir).absolute() if output_dir else claimed(default)
     bundle = render_rehearsal(plan, planned)
     ranks = plan.hardware.num_devices
     say(start_line(planned, ranks, printable(str(run_dir))))
@@ -218,17 +219,6 @@ def render_rehearsal(plan: Plan, planned: Rehearsal) -> Bundle:
     """The bundle of the run; its launcher starts the module of the rehearsal instead of the worker."""
     bundle = render(plan, worker=WORKER)
     return replace(bundle, files={**bundle.files, PLANNED: dump_json(planned.to_json())})
-
-
-def _default_dir(recipe_file: str, root: Path) -> Path:
-    """`runs/<recipe-stem>/rehearsal-<UTC time>`: on the disk that the run will write to."""
-    folder = root / "runs" / Path(recipe_file).stem
-    stamp = f"{PREFIX}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    free, number = folder / stamp, 1
-    while free.exists():
-        number += 1
-        free = folder / f"{stamp}-{number}"
-    return free
 
 
 def _error_of(start: Callable[[], Any], run_dir: Path) -> EffilaunchError | None:
@@ -265,7 +255,10 @@ def conclude(
     subject: the recipe as the user named it. launcher: the program that started the ranks.
     """
     problems = [] if failed is None else [_of_a_rehearsal(p, run_dir) for p in failed.problems]
-    measured = _read(run_dir)
+    try:
+        measured = read_record(run_dir / RESULT)
+    except RecipeError:  # the ranks did not get so far
+        measured = {}
     wanted = Planned(
         launcher=launcher,
         ranks=plan.hardware.num_devices,
@@ -302,15 +295,6 @@ def _of_a_rehearsal(problem: Problem, run_dir: Path) -> Problem:
     where = [f"rank {number} ran on {statuses[number].host}" for number in sorted(named & statuses.keys())]
     hint = "look at that node and at logs/, then start the rehearsal again"
     return replace(problem, message="; ".join([problem.message, *where]), hint=hint)
-
-
-def _read(run_dir: Path) -> dict[str, Any]:
-    """The measurements of rank 0 so far."""
-    try:
-        found = parse_json((run_dir / RESULT).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def start_line(planned: Rehearsal, ranks: int, run_dir: str) -> str:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.plan.rehearsal import LEAST_SHARE, SHARE, Rehearsal
-from launcher.train.together import of_all
+from launcher.train.collectives import of_all
 
 WIDTH = {"cuda": 8192, "cpu": 512}
 """Of the square matrices: large enough to be limited by arithmetic, not by memory."""

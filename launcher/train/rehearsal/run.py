@@ -85,8 +85,8 @@ def _alone(job: Job, planned: Rehearsal, measured: Measured) -> None:
 
 def _together(job: Job, planned: Rehearsal, measured: Measured) -> None:
     """Several ranks: wait for all, join the run's process group, and measure."""
+    from launcher.train.collectives import of_all
     from launcher.train.rehearsal.roll import Watchdog, call_roll, introduce, open_store
-    from launcher.train.together import of_all
 
     backend = "gloo" if job.trainer.use_cpu else "nccl"
     watchdog = Watchdog(planned, job.run_dir)
@@ -129,8 +129,8 @@ def _measure(
     job: Job, planned: Rehearsal, ranks: list[dict[str, Any]], device: Any, watchdog: Any, measured: Measured
 ) -> None:
     """The network between the ranks, their devices and a save."""
+    from launcher.train.collectives import of_all
     from launcher.train.rehearsal.measurements import all_reduce, links, save, speed, waiting
-    from launcher.train.together import of_all
 
     limit = planned.seconds + planned.reduce_more_s
     watchdog.begin(f"all-reduce over {len(ranks)} ranks for {planned.seconds:g} s", limit)

@@ -21,7 +21,7 @@ from launcher.train.data.sources import Row
 from launcher.train.job import Job
 from launcher.train.model.processing import local_or_hub
 from launcher.train.tasks.task import Shown, TrainTask
-from launcher.train.trl_trainer import PreparedTrainer
+from launcher.train.trainers import PreparedTrainer
 from launcher.train.upstream.trl_seams import preference_samples
 
 if TYPE_CHECKING:

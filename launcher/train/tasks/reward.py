@@ -18,7 +18,7 @@ from launcher.train.data.sources import Row
 from launcher.train.data.turns import Message
 from launcher.train.job import Job
 from launcher.train.tasks.task import Shown, TrainTask
-from launcher.train.trl_trainer import PreparedTrainer
+from launcher.train.trainers import PreparedTrainer
 
 if TYPE_CHECKING:
     from launcher.train.data.encoded import Encoder
