@@ -237,8 +237,8 @@ def test_a_stream_that_reads_again_what_it_gave_shows_progress(tmp_path, monkeyp
     moved: list[str] = []
     monkeypatch.setattr(Status, "moved", lambda status: moved.append(status.phase))
     _, trainer = run(tmp_path, monkeypatch, {"trainer.max_steps": 2})
-    trainer._looked_back = False
-    told = trainer._telling(len)
+    trainer._caught_up = False
+    told = trainer._with_status(len)
     assert (told([1, 2]), moved[-1:]) == (2, [status().phase])
-    trainer._looked_back, before = True, len(moved)
+    trainer._caught_up, before = True, len(moved)
     assert (told([1]), len(moved)) == (1, before)
