@@ -45,11 +45,13 @@ from launcher.planner.strategy import UPSTREAM_MICRO_BATCH
 from launcher.recipe.loading import LoadedRecipe, load_recipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.render.bundle import dump_json, render
+from launcher.report.html.charts import Bar, legend, stacked_bars
+from launcher.report.html.elements import Markup, joined, tag
+from launcher.report.html.elements import table as html_table
+from launcher.report.html.page import Section, page
 from launcher.report.outcome import SCHEMA_VERSION
-from launcher.report.plots import Bar, Section, Series, lines, page, stacked_bars
 from launcher.report.run_display import Showing
-from launcher.report.svg import BYTES, amount
-from launcher.report.tables import table
+from launcher.report.tables import BYTES, amount, table
 
 TINY_BATCH = 16
 """Largest global batch with `--tiny`, whose data has 64 rows."""
@@ -484,7 +486,7 @@ LONGEST_REASON = 96
 def rung_line(rung: Mapping[str, Any]) -> str:
     """The result of one rung."""
     if rung["status"] != "done":
-        return f"{rung['id']}: {_refused(rung)}"
+        return f"{rung['id']}: {_not_done(rung)}"
     return (
         f"{rung['id']}: measured {_bytes(rung['measured'])}, predicted {_bytes(rung['predicted'])} "
         f"({_off(rung)}), {rung['seconds']:.1f} s, {_metric_text(rung['metric'])}"
@@ -507,7 +509,7 @@ def _row(rung: Mapping[str, Any]) -> tuple[str, ...]:
         _bytes(rung["load"]),
         "" if rung["seconds"] is None else f"{rung['seconds']:.1f}",
         "" if rung["metric"] is None else _metric_text(rung["metric"]),
-        rung["title"] if rung["status"] == "done" else _refused(rung),
+        rung["title"] if rung["status"] == "done" else _not_done(rung),
     )
 
 
@@ -523,11 +525,14 @@ def _off(rung: Mapping[str, Any]) -> str:
 
 
 def _metric_text(metric: Mapping[str, Any]) -> str:
-    value = metric["value"]
-    return f"{metric['name']} " + ("not finite" if value is None else f"{value:.4g}")
+    return f"{metric['name']} {_number(metric['value'])}"
 
 
-def _refused(rung: Mapping[str, Any]) -> str:
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _not_done(rung: Mapping[str, Any]) -> str:
     reason = rung["reason"] or ""
     if len(reason) > LONGEST_REASON:
         reason = reason[: LONGEST_REASON - 1].rstrip() + "…"
@@ -535,52 +540,69 @@ def _refused(rung: Mapping[str, Any]) -> str:
 
 
 def ladder_page(data: Mapping[str, Any]) -> str:
-    """Table and plots as one HTML file."""
+    """Table and charts as one HTML file."""
     rungs = data["rungs"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(data["versions"].items()))
     about = [
         f"{data['recipe']}: {data['model']} on {data['hardware']}; every rung trains on the samples of "
         f"{data['steps']} steps of {data['batch']}.",
-        "Bars: the prediction for one device by component, at the peak of training. Marks: the measurement.",
+        "Bars are the predicted memory of one device by component, at the peak of training; marks are what "
+        "was measured.",
         f"Measured with {versions}.",
     ]
-    changed = [("rung", "changes", "keeps the changes of", "result")]
-    for rung in rungs:
-        changes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in rung["changed"].items())
-        result = f"{rung['status']}: {rung['reason']}" if rung["reason"] else str(rung["status"])
-        changed.append((rung["id"], changes or "nothing", ", ".join(rung["keeps"]) or "the start", result))
-    done = [rung for rung in rungs if rung["seconds"] is not None]
-    seconds = stacked_bars("Seconds", [Bar(r["id"], {"seconds": r["seconds"]}) for r in done], unit="s")
-    sections = [
-        Section("Memory", about, [_memory_plot(data)], [HEAD, *(_row(rung) for rung in rungs)]),
-        Section("Time", ["Seconds of training alone."], [seconds]),
-        *(Section(f"At the end: {name}", plots=[plot]) for name, plot in _metric_plots(rungs)),
-        Section("What each rung changes", table=changed),
-    ]
-    return page(f"Memory ladder of {data['model']}", sections)
-
-
-def _memory_plot(data: Mapping[str, Any]) -> str:
     bars = [
         Bar(
             rung["id"],
             {name: float(size) for name, size in (rung["components"] or {}).items()},
-            rung["measured"],
-            "" if rung["status"] == "done" else f"{rung['status']}: {rung['reason'] or ''}",
+            "" if rung["status"] == "done" else _not_done(rung),
+            measured=rung["measured"],
         )
-        for rung in data["rungs"]
+        for rung in rungs
     ]
-    largest, device = max((bar.total for bar in bars), default=0.0), data["device_bytes"]
-    # Beside a device that is many times larger the bars would have no length.
-    limit = ("device", float(device)) if device and device <= 3 * largest else None
-    return stacked_bars("Predicted by component, and measured", bars, limit=limit)
+    limit = ("device", float(data["device_bytes"])) if data["device_bytes"] else None
+    memory = [
+        *(tag("p", text) for text in about),
+        legend(bars),
+        stacked_bars("Predicted by component, and measured", bars, limit=limit),
+        html_table("Rungs", HEAD, [_row(rung) for rung in rungs]),
+    ]
+    seconds = {rung["id"]: rung["seconds"] for rung in rungs if rung["seconds"] is not None}
+    sections = [
+        Section("memory", "Memory", joined(memory)),
+        Section("time", "Seconds of training", _bars("Seconds", "s", seconds)),
+        *_metric_sections(rungs),
+        Section("changes", "What each rung changes", _changes_table(rungs)),
+    ]
+    title = f"Memory ladder of {data['model']}"
+    return page(title, [tag("h1", title)], sections, f"ladder.json of {data['recipe']}")
 
 
-def _metric_plots(rungs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """One plot for each metric, since they have different scales."""
+def _changes_table(rungs: Sequence[Mapping[str, Any]]) -> Markup:
+    rows = []
+    for rung in rungs:
+        changes = ", ".join(f"{key} = {json.dumps(value)}" for key, value in rung["changed"].items())
+        result = f"{rung['status']}: {rung['reason']}" if rung["reason"] else str(rung["status"])
+        rows.append((rung["id"], changes or "nothing", ", ".join(rung["keeps"]) or "the start", result))
+    return html_table("Changes", ("rung", "changes", "keeps the changes of", "result"), rows)
+
+
+def _bars(title: str, unit: str, values: Mapping[str, float | None]) -> Markup:
+    """One bar per rung; only text for a value without a bar."""
+    bars = [
+        Bar(
+            rung, {title: value} if value and value > 0 else {}, "" if value and value > 0 else _number(value)
+        )
+        for rung, value in values.items()
+    ]
+    return stacked_bars(title, bars, unit=unit)
+
+
+def _metric_sections(rungs: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """One chart for each metric, since they have different scales."""
     found = [rung for rung in rungs if rung["metric"] is not None]
-    plots = []
-    for name in dict.fromkeys(rung["metric"]["name"] for rung in found):
-        values = [r["metric"]["value"] if r["metric"]["name"] == name else None for r in found]
-        plots.append((name, lines(f"{name} at the end", [r["id"] for r in found], [Series(name, values)])))
-    return plots
+    sections = []
+    for place, name in enumerate(dict.fromkeys(rung["metric"]["name"] for rung in found)):
+        values = {r["id"]: r["metric"]["value"] for r in found if r["metric"]["name"] == name}
+        body = _bars(f"{name} at the end", "", values)
+        sections.append(Section(f"metric-{place}", f"At the end: {name}", body))
+    return sections
