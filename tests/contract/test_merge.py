@@ -250,7 +250,7 @@ def test_a_file_that_says_something_else_gets_no_name(run, monkeypatch):
         model.get_output_embeddings().weight.data[7] += 0.1
 
     monkeypatch.setattr(merging, "_cast", wrong)
-    with pytest.raises(RunFailed, match="read back"):
+    with pytest.raises(RunFailed, match="loaded again"):
         merge(run, run / "merged", "auto", no_card)
     assert left(run) == []
 
