@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 from lint_cases import BROKEN
 
-from launcher.knowledge.lint.ineffective import BELOW_STAGE3_ONLY, READ_NOWHERE
+from launcher.knowledge.lint.consistency import BELOW_STAGE3_ONLY, READ_NOWHERE
 from launcher.knowledge.lint.keys import deepspeed_version
 from launcher.planner.profile import STAGE3_ONLY
 
