@@ -21,7 +21,7 @@ from statistics import median
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from launcher.train.checkpoint.moving import sync_tree
+from launcher.train.checkpoint.disk import sync_tree
 from launcher.train.trainers import PlannedTrainer
 
 

@@ -27,11 +27,11 @@ launch: {launch}
 COMMAND = """
 import sys
 sys.executable = sys.argv[6]
-from launcher.commands.rehearse import rehearse_command
+from launcher.lab.rehearsal.run import rehearse_recipe
 from launcher.errors import EffilaunchError
 from launcher.report.outcome import emit, emit_error
 try:
-    asked = rehearse_command(
+    asked = rehearse_recipe(
         sys.argv[1], on=sys.argv[2], seconds=float(sys.argv[3]), output_dir=sys.argv[4], as_json=True,
         meet_s=float(sys.argv[5]))
     code = emit("doctor", asked, as_json=True)

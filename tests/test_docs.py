@@ -18,14 +18,14 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from launcher.cli import main
-from launcher.commands.rehearse import TOLD
-from launcher.doctor.rehearsal import TITLES as REHEARSED
 from launcher.facts.machine_facts import Machine
 from launcher.knowledge.diagnose.findings import Edit, Frame
 from launcher.knowledge.doctor import CHECKS, Verdict
 from launcher.knowledge.doctor import Finding as Answer
 from launcher.knowledge.doctor.check import Status
 from launcher.knowledge.failures.catalogue import FAILURES as KNOWN
+from launcher.lab.rehearsal.run import MEASURED
+from launcher.lab.rehearsal.verdicts import TITLES as REHEARSED
 from launcher.recipe.field_tables import METRICS, TASK_FORMATS, adapter_fields, trainer_fields
 from launcher.recipe.fields import ADAPTER_KEYS
 from launcher.recipe.loading import load_recipe
@@ -233,7 +233,7 @@ def test_doctor_page_has_every_check_of_a_rehearsal():
     shown = DOCTOR.read_text(encoding="utf-8").split("## A rehearsal", 1)[1].split("## A bug report", 1)[0]
     titles = re.findall(r"^  (?:ok|FAIL|WARN|-) +(\S.*?)  ", shown, re.MULTILINE)
     assert set(titles) == set(REHEARSED.values())
-    assert json_keys(DOCTOR)["rehearsal"] - {"--rehearse"} == {*TOLD, "verdicts", "limits", "completed"}
+    assert json_keys(DOCTOR)["rehearsal"] - {"--rehearse"} == {*MEASURED, "verdicts", "limits", "completed"}
 
 
 def test_page_of_known_failures_has_a_row_for_each():
@@ -247,9 +247,9 @@ def test_page_of_faults_names_what_is_there():
     from launcher.execute.supervise import DAY, HOUR, MINUTE, Limits
     from launcher.facts.checkpoint import Manifest
     from launcher.facts.rank_status import PHASES
-    from launcher.planner.drill import FAULTS as STRUCK
+    from launcher.lab.drill import FAULTS as DRILLED
+    from launcher.lab.drill import HEAD
     from launcher.planner.resuming import rule_of
-    from launcher.report.drill_text import HEAD
 
     text = FAULTS.read_text(encoding="utf-8")
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "launcher").rglob("*.py"))
@@ -274,7 +274,7 @@ def test_page_of_faults_names_what_is_there():
     (shown,) = re.findall(r"^```\n(\s*fault .*?)^```", text, re.MULTILINE | re.DOTALL)
     rows = [re.split(r"  +", line.strip()) for line in shown.splitlines()]
     assert rows[0] == list(HEAD)
-    assert [row[0] for row in rows[1:]] == [fault.title for fault in STRUCK]
+    assert [row[0] for row in rows[1:]] == [fault.title for fault in DRILLED]
     assert {row[0]: row[-1] for row in rows[1:] if row[-1] != "passed"} == {"SIGKILL of one rank": "same"}
 
     changed = {row[0]: row[1] for row in table_rows(FAULTS, "What a resumed run may change")[1:]}

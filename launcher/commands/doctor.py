@@ -23,6 +23,7 @@ from launcher.inputs.planning_facts import gather
 from launcher.knowledge.doctor import DATA_CHECK_ID, PLAN_CHECK_ID, Finding, Verdict, examine
 from launcher.knowledge.doctor.needs import hub_model, nvme_path, reports_to
 from launcher.knowledge.doctor.redact import Private, redact, redact_json
+from launcher.lab.rehearsal.run import rehearse_recipe
 from launcher.plan.plan import Plan
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import LoadedRecipe, load_recipe
@@ -59,9 +60,7 @@ def doctor_command(
     if rehearse and bundle is not None:
         raise _usage("--bundle reports the checks, which --rehearse omits", "run one after the other")
     if recipe is not None and rehearse:
-        from launcher.commands.rehearse import rehearse_command
-
-        return rehearse_command(recipe, overrides=overrides, on=on, **rehearsal)
+        return rehearse_recipe(recipe, overrides=overrides, on=on, **rehearsal)
     return _check(recipe, overrides, on, bundle)
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.doctor.start_checks import check_machine, check_nvme, check_room, holding_nvme
 from launcher.errors import RecipeError
 from launcher.execute.attempts import Adapted, as_adapted, read_adapted, run_attempts, with_adapted
 from launcher.execute.endings import KnownFailure
@@ -18,6 +17,7 @@ from launcher.execute.remember import remember_run
 from launcher.execute.resume import earlier_pace
 from launcher.execute.run_dir import written
 from launcher.execute.signals import ended_by_signals
+from launcher.execute.start_checks import check_disk_space, check_machine, check_nvme, holding_nvme
 from launcher.execute.start_point import (
     Beginning,
     beginning,
@@ -122,7 +122,7 @@ def _run(
     if group is not None:
         await_members(group, say)
     devices = check_machine(bundle.plan) if group is None else check_machine(bundle.plan, group)
-    check_room(bundle.plan, run_dir, begins.step)
+    check_disk_space(bundle.plan, run_dir, begins.step)
     check_nvme(bundle.plan)
     check_data(begins, bundle, say, shown.look)
     begins = with_own_folder(begins)

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.doctor.start_checks import check_room
 from launcher.errors import (
     DoesNotFit,
     EffilaunchError,
@@ -23,6 +22,7 @@ from launcher.errors import (
 )
 from launcher.execute.record import total_seconds
 from launcher.execute.run_dir import SUBMITTED, claimed, default_run_dir, unwritable, write_run_dir
+from launcher.execute.start_checks import check_disk_space
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import read_jsonl, write_text
 from launcher.inputs.first_rows import data_problems
@@ -187,7 +187,7 @@ def _configuration(
     if tiny:  # a rehearsal uses one node, with the devices that it finds there
         hardware = replace(hardware, num_nodes=1)
     if not dry_run:
-        check_room(bundle.plan, run_dir)
+        check_disk_space(bundle.plan, run_dir)
     return Configuration(values, loaded, bundle, hardware, run_dir)
 
 

@@ -44,9 +44,9 @@ def marks() -> dict[str, str]:
     return {RUN: uuid.uuid4().hex, SUPERVISOR: f"{socket.gethostname()}:{os.getpid()}:{started}"}
 
 
-def processes_of(token: str) -> set[int]:
+def processes_of(token: str, variable: str = RUN) -> set[int]:
     """Every living process of a start but this one: those with its token, and their descendants."""
-    mark = f"{RUN}={token}".encode()
+    mark = f"{variable}={token}".encode()
     parents: dict[int, int] = {}
     found = set()
     for pid in _pids():

@@ -24,8 +24,8 @@ from launcher.errors import EffilaunchError, Interrupted, MachineError, Problem,
 from launcher.facts.checkpoint import ORIGIN, SUPERSEDED, complete_checkpoints, incomplete_checkpoints
 from launcher.facts.rank_status import process_started
 from launcher.facts.redaction import hide_in, hider, secret_values
-from launcher.facts.rehearsal_course import PREFIX
 from launcher.facts.safe_files import exists, is_after, parse_json, read_lines, write_text
+from launcher.plan.rehearsal import PREFIX
 from launcher.render.bundle import Bundle, dump_json
 
 MARKER = "COMPLETED"

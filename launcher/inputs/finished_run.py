@@ -54,7 +54,7 @@ def output_on_stderr() -> Iterator[None]:
 
     Hides their deprecation warnings, known noise, and progress bars if stderr is no terminal.
     """
-    from launcher.train.bars import no_bars
+    from launcher.train.progress import no_bars
 
     deepspeed, bitsandbytes = logging.getLogger("DeepSpeed"), logging.getLogger("bitsandbytes")
     level = bitsandbytes.level

@@ -72,9 +72,9 @@ def nvme_warnings(plan: Plan) -> list[str]:
     """What this machine lacks for an offload to NVMe, if the plan has one."""
     if "nvme" not in (plan.job.offload_optimizer, plan.job.offload_param):
         return []
-    from launcher.doctor.start_checks import nvme_words  # few plans need the checks
+    from launcher.execute.start_checks import missing_for_nvme  # few plans need the checks
 
-    return nvme_words(plan)
+    return missing_for_nvme(plan)
 
 
 def recipe_hardware(recipe: Recipe) -> Hardware:

@@ -1,4 +1,4 @@
-"""What happens beside the training loop: metrics.jsonl, and the end of runs that cannot go on."""
+"""Callbacks of the Trainer: metrics.jsonl, the status of the rank, and one stop for all ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import TrainerCallback
 
 from launcher.errors import Problem, RunFailed
-from launcher.facts.safe_files import is_after, read_lines
+from launcher.facts.checkpoint import complete_checkpoints, read_manifest
+from launcher.facts.safe_files import is_after, read_lines, write_json
 from launcher.train import faults
+from launcher.train.job import rank
 from launcher.train.status import Bar, status
+from launcher.train.stopping import SUPERVISOR_GONE, cause, stop
 
 MAX_NON_FINITE = 3
-# Upstream's and trl's own names for what a row holds already.
+# Names of upstream and trl for values that a row has already.
 _LOGGED_ELSEWHERE = (
     "epoch",
     "num_tokens",
@@ -30,11 +34,10 @@ _LOGGED_ELSEWHERE = (
 
 
 class Metrics(TrainerCallback):
-    """Appends one line to metrics.jsonl at each log of a loss and at each evaluation; both ends are logged.
+    """Appends one line to metrics.jsonl at each log of a loss and at each evaluation; logs both ends.
 
-    A line of training has `loss`; one of an evaluation has `eval_loss` and no `loss`. Numbers that a task
-    logs besides (rewards of preferences) stand under their own names.
-    Stops the run (RunFailed) after three logged losses in a row that are not finite.
+    A line of training has `loss`; one of an evaluation has `eval_loss` and no `loss`. Other numbers of a task
+    (rewards of preferences) keep their names. RunFailed after three losses in a row that are not finite.
     """
 
     def __init__(self, path: Path, *, write: bool) -> None:
@@ -44,7 +47,7 @@ class Metrics(TrainerCallback):
         self._since = time.monotonic()
         self._tokens = 0
         self._last_logged = -1
-        self._told = False
+        self._warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._write:
@@ -107,13 +110,13 @@ class Metrics(TrainerCallback):
 
     @contextlib.contextmanager
     def _tolerant(self) -> Iterator[None]:
-        """A row that cannot be written, on a full disk, does not end the run; the first one is told."""
+        """A row that cannot be written, on a full disk, does not end the run; the first one is a warning."""
         try:
             yield
         except OSError as error:
-            if not self._told:
-                self._told = True
-                print(f"WARNING: {self._path} lacks rows, the run goes on: {error}", flush=True)
+            if not self._warned:
+                self._warned = True
+                print(f"WARNING: {self._path} lacks rows, the run continues: {error}", flush=True)
 
     def _count_non_finite(self, loss: float, step: int) -> None:
         self._non_finite = 0 if math.isfinite(loss) else self._non_finite + 1
@@ -129,10 +132,10 @@ class Metrics(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """Keeps this rank's status, and is where faults on purpose strike between two steps."""
+    """Keeps this rank's status, and injects the faults between two steps."""
 
     _batches = 0
-    """Of the evaluation that is under way."""
+    """Of the current evaluation."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         status().begin_training(state.global_step, state.max_steps, _memory_now)
@@ -153,15 +156,117 @@ class Progress(TrainerCallback):
         self._batches = 0
 
 
+STOPPED = "stopped.json"
+
+
+class EvaluationCut(Exception):
+    """All ranks agreed to stop within an evaluation, whose metrics would be of a part of the rows only."""
+
+
+class Stopping(TrainerCallback):
+    """Ends training on all ranks after the step in which any rank got a signal; the last of all callbacks.
+
+    `launcher/train/stopping.py` notes signals; here the ranks agree at the end of each step. If a checkpoint
+    is due anyway, it is the stop's; else one is saved at the end of the step. A stop in the run's last step
+    changes nothing: the run finishes. Upstream's `enable_jit_checkpoint` is a flag of one process, so its
+    ranks may save at different steps.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._group: Any = None
+        self._distributed = False
+        self._in_train = False
+        self.stopped = False
+        """Whether training was ended before its last step, on every rank."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if self._distributed and self._group is None:
+            # A group on the CPU: no rank waits for the queue of its device, and no NCCL call is between.
+            self._group = dist.new_group(backend="gloo")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        stop.at_once = False
+        self._in_train = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._may_end(control) and self._asked():
+            self.end(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._may_end(control) and self._asked():
+            raise EvaluationCut
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._may_end(control) and self._asked():
+            self.stopped = control.should_training_stop = True
+        self.record(state.global_step)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.stopped:  # the checkpoint is saved; there is no time for what is due at the end of an epoch
+            control.should_save = control.should_evaluate = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._in_train = False
+
+    def end(self, control: Any) -> None:
+        """Make the Trainer log, save and end, without an evaluation."""
+        self.stopped = True
+        control.should_log = control.should_save = control.should_training_stop = True
+        control.should_evaluate = False
+
+    def _may_end(self, control: Any) -> bool:
+        """Whether a stop may end training here: not before the first step, nor in the last one."""
+        return self._in_train and not stop.at_once and not control.should_training_stop
+
+    def _asked(self) -> bool:
+        """Whether any rank was asked to stop; every rank must call it at the same place."""
+        if not self._distributed:
+            return stop.number != 0
+        latest = torch.tensor([stop.number, int(stop.seconds * 1000)])
+        dist.all_reduce(latest, op=dist.ReduceOp.MAX, group=self._group)
+        number, milliseconds = latest.tolist()
+        if number and not stop.number:
+            stop.ask(number, since_s=milliseconds / 1000)
+        return bool(number)
+
+    def record(self, step: int, error: Exception | None = None) -> None:
+        """Write stopped.json on rank 0 after a stop: the last checkpoint, and the time of the stop.
+
+        error: why the checkpoint of the stop was not saved.
+        """
+        if not self.stopped or rank() != 0:
+            return
+        complete = complete_checkpoints(self._run_dir / "checkpoints")
+        last = complete[max(complete)].name if complete else None
+        saved = None if error is not None or step not in complete else read_manifest(complete[step])
+        why = f"{cause(stop.number)}: all ranks stopped at the end of step {step}"
+        if saved is None:
+            why += f", without a checkpoint of it: {error or 'it does not exist'}"
+        record = {
+            "signal": None if stop.number == SUPERVISOR_GONE else cause(stop.number),
+            "step": step,
+            "checkpoint": last,
+            "seconds": round(stop.seconds, 3),
+            "save_seconds": None if saved is None else saved.seconds,
+            "reason": why,
+        }
+        try:
+            write_json(self._run_dir / STOPPED, record)
+        except OSError as failed:  # the checkpoint matters more; and `error` is reported anyway
+            print(f"WARNING: {self._run_dir / STOPPED} cannot be written: {failed}", flush=True)
+
+
 def _batches_of(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:  # of rows that nobody has counted
+    except TypeError:  # a stream
         return None
 
 
 def numbers(logs: Mapping[str, Any], without: Collection[str]) -> dict[str, float | None]:
-    """The numbers among logged values, those that are not finite as None."""
+    """The numbers among logged values; None for those that are not finite."""
     return {
         name: _finite(value)
         for name, value in logs.items()
@@ -170,7 +275,7 @@ def numbers(logs: Mapping[str, Any], without: Collection[str]) -> dict[str, floa
 
 
 def _finite(value: Any) -> float | None:
-    """JSON has no NaN; a value that is not finite becomes null."""
+    """None for a value that is not finite, since JSON has no NaN."""
     if value is None:
         return None
     number = float(value)

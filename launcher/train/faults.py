@@ -1,6 +1,6 @@
-"""Faults on purpose, for `drill` and the tests: EFFILAUNCH_DRILL says which, at which step, on which rank.
+"""Inject faults, for `drill` and the tests: EFFILAUNCH_DRILL sets which, at which step and on which rank.
 
-Nothing here does anything in a run whose environment does not name a fault.
+Without that variable nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from launcher.train.job import rank
 VARIABLE = "EFFILAUNCH_DRILL"
 SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
 MARKER = ".drilled"
-"""In RUN_DIR/logs, written when a fault with `times` fires."""
+"""In RUN_DIR/logs, written when a fault with `times` is injected."""
 
-ON_ONE_RANK = ("kill-rank", "hang")
-ON_THE_FIRST = ("terminate", "disk-full")
-IN_A_SAVE = ("kill-save", "disk-full")
-FAULTS = ("kill-rank", "kill-all", "terminate", "kill-save", "disk-full", "hang")
+_RANKS = {"kill-rank": "one", "hang": "one", "terminate": "first", "disk-full": "first", "kill-all": "all",
+          "kill-save": "all"}  # fmt: skip
+"""Fault -> the ranks that it is injected on: the one that EFFILAUNCH_DRILL names, the first one, or all."""
+_IN_A_SAVE = ("kill-save", "disk-full")
 _KEYS = {"fault", "step", "rank", "times"}
 
 FULL_AT_BYTES = 4096
-"""While the disk is `full`, no file grows beyond this: even a tiny adapter's weights are larger."""
+"""Even a tiny adapter's weights are larger."""
 _FOREVER_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. Outside a save it strikes when step `step` has ended, before the next one begins."""
+    """One fault, injected in the save of step `step`, or after that step and before the next one."""
 
     kind: str
     step: int
     rank: int | None
-    """The rank that it strikes, None for every one."""
+    """The rank that gets it; None: every rank."""
     marker: Path | None
-    """Written when it strikes, where it may do so once alone; None where it may each time."""
+    """Written when it is injected, if that may happen only once."""
 
-    def strikes(self, kinds: tuple[str, ...], step: int) -> bool:
-        """Whether this is its moment on this rank; its marker is written then."""
+    def is_due(self, kinds: tuple[str, ...], step: int) -> bool:
+        """Whether to inject it now on this rank; its marker is written then."""
         if self.kind not in kinds or self.step != step or self.rank not in (None, rank()):
             return False
         if self.marker is not None:
@@ -59,69 +59,65 @@ _armed: Fault | None = None
 
 
 def arm(environ: Mapping[str, str], run_dir: Path) -> None:
-    """Read the fault that the environment names; before the first step, so that no rank sees a new marker.
-
-    RecipeError for a fault that is not understood.
-    """
+    """Read the fault of the environment; before the first step, so that no rank sees a new marker."""
     global _armed
     _armed = None if VARIABLE not in environ else read_fault(environ[VARIABLE], run_dir)
 
 
 def read_fault(text: str, run_dir: Path) -> Fault | None:
-    """The fault that this JSON asks for, None when it had its time. RecipeError when it is not understood."""
+    """The fault that this JSON describes, None if it was injected before. RecipeError if it is invalid."""
     try:
         asked: Any = json.loads(text)
     except ValueError as error:
         raise _refused(text, str(error)) from error
     if not isinstance(asked, dict) or not {"fault", "step"} <= asked.keys() <= _KEYS:
-        raise _refused(text, "an object with fault, step and, where needed, rank and times")
+        raise _refused(text, "expected an object with fault, step and, if needed, rank and times")
     kind, step, number, times = asked["fault"], asked["step"], asked.get("rank"), asked.get("times")
-    if kind not in FAULTS:
-        raise _refused(text, f"fault is one of {', '.join(FAULTS)}")
-    if type(step) is not int or step < (1 if kind in IN_A_SAVE else 0):
-        raise _refused(text, "step is the number of a step")
-    if kind in ON_ONE_RANK:
-        if type(number) is not int or number < 0:
-            raise _refused(text, f"{kind} needs a rank")
-    elif number is not None and not (kind in ON_THE_FIRST and number == 0):
+    if str(kind) not in _RANKS:
+        raise _refused(text, f"fault must be one of {', '.join(_RANKS)}")
+    if type(step) is not int or step < (1 if kind in _IN_A_SAVE else 0):
+        raise _refused(text, "step must be the number of a step")
+    ranks = _RANKS[kind]
+    if ranks == "one" and (type(number) is not int or number < 0):
+        raise _refused(text, f"{kind} needs a rank")
+    if ranks != "one" and number not in ((None, 0) if ranks == "first" else (None,)):
         raise _refused(text, f"{kind} takes no rank")
-    elif kind in ON_THE_FIRST:
-        number = 0
     if times not in (None, 1) or isinstance(times, bool):
-        raise _refused(text, "times is 1, or absent")
+        raise _refused(text, "times must be 1 or absent")
+    number = 0 if ranks == "first" else number
     marker = None if times is None else run_dir / "logs" / MARKER
     return None if marker is not None and marker.exists() else Fault(kind, step, number, marker)
 
 
 def _refused(text: str, why: str) -> RecipeError:
-    return RecipeError(Problem("bad-drill", f"{VARIABLE}={text!r} is not understood: {why}"))
+    return RecipeError(Problem("bad-drill", f"{VARIABLE}={text!r} is invalid: {why}"))
 
 
 def before_step(ended: int) -> None:
-    """`ended` steps have ended and the next one begins: the place of all faults but those inside a save."""
+    """Called between two steps, after `ended` of them: injects all faults but those inside a save."""
     if _armed is None:
         return
-    if _armed.strikes(("kill-rank", "kill-all"), ended):
+    if _armed.is_due(("kill-rank", "kill-all"), ended):
         _die()
-    if _armed.strikes(("terminate",), ended):
+    if _armed.is_due(("terminate",), ended):
         os.kill(int(os.environ[SUPERVISOR].split(":")[-2]), signal.SIGTERM)
-    if _armed.strikes(("hang",), ended):
+    if _armed.is_due(("hang",), ended):
         time.sleep(_FOREVER_S)
 
 
 def inside_save(step: int) -> None:
-    """The weights of a checkpoint are written, the rest and the rename are not."""
-    if _armed is not None and _armed.strikes(("kill-save",), step):
+    """Called when the weights of a checkpoint are written, but the rest and the rename are not."""
+    if _armed is not None and _armed.is_due(("kill-save",), step):
         _die()
 
 
 @contextlib.contextmanager
 def saving(step: int) -> Iterator[None]:
-    """A checkpoint is written within: where asked for, the disk takes only so much of each file.
+    """Within this a checkpoint is written; for `disk-full` its files cannot grow beyond FULL_AT_BYTES.
 
-    What stands in for ENOSPC is EFBIG, another OSError: no test can fill a disk that others use.
+    The error is EFBIG instead of ENOSPC: no test can fill a disk that others use.
     """
-    if _armed is None or not _armed.strikes(("disk-full",), step):
+    if _armed is None or not _armed.is_due(("disk-full",), step):
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""The user's functions of `python: hooks.py`: loaded, checked, and named where they fail."""
+"""The user's functions of `python: hooks.py`: load and check them, and report their errors."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ FormatRow = Callable[[Mapping[str, Any], str, int], dict[str, Any] | None]
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """The hooks of a run, each None when the recipe's file does not define it."""
+    """The hooks of a run, None for those that the file does not define."""
 
     format_row: FormatRow | None = None
-    """(row, its file, its number) -> the new row, None to leave it out. RecipeError when it fails."""
+    """(row, its file, its number) -> the new row, None to drop it. RecipeError if it fails."""
     compute_metrics: Callable[[Any], Any] | None = None
-    """EvalPrediction -> metrics. RunFailed when it raises."""
+    """EvalPrediction -> metrics. RunFailed if it raises."""
     callbacks: Callable[[], list[Any]] | None = None
-    """() -> TrainerCallbacks, whose events raise RunFailed. RecipeError when it returns something else."""
+    """() -> TrainerCallbacks, whose events raise RunFailed. RecipeError if it returns something else."""
     digest: str | None = None
-    """SHA-256 of the file and its neighbours, by which samples that format_row made are told from others."""
+    """SHA-256 of the file and the modules next to it, for the key of samples that format_row made."""
 
 
 def load_hooks(job: Job) -> Hooks:
-    """Import `python.file` and take the functions that the plan promises; no hooks without a file.
+    """Import the functions of the plan from `python.file`; no hooks without a file.
 
-    RecipeError when it cannot be imported or a promised name is not a function.
+    RecipeError if it cannot be imported or a name is not a function.
     """
     file, names = job.python.file, job.python.hooks
     if not file:
@@ -59,7 +59,7 @@ def load_hooks(job: Job) -> Hooks:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of the file and of the modules beside it that it imports, directly or through each other."""
+    """SHA-256 of the file and of the modules next to it that it imports, directly or indirectly."""
     found: dict[str, str] = {}
     waiting = [path]
     while waiting:
@@ -76,7 +76,7 @@ def _digest(path: Path) -> str:
 
 
 def _imported(source: bytes) -> set[str]:
-    """First parts of the names of all modules that a text imports."""
+    """First parts of the names of all imported modules."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -87,9 +87,9 @@ def _imported(source: bytes) -> set[str]:
 
 
 def _import(path: Path) -> types.ModuleType:
-    """The file as a module of its own name; modules beside it can be imported while it loads.
+    """The file as a module with a unique name; modules next to it can be imported while it loads.
 
-    It runs once in a process, as modules do: a rank that prepares the data has it for its rows already.
+    It runs once in a process: a rank that prepares the data has imported it already.
     """
     missing = RecipeError(Problem("hooks-missing", "no such Python file", file=str(path), path="python"))
     if not path.is_file():
@@ -98,7 +98,7 @@ def _import(path: Path) -> types.ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:  # no name of a Python file
+    if spec is None or spec.loader is None:  # not the name of a Python file
         raise missing
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pickling of its functions and dataclasses look it up there
@@ -112,7 +112,7 @@ def _import(path: Path) -> types.ModuleType:
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line = error.lineno
         raise RecipeError(
-            Problem("hooks-broken", f"cannot be imported: {_said(error)}", str(path), line, "python")
+            Problem("hooks-broken", f"cannot be imported: {_error_text(error)}", str(path), line, "python")
         ) from error
     finally:
         sys.path.remove(folder)
@@ -122,7 +122,7 @@ def _import(path: Path) -> types.ModuleType:
 def _function(module: types.ModuleType, path: Path, name: str) -> Callable[..., Any]:
     value: Callable[..., Any] | None = getattr(module, name, None)
     if value is None or not callable(value):
-        what = "is not there" if value is None else f"is a {type(value).__name__}, expected a function"
+        what = "does not exist" if value is None else f"is a {type(value).__name__}, expected a function"
         raise RecipeError(Problem("hook-missing", f"the hook {name} {what}", file=str(path), path="python"))
     return value
 
@@ -136,7 +136,7 @@ def _row_hook(path: Path, function: Callable[..., Any]) -> FormatRow:
         raise RecipeError(
             Problem(
                 "hook-result",
-                f"format_row returned {type(returned).__name__}, expected a dict, or None for no row",
+                f"format_row returned {type(returned).__name__}, expected a dict, or None to drop the row",
                 file=file,
                 line=number,
                 path="python",
@@ -165,7 +165,7 @@ def _callbacks_hook(path: Path, function: Callable[[], Any]) -> Callable[[], lis
 
 
 def _guard_events(path: Path, callback: Any) -> None:
-    """Let each event of a callback explain its errors; the object stays of its own class."""
+    """Let each event of a callback explain its errors; the object keeps its class."""
     for name in dir(type(callback)):
         if name.startswith("on_"):
             label = f"{type(callback).__name__}.{name}"
@@ -183,25 +183,25 @@ def _guarded(path: Path, label: str, function: Callable[..., Any]) -> Callable[.
 
 @contextmanager
 def _explained(path: Path, label: str, kind: type[EffilaunchError]) -> Iterator[None]:
-    """Turn an error of the user's code into `kind`, with the line of the file where it arose."""
+    """Raise an error of the user's code as `kind`, with the line of the file."""
     try:
         yield
     except EffilaunchError:
         raise
     except (Exception, SystemExit) as error:
-        message = f"the hook {label} raised {_said(error)}"
+        message = f"the hook {label} raised {_error_text(error)}"
         raise kind(
             Problem("hook-failed", message, file=str(path), line=_line(error, path), path="python")
         ) from error
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """The innermost line of the file in the traceback, None when the file is not in it."""
+    """The innermost line of the file in the traceback, None if the file is not in it."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == str(path)]
     return lines[-1] if lines else None
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

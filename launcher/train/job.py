@@ -18,16 +18,16 @@ from launcher.recipe.env import resolve_env
 
 @dataclass(frozen=True)
 class Job(HasSettings):
-    """One run directory and its plan; every value is decided already."""
+    """One run directory and its plan, with every value decided."""
 
     run_dir: Path
     plan: Mapping[str, Any]
 
     @cached_property
     def settings(self) -> Settings:
-        """The plan's settings with `${ENV:...}` resolved; what older plans lack is what was done before.
+        """The plan's settings with `${ENV:...}` resolved; settings missing in older plans have old values.
 
-        Reading a setting that is not there, or whose variable is not set, raises RecipeError.
+        Reading a setting that does not exist, or whose variable is not set, raises RecipeError.
         """
         settings = Settings.empty(self._absent)
         for name, value in BEFORE.items():
@@ -37,7 +37,7 @@ class Job(HasSettings):
                 settings.put(name, resolve_references(stored["value"]))
             except RecipeError:
                 settings.remove(name)
-            except KeyError:  # a setting of another version, which nothing here reads
+            except KeyError:  # a setting of another version
                 continue
         return settings
 
@@ -55,7 +55,7 @@ class Job(HasSettings):
 
     @property
     def adaptations(self) -> list[dict[str, Any]]:
-        """What `on_oom: adapt` has changed since the run was started; one object a try."""
+        """What `on_oom: adapt` has changed since the run was started; one object per attempt."""
         adapted = self.plan.get("adapted")
         return [] if adapted is None else list(adapted["adaptations"])
 
@@ -70,7 +70,7 @@ class Job(HasSettings):
 
     @property
     def ds_config(self) -> Path | None:
-        """The DeepSpeed configuration beside the plan, None for a run without DeepSpeed."""
+        """The DeepSpeed configuration, None for a run without DeepSpeed."""
         path = self.run_dir / "ds_config.json"
         if self.engine != "deepspeed" or not path.is_file():
             return None
@@ -82,7 +82,7 @@ class Job(HasSettings):
 
 
 def read_job(run_dir: Path) -> Job:
-    """Read RUN_DIR/plan.json. RecipeError when it is absent, too large, or not a plan."""
+    """Read RUN_DIR/plan.json. RecipeError if it is missing, too large, or not a plan."""
     path = run_dir / "plan.json"
     try:
         plan = read_json(path, LARGEST_RECORD)
@@ -99,7 +99,7 @@ def read_job(run_dir: Path) -> Job:
 def resolve_references(value: Any) -> Any:
     """Replace `${ENV:NAME}` and `${ENV:NAME:default}` in every text of a nested value.
 
-    RecipeError when a variable without a default is not set.
+    RecipeError if a variable without a default is not set.
     """
     if isinstance(value, str):
         return resolve_env(value, os.environ)
@@ -116,7 +116,7 @@ def rank() -> int:
 
 
 def local_rank() -> int:
-    """This process among those of its machine."""
+    """This process among those of its node."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

@@ -1,8 +1,8 @@
-"""Where all ranks are on this machine, torch's rendezvous listens on 127.0.0.1 alone.
+"""Make torch's rendezvous listen on 127.0.0.1 alone if all ranks are on this node.
 
-Its TCPStore would listen on all interfaces, whatever address it is given, and takes no password: who reaches
-its port reads and writes what the ranks agree on. `python -m launcher.train.loopback` is `accelerate launch`,
-whose process has the store of its ranks.
+Its TCPStore listens on all interfaces, whatever address it is given, without a password: whoever reaches its
+port can read and write it. `python -m launcher.train.loopback` is `accelerate launch`, whose process has the
+store of its ranks.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 LOOPBACK = ("127.0.0.1", "localhost")
 _MAKERS = ("torch.distributed.rendezvous", "torch.distributed.elastic.rendezvous.static_tcp_rendezvous")
-"""Modules of torch (2.8 to 2.13) that look TCPStore up by its name when they make one."""
+"""Modules of torch (2.8 to 2.13) that create a TCPStore by its global name."""
 
 
 def keep_stores_local() -> None:
-    """Let every store that this process makes for ranks of this machine listen on 127.0.0.1."""
+    """Let every store that this process creates for ranks of this node listen on 127.0.0.1."""
     for name in _MAKERS:
         importlib.import_module(name).TCPStore = make_store  # type: ignore[attr-defined]
 

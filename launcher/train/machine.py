@@ -1,7 +1,6 @@
-"""Asks the training stack about this machine: `python -m launcher.train.machine`.
+"""Facts of the training stack on this machine: `python -m launcher.train.machine`.
 
-Prints one JSON object a line, a section each. A library that is missing or broken is a fact: its section has
-an `error`.
+Prints a section per line, as a JSON object. The section of a missing or broken library has an `error`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 OPS = ("cpu_adam", "cpu_adagrad", "cpu_lion", "fused_adam", "async_io", "deepspeed_shm_comm")
-"""The operators of DeepSpeed that a run of ours may build, as DeepSpeed names them."""
+"""DeepSpeed's operators that a run may build, by their names."""
 
 
 def main() -> int:
-    """Answer section by section; what libraries print goes to standard error."""
+    """Print the sections; output of libraries goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -28,7 +27,7 @@ def main() -> int:
             facts = ask()
         except ImportError as error:
             facts = {"error": f"cannot be imported: {_first_line(error)}"}
-        except Exception as error:  # whatever a broken installation raises
+        except Exception as error:  # of a broken installation
             facts = {"error": f"{type(error).__name__}: {_first_line(error)}"}
         answers.write(json.dumps({name: facts}) + "\n")
         answers.flush()
@@ -88,7 +87,7 @@ def _device(torch: Any, index: int) -> dict[str, Any]:
 
 
 def _why_no_device(torch: Any) -> str:
-    """What CUDA says when it is initialised in vain."""
+    """The error of CUDA's initialisation."""
     try:
         torch.cuda.init()
     except Exception as error:  # RuntimeError of the driver, AssertionError of the build

@@ -1,6 +1,6 @@
-"""The named metrics of `data.metrics`, and the user's own beside them.
+"""The metrics of `data.metrics` and the user's own.
 
-Perplexity is not here: it follows from the evaluation loss (see trainers.py) and needs no predictions.
+Except perplexity, which follows from the evaluation loss (see trainers.py) and needs no predictions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def asked_metrics(job: Job) -> list[str]:
 
 
 def check_metrics(job: Job) -> None:
-    """Import what the asked metrics need. MachineError with what to install, before anything is loaded."""
+    """Import the packages of the metrics. MachineError with what to install, before anything is loaded."""
     missing: dict[str, tuple[str, ImportError]] = {}
     for name in asked_metrics(job):
         if name not in job.task.metric_packages:
@@ -64,10 +64,10 @@ def check_metrics(job: Job) -> None:
 def make_scores(
     job: Job, named: Callable[[Sequence[str], Any, Any], Scores], own: Callable[[Any], Any] | None
 ) -> Callable[[Any], Scores] | None:
-    """compute_metrics for the Trainer: the asked metrics and the user's `own`; None when neither is there.
+    """compute_metrics for the Trainer: the recipe's metrics and the user's `own`; None without any.
 
     named: the task's scores of (names, predictions, targets). The returned function takes an EvalPrediction.
-    RecipeError when `own` returns a name that is taken.
+    RecipeError if `own` returns a reserved name.
     """
     names = [name for name in asked_metrics(job) if name != "perplexity"]
     if not names and own is None:
@@ -87,16 +87,16 @@ def make_scores(
 
 
 def keep_predictions(task: Task, *, generates: bool) -> Callable[[Any, Any], Any] | None:
-    """What the Trainer keeps of the logits while it evaluates (preprocess_logits_for_metrics).
+    """What the Trainer keeps of the logits in an evaluation (preprocess_logits_for_metrics).
 
     Language models: token ids [batch, length], unshifted, as logits of all steps would fill the memory.
-    None where predictions are small: classes, and text that was generated.
+    None if predictions are small: classes, and generated text.
     """
-    return likeliest_tokens if task.keeps_token_predictions and not generates else None
+    return argmax_tokens if task.keeps_token_predictions and not generates else None
 
 
-def likeliest_tokens(logits: Any, labels: Any) -> Any:
-    """argmax over the vocabulary; outputs may hold other tensors beside the logits [batch, length, words]."""
+def argmax_tokens(logits: Any, labels: Any) -> Any:
+    """argmax over the vocabulary; outputs may be more than the logits [batch, length, vocab]."""
     if isinstance(logits, (tuple, list)):
         # A loss of experts has no dimensions, hidden states of an encoder come after the logits.
         logits = next(part for part in logits if hasattr(part, "ndim") and part.ndim == 3)
@@ -104,11 +104,11 @@ def likeliest_tokens(logits: Any, labels: Any) -> Any:
 
 
 def token_accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of learnt tokens that come out likeliest. Both [rows, length], unshifted; -100 is not learnt."""
+    """Share of target tokens that are the argmax. Both [rows, length], unshifted; -100 is no target."""
     guesses, targets = predictions[:, :-1], labels[:, 1:]
-    learnt = targets != -100
-    count = int(learnt.sum())
-    return float(((guesses == targets) & learnt).sum() / count) if count else 0.0
+    counted = targets != -100
+    count = int(counted.sum())
+    return float(((guesses == targets) & counted).sum() / count) if count else 0.0
 
 
 def class_scores(names: Sequence[str], predictions: np.ndarray, labels: np.ndarray) -> Scores:
@@ -158,14 +158,14 @@ def text_scores(names: Sequence[str], written: Sequence[str], wanted: Sequence[s
 
 
 def decoded(tokenizer: Any, ids: np.ndarray) -> list[str]:
-    """Texts without special tokens; -100 fills rows up."""
+    """Texts without special tokens; -100 is padding."""
     filled = np.where(ids == -100, tokenizer.pad_token_id, ids)
     texts: list[str] = tokenizer.batch_decode(filled, skip_special_tokens=True)
     return texts
 
 
 def _own_scores(returned: Any, taken: set[str]) -> Scores:
-    """The user's metrics, checked. RecipeError for another type or a name that is taken."""
+    """The user's metrics, checked. RecipeError for another type or a reserved name."""
     if not isinstance(returned, Mapping):
         raise _bad_scores(f"compute_metrics returned {type(returned).__name__}, expected a dict of numbers")
     found: Scores = {}

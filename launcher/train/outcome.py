@@ -1,4 +1,4 @@
-"""What a worker leaves behind: logs, errors, weights, result.json, the marker COMPLETED."""
+"""Files that a worker writes: logs, errors, weights, result.json, the marker COMPLETED."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from launcher.errors import EffilaunchError
 from launcher.facts.rank_status import REPORT
 from launcher.facts.redaction import hider, line_hider, secret_values
 from launcher.facts.safe_files import write_json
-from launcher.train.checkpoint.disk_full import SaveFailed
-from launcher.train.checkpoint.moving import sync_file, sync_folder
+from launcher.train.checkpoint.disk import SaveFailed, sync_file, sync_folder
 from launcher.train.job import Job, rank
 
 COMPLETED = "COMPLETED"
 _LONGEST = 1500
-"""Characters of each text of a report that goes through the pipe: up to 4 KiB arrive in one piece."""
+"""Longest text of an error in the pipe, in characters: up to 4 KiB are written atomically."""
 _pipe = 2
-"""Descriptor of the standard error that this process was started with: whoever follows the run reads it."""
+"""Descriptor of this process's original standard error, which the supervisor reads."""
 
 
 class _Tee:
-    """A text stream that takes secrets out, and also writes to a second one."""
+    """A text stream that removes secrets, and also writes to a second one."""
 
     def __init__(self, first: TextIO, second: TextIO | None, hide: Callable[[str], str]) -> None:
         self._first, self._second, self._hide = first, second, hide
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Who puts its own `write` in place to listen, as wandb does for its console log, hears no secret."""
+        """A replaced `write`, such as wandb's for its console log, gets no secret either."""
         if name == "write":
             listen, hide = value, self._hide
-            value = lambda text: listen(hide(text))  # noqa: E731 - it stands in for a method
+            value = lambda text: listen(hide(text))  # noqa: E731 - it replaces a method
         object.__setattr__(self, name, value)
 
     def write(self, text: str) -> int:
-        """What cannot be written, on a full disk or to a terminal that is gone, does not end the run."""
+        """Ignore errors: a full disk or a closed terminal does not end the run."""
         shown = self._hide(text)
         for stream in self._streams():
             with contextlib.suppress(OSError):
@@ -61,14 +60,14 @@ class _Tee:
 
 
 def rank_log(run_dir: Path, number: int) -> Path:
-    """Where a rank's output goes."""
+    """The log of a rank's output."""
     return run_dir / "logs" / f"rank-{number}.log"
 
 
 def redirect_output(run_dir: Path, number: int) -> None:
-    """Send this rank's output to logs/rank-N.log; rank 0 keeps writing to the terminal as well.
+    """Send this rank's output to logs/rank-N.log; rank 0 writes to the terminal as well.
 
-    No value of a secret variable is written, whoever prints it, unless C code does so in another rank.
+    Values of secret variables are removed, except from what C code writes in another rank.
     """
     global _pipe
     logs = run_dir / "logs"
@@ -86,7 +85,7 @@ def redirect_output(run_dir: Path, number: int) -> None:
 
 @contextlib.contextmanager
 def also_written_to(log: Path) -> Iterator[None]:
-    """Within this, what Python prints goes to a log as well, without any secret."""
+    """Within this, Python's output goes to a log as well, without secrets."""
     values = secret_values(os.environ)
     with log.open("a", encoding="utf-8", buffering=1) as stream:
         tees: list[Any] = [_Tee(output, stream, line_hider(values)) for output in (sys.stdout, sys.stderr)]
@@ -95,9 +94,10 @@ def also_written_to(log: Path) -> Iterator[None]:
 
 
 def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
-    """Write logs/error-rank-N.json (logs/error-STAGE.json), which says why this rank (stage) ended.
+    """Write logs/error-rank-N.json (logs/error-STAGE.json): why this rank (stage) ended.
 
-    Where the disk takes no file, or the run directory is gone, the pipe to the supervisor takes it.
+    If that fails, because the disk is full or the run directory is gone, it goes through the pipe to the
+    supervisor.
     """
     problems = error.problems if isinstance(error, EffilaunchError) else []
     hide = hider(secret_values(os.environ))
@@ -120,11 +120,11 @@ def write_error(run_dir: Path, who: int | str, error: Exception) -> None:
     try:
         write_json(run_dir / "logs" / name, found)
     except OSError:
-        _say_error(found)
+        _pipe_error(found)
 
 
-def _say_error(found: dict[str, Any]) -> None:
-    """The error in one line of output, without its traceback, which is in the output already."""
+def _pipe_error(found: dict[str, Any]) -> None:
+    """Write the error as one line of output, without its traceback, which is in the output already."""
     short = _shortened({name: value for name, value in found.items() if name != "traceback"})
     with contextlib.suppress(OSError):
         os.write(_pipe, f"\n{REPORT}{json.dumps(short)}\n".encode())
@@ -141,9 +141,9 @@ def _shortened(value: Any) -> Any:
 def save_outcome(
     job: Job, trainer: Any, processing: Any, data: Any, measured: Any, meter: Any, started: float
 ) -> None:
-    """Save weights and tokenizer; when all ranks are done, result.json and the marker."""
+    """Save weights and tokenizer, then result.json and the marker."""
     from launcher.train.engines.gathering import save_trained
-    from launcher.train.memory_record import memory_record
+    from launcher.train.memory_meter import memory_record
     from launcher.train.tracking import end_trackers
     from launcher.train.training import final_metrics
 
@@ -152,7 +152,7 @@ def save_outcome(
     folder = job.run_dir / kind
     base = trainer.model.get_base_model() if job.has_adapter else trainer.model
     if hasattr(base.config, "use_cache"):
-        base.config.use_cache = True  # the Trainer turned it off, and the saved configuration would keep that
+        base.config.use_cache = True  # the Trainer turned it off, which would be saved
 
     def write(aside: Path) -> None:
         save_trained(job, trainer, aside)
@@ -166,19 +166,19 @@ def save_outcome(
     if rank() != 0:
         return
     result = _result(job, trainer, data, measured, evaluated, kind, started)
-    with trainer.saver.told("result.json", job.run_dir):
+    with trainer.saver.explained("result.json", job.run_dir):
         write_json(job.run_dir / "result.json", {**result, "memory": memory, "rows": rows})
-        sync_file(job.run_dir / "result.json")  # before the marker says that it is there
+        sync_file(job.run_dir / "result.json")  # before the marker
     if trainer.args.push_to_hub:
         trainer.pusher.result(trainer, folder)
-    with trainer.saver.told(COMPLETED, job.run_dir):
+    with trainer.saver.explained(COMPLETED, job.run_dir):
         (job.run_dir / COMPLETED).write_text("", encoding="utf-8")
     sync_folder(job.run_dir)
     end_trackers(trainer, memory)
 
 
 def _rows(job: Job, data: Any) -> dict[str, Any]:
-    """What became of the rows; every process must call it, since each streams a share of them."""
+    """Counts of the rows; every process must call it, since each streams a share of them."""
     if not data.streaming:
         return dict(data.counts)
     from launcher.train.data.stream import streamed_rows
@@ -198,7 +198,8 @@ def _result(
         "loss": {"first": first, "last": last},
         "eval": evaluated,
         "steps": trainer.state.global_step,
-        "resumed_at": trainer.state.global_step - measured.steps,  # times but the total are of what follows
+        "resumed_at": trainer.state.global_step
+        - measured.steps,  # times are since then, except for the total
         "train_seconds": round(measured.seconds, 3),
         "tokens": tokens,
         "tokens_per_second": speed,
@@ -218,7 +219,7 @@ def _result(
 
 
 def _losses(metrics: Path) -> tuple[Any, Any]:
-    """The first and the last loss of training that was logged; None where none can be read."""
+    """The first and the last logged training loss; None if none can be read."""
     from launcher.facts.safe_files import read_lines
 
     ends: list[Any] = []

@@ -1,9 +1,9 @@
 """Prepare a run's data: `python -m launcher.train.prepare RUN_DIR [SAMPLES]`, or within rank 0.
 
-Before any process group exists: ranks that wait for one that tokenises trip NCCL's watchdog. Leaves
-RUN_DIR/data.json, which names the cached samples, says what became of the rows, and holds some of them.
-A process of its own imports all that a rank imports, which takes longer than most data; so on one machine
-rank 0 prepares it itself, and the others import meanwhile.
+Before any process group exists: ranks that wait for one that tokenises trip NCCL's watchdog. Writes
+RUN_DIR/data.json, with the path of the cached samples, counts of rows, and some samples. A separate process
+imports all that a rank imports, which takes longer than most data; so on one node rank 0 prepares the data
+itself, and the others import meanwhile.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from launcher.train.status import status, status_of_stage
 from launcher.train.stopping import SIGNALS, end_with_supervisor
 
 STAGE = "prepare"
-"""Of logs/error-STAGE.json, and the phase of a rank's status."""
+"""In the name of logs/error-STAGE.json, and the phase of a rank's status."""
 SAMPLES = 3
 _POLL_S = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare one run directory's data; the exit code of errors.py, 1 for the unforeseen."""
+    """Prepare one run directory's data; the exit status of errors.py, 1 for an unforeseen error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if len(arguments) not in (1, 2):
         print("usage: python -m launcher.train.prepare RUN_DIR [SAMPLES]", file=sys.stderr)
         return 2
     run_dir = Path(arguments[0]).absolute()
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    for number in SIGNALS:  # they unwind, so that no half-written samples stay in the cache
+    for number in SIGNALS:  # unwind, so that no incomplete samples stay in the cache
         signal.signal(number, lambda *_: sys.exit(LEFT_EARLY))
     end_with_supervisor(os.environ)
     try:
@@ -63,16 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def prepare_in_ranks(job: Job) -> None:
-    """Where the supervisor has left it to the ranks: rank 0 prepares the data, the others wait for it.
+    """If the supervisor leaves it to the ranks: rank 0 prepares the data, the others wait.
 
-    Raises as `prepare_run`; a rank that raises here has status phase `prepare`.
+    Raises as `prepare_run`; a rank that raises here has the status phase `prepare`.
     """
     if not os.environ.pop(PREPARES, ""):
         return
     status().enter(STAGE)
     mark = job.run_dir / "logs" / PREPARED
     if rank() != 0:
-        while not mark.exists():  # when rank 0 fails, the launcher ends this one
+        while not mark.exists():  # if rank 0 fails, the launcher ends this one
             time.sleep(_POLL_S)
         return
     with stopping.unwinding(), also_written_to(job.run_dir / "logs" / "prepare.log"), _all_cores():
@@ -82,7 +82,7 @@ def prepare_in_ranks(job: Job) -> None:
 
 @contextlib.contextmanager
 def _all_cores() -> Iterator[None]:
-    """Nothing else runs meanwhile, so the tokenizer's own threads may have all cores."""
+    """Within this the tokenizer's threads may use all cores: nothing else runs."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "true"
@@ -96,9 +96,9 @@ def _all_cores() -> Iterator[None]:
 
 
 def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
-    """Prepare the data and write data.json; returns what it holds.
+    """Prepare the data and write data.json; returns its content.
 
-    RecipeError for unusable data, and when more was truncated than the recipe allows.
+    RecipeError for unusable data, and if more was truncated than the recipe allows.
     """
     from launcher.train.data.gate import check_dropped, check_stream, check_truncation
     from launcher.train.data.prepare import prepare
@@ -128,25 +128,25 @@ def prepare_run(job: Job, samples: int = SAMPLES) -> dict[str, Any]:
 def _need_eos(job: Job, processing: Any) -> None:
     """A language model learns to stop from the EOS after each answer."""
     if not job.task.name.endswith("-classification") and processing.eos_token_id is None:
-        hint = "give a tokenizer with an EOS; without one the model never learns to stop"
+        hint = "set a tokenizer with an EOS; without one the model never learns to stop"
         raise RecipeError(
             Problem("eos-missing", "the tokenizer has no EOS token", path="model.tokenizer", hint=hint)
         )
 
 
 def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
-    """A run goes on with the data that it began with: its place in the rows would mean nothing else."""
+    """RecipeError if a run to be resumed began with other data: its place in the rows would be wrong."""
     from launcher.train.data.store import RECORD
 
     path = job.run_dir / RECORD
     if not any(job.checkpoints.glob("checkpoint-*")):
-        return  # nothing was learnt from the old data yet
+        return  # nothing was trained on the old data yet
     if not path.is_file() or (old := read_record(path)).get("key") == record["key"]:
         return
     folder, now = old.get("folder"), record.get("folder")
     if not folder or not now or not same_samples(Path(folder), Path(now)):
         message = "the data or the tokenizer has changed since the run was started"
-        hint = "bring the old files back, or start a new run"
+        hint = "restore the old files, or start a new run"
         raise RecipeError(Problem("resume-differs", message, file=str(path), path="data", hint=hint))
 
 

@@ -1,6 +1,6 @@
-"""How far a step is that takes long: in this process's status, and in its log by a line now and then.
+"""Progress of long steps: in the status of this process, and as lines in its log.
 
-The bars of libraries are tqdm's. In a worker they draw nothing: they speak as our own do.
+The bars of libraries are tqdm's. In a worker they draw nothing, and report in the same way.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from launcher.train.status import Bar, status
 EVERY_S = 15.0
 """Seconds between two lines of a log."""
 LEAST_S = 1.0
-"""A step of a library that took less leaves no line."""
+"""A shorter step of a library leaves no line."""
 
 _lock = threading.RLock()
 _under_way: list[Progress] = []
-"""Those that have begun and not ended; the last one is shown."""
+"""Steps in progress; the last one is shown."""
 
 
 class Progress:
-    """Counts what is done of `total` (None: unknown), for any thread."""
+    """Counts what is done of `total` (None: unknown), from any thread."""
 
     def __init__(
         self, title: str, total: float | None = None, unit: str = "rows", *, least_s: float = 0.0
     ) -> None:
-        """unit: B for bytes, else a noun in the plural. least_s: a step that took less leaves no line."""
+        """unit: B for bytes, else a noun in the plural. least_s: a shorter step leaves no line."""
         self._title, self._total, self._unit, self._least_s = title, total, unit, least_s
         self._done = 0.0
-        self._started = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
         with _lock:
             _under_way.append(self)
         self._show()
@@ -48,12 +48,12 @@ class Progress:
         self._show()
 
     def reach(self, done: float, total: float | None) -> None:
-        """So much is done by now."""
+        """Set what is done so far."""
         self._done, self._total = done, total
         self._show()
 
     def close(self, *, ended: bool = True) -> None:
-        """The step is over; ended: and was not given up."""
+        """The step is over. ended: False if it was aborted."""
         with _lock:
             if self not in _under_way:
                 return
@@ -69,8 +69,8 @@ class Progress:
     def _show(self) -> None:
         if _under_way and _under_way[-1] is self:
             status().show(self._bar())
-        if time.monotonic() - self._said >= EVERY_S:
-            self._said = time.monotonic()
+        if time.monotonic() - self._printed >= EVERY_S:
+            self._printed = time.monotonic()
             self._line(ended=False)
 
     def _line(self, *, ended: bool) -> None:
@@ -87,11 +87,11 @@ class Progress:
 
 @contextlib.contextmanager
 def bars_in_status() -> Iterator[None]:
-    """Within this, every bar of tqdm tells the status how far it is, and writes nothing else.
+    """Within this, every bar of tqdm reports to the status, and writes nothing else.
 
-    Those of huggingface_hub and datasets are there for terminals alone; TQDM_POSITION asks for them in any
-    case (huggingface_hub/utils/tqdm.py is_tqdm_disabled, datasets/utils/tqdm.py). A process that was forked
-    has no status of its own: its bars are silent.
+    huggingface_hub and datasets have bars for terminals only; TQDM_POSITION turns them on everywhere
+    (huggingface_hub/utils/tqdm.py is_tqdm_disabled, datasets/utils/tqdm.py). A forked process has no status
+    of its own: its bars are silent.
     """
     from tqdm.std import tqdm
 
@@ -101,13 +101,13 @@ def bars_in_status() -> Iterator[None]:
 
     def display(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
         if os.getpid() == process:
-            _tell(_told(bar), bar)
+            _report(_progress_of(bar), bar)
         return True
 
     def close(bar: Any) -> None:
-        progress = bar.__dict__.pop("_told", None)
+        progress = bar.__dict__.pop("_progress", None)
         if progress is not None:
-            _tell(progress, bar)
+            _report(progress, bar)
             progress.close()
         if "start_t" in bar.__dict__:
             bar.delay = float("inf")  # so it was never displayed, and has nothing to write
@@ -124,22 +124,35 @@ def bars_in_status() -> Iterator[None]:
             os.environ["TQDM_POSITION"] = asked
 
 
-def _told(bar: Any) -> Progress:
-    """What speaks for a bar."""
-    found: Progress | None = bar.__dict__.get("_told")
+@contextlib.contextmanager
+def no_bars() -> Iterator[None]:
+    """Within this, transformers and the hub show no progress bars, which would fill a file or a pipe."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _progress_of(bar: Any) -> Progress:
+    found: Progress | None = bar.__dict__.get("_progress")
     if found is None:
         title = str(bar.desc or "").strip().rstrip(":.") or "working"
         unit = "" if bar.unit in ("it", None) else str(bar.unit).strip()
-        found = bar.__dict__["_told"] = Progress(title, _number(bar.total), unit, least_s=LEAST_S)
+        found = bar.__dict__["_progress"] = Progress(title, _number(bar.total), unit, least_s=LEAST_S)
     return found
 
 
-def _tell(progress: Progress, bar: Any) -> None:
+def _report(progress: Progress, bar: Any) -> None:
     progress.reach(_number(bar.n) or 0.0, _number(bar.total))
 
 
 def _number(value: Any) -> float | None:
-    """What a bar counts, which may be numpy's or torch's; None for what is no number, or not finite."""
+    """A count of a bar, which may be numpy's or torch's; None if it is not a finite number."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,6 +1,6 @@
-"""This rank's status file, written anew at every phase and, at most twice a second, at steps.
+"""This rank's status file, rewritten at every phase and, at most twice a second, at steps.
 
-Light to import: the first status is written before anything heavy is. `facts/rank_status.py` reads it.
+The first status is written before anything heavy is imported. `facts/rank_status.py` reads it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from launcher.facts.safe_files import write_text
 
 KEPT_STEPS = 50
 LEAST_STEPS = 3
-"""Fewer steps say nothing: the first ones build kernels and caches."""
+"""Steps needed for a median: the first ones build kernels and caches."""
 PAUSE_S = 0.5
 """Between two writes within a phase: a step may take a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """How far a step is that takes long."""
+    """Progress of a long step."""
 
     title: str = ""
     done: float = 0
@@ -40,15 +40,12 @@ class Bar:
 
 
 class Status:
-    """What this rank is doing; written aside and renamed, so that a reader never meets half a file.
-
-    A disk that is full must not end a run: a status that cannot be written is left out.
-    """
+    """What this rank is doing. A status that cannot be written, on a full disk, is skipped."""
 
     def __init__(self, run_dir: Path | None, rank: int, stage: str = "") -> None:
-        """run_dir: None for a status that is never written (a Trainer that no worker started).
+        """run_dir: None for a status that is never written (a Trainer without a worker).
 
-        stage: of a process that is no rank.
+        stage: of a process that is not a rank.
         """
         file = (
             None if run_dir is None else stage_file(run_dir, stage) if stage else status_file(run_dir, rank)
@@ -80,11 +77,11 @@ class Status:
 
     @property
     def median(self) -> float | None:
-        """Seconds of a step, as it was last written; for any thread."""
+        """Seconds of a step, as last written; for any thread."""
         return self._median
 
     def enter(self, phase: str, *, step: int | None = None) -> None:
-        """A phase begins; `step`: the steps that have ended when it does."""
+        """Begin a phase. step: the number of finished steps."""
         self._phase = phase
         if step is not None:
             self._step = step
@@ -93,7 +90,7 @@ class Status:
 
     @contextlib.contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """A phase inside another, which goes on behind it."""
+        """A phase inside another, which continues after it."""
         outer = self._phase
         self.enter(phase)
         try:
@@ -102,39 +99,36 @@ class Status:
             self.enter(outer)
 
     def begin_training(self, step: int, steps: int, memory: Callable[[], int]) -> None:
-        """Training begins behind `step` and ends with `steps`; memory: asked at each write, in bytes."""
+        """Begin training after `step`, until `steps`; memory: called at each write, in bytes."""
         self._resumed, self._steps, self._memory = step, steps, memory
         self.enter("train", step=step)
 
     def show(self, bar: Bar | None) -> None:
-        """How far a long step is; None when it has ended. From any thread."""
+        """Show the progress of a long step; None when it has ended. From any thread."""
         self._bar = bar or Bar()
         if time.monotonic() - self._written >= PAUSE_S or (bar is None and self._bar_is_written):
             self._write()
 
     def step_ended(self, step: int) -> None:
-        """One more step of training; the time since the one before, or since the phase, is its length."""
+        """One more step of training has ended; its duration is the time since the last one or the phase."""
         self._seconds.append(time.monotonic() - self._begun)
         self._step = step
         self.moved()
 
     def moved(self, bar: Bar | None = None) -> None:
-        """Something within the phase has ended and the next begins: a step, a batch of an evaluation.
-
-        bar: how far the phase is by now.
-        """
+        """Something within the phase has ended: a step, a batch of an evaluation. bar: its progress."""
         self._bar = bar or self._bar
         self._begin()
         if self._begun - self._written >= PAUSE_S:
             self._write()
 
     def end(self, code: int) -> None:
-        """The last word: the process is about to leave with this code."""
+        """The process is about to exit with this status."""
         self._code = code
         self.enter("ended")
 
     def _harmless_bar(self) -> Bar:
-        """Its title may be the address of a download, with a key in it."""
+        """The title may be the address of a download, with a key in it."""
         if not self._bar.title:
             return self._bar
         if self._hide is None:
@@ -173,7 +167,7 @@ _current = Status(None, 0)
 
 
 def start_status(run_dir: Path, rank: int) -> Status:
-    """Begin this process's status, in phase start; RUN_DIR/logs must be there."""
+    """Begin this process's status, in phase start; RUN_DIR/logs must exist."""
     global _current
     _current = Status(run_dir, rank)
     return _current
@@ -181,7 +175,7 @@ def start_status(run_dir: Path, rank: int) -> Status:
 
 @contextlib.contextmanager
 def status_of_stage(run_dir: Path, stage: str) -> Iterator[None]:
-    """Within this, this process's status is that of one that is no rank; afterwards it is gone."""
+    """Within this, this process has the status of a stage, which is removed afterwards."""
     global _current
     before, _current = _current, Status(run_dir, 0, stage)
     try:
@@ -193,5 +187,5 @@ def status_of_stage(run_dir: Path, stage: str) -> Iterator[None]:
 
 
 def status() -> Status:
-    """This process's status; one that is never written where no worker began it."""
+    """This process's status; without a worker one that is never written."""
     return _current

@@ -1,8 +1,8 @@
-"""Signals in a worker: noted at once, agreed on at the end of a step, answered by one checkpoint.
+"""Signals in a worker: each rank notes them, and all ranks stop at the end of one step.
 
 A scheduler's warning may reach one rank alone, or all of them between different steps. Each rank therefore
-only notes a signal, and at the end of a step all ask each other (`launcher/train/agreeing.py`).
-Light to import: the handlers are in place before torch is loaded.
+only notes a signal, and the ranks agree at the end of a step (`Stopping` in launcher/train/callbacks.py).
+The handlers are installed before torch is imported, so this module must not import it.
 """
 
 from __future__ import annotations
@@ -25,36 +25,35 @@ from launcher.train.status import status
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SUPERVISOR = "EFFILAUNCH_SUPERVISOR"
 SUPERVISOR_GONE = 255
-"""In the place of a signal's number: the supervising process has ended without a word."""
+"""Instead of a signal's number: the supervising process is gone."""
 
 POLL_S = 2.0
 ORPHAN_S = 60.0
-"""So long an orphaned worker may take for its checkpoint, and two steps: it comes behind the one that runs.
-Afterwards nobody holds its device for nothing."""
+"""Time for the checkpoint of an orphaned worker, besides two steps; then it leaves its device."""
 
 
 class Stop:
-    """What this process was asked: at most one stop, the first."""
+    """The request to stop this process: the first one."""
 
     def __init__(self) -> None:
         self.number = 0
-        """The signal, SUPERVISOR_GONE, or 0 while nobody asked."""
+        """The signal, SUPERVISOR_GONE, or 0 without a request."""
         self.asked_at = 0.0
-        """time.monotonic() then."""
+        """time.monotonic() of the request."""
         self.at_once = True
-        """Whether it ends the process at once: until a step has begun, there is nothing to save."""
+        """Whether it ends the process at once: before the first step there is nothing to save."""
         self.unwinds = False
-        """Whether the main thread is about to raise instead, see `unwinding`."""
+        """Whether the main thread raises instead, see `unwinding`."""
 
     def ask(self, number: int, *, since_s: float = 0.0) -> None:
-        """Note a request, made `since_s` ago; safe in a signal handler. What follows it changes nothing."""
+        """Note a request, made `since_s` ago; safe in a signal handler. Later ones are ignored."""
         if self.number == 0:
             self.asked_at = time.monotonic() - since_s
             self.number = number
 
     @property
     def seconds(self) -> float:
-        """Since the request; 0 without one."""
+        """Time since the request; 0 without one."""
         return time.monotonic() - self.asked_at if self.number else 0.0
 
 
@@ -63,15 +62,15 @@ stop = Stop()
 
 
 def cause(number: int) -> str:
-    """What asked, in words."""
+    """The cause as text."""
     return "the supervising process is gone" if number == SUPERVISOR_GONE else signal.Signals(number).name
 
 
 def watch(environ: Mapping[str, str]) -> None:
-    """Take the signals over, and watch the supervisor that the environment names. Main thread only.
+    """Install the handlers, and watch the supervisor of the environment. Main thread only.
 
-    Python's handlers wait until the main thread comes back from C: it may sit in a collective for minutes
-    while the model is loaded. The wake-up pipe is written by the signal itself, and a thread reads it.
+    Python's handlers run when the main thread returns from C, which may take minutes in a collective while
+    the model is loaded. The wake-up pipe is written by the signal itself, and a thread reads it.
     """
     reader, writer = os.pipe()
     for end in (reader, writer):
@@ -91,7 +90,7 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def unwinding() -> Iterator[None]:
-    """Within this a stop raises in the main thread, then ends the process: nothing half written stays."""
+    """Within this a stop raises in the main thread, then ends the process: nothing incomplete stays."""
     stop.unwinds = True
     for number in SIGNALS:
         signal.signal(number, _raise)
@@ -118,7 +117,7 @@ def _nothing_to_save() -> str:
 
 
 def _forget() -> None:
-    """In a forked child: the stop is its parent's. A signal for the whole group must not kill it before."""
+    """In a forked child: its parent handles the stop; a signal for the process group must not kill it."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number in (signal.SIGUSR1, signal.SIGINT):
@@ -126,11 +125,11 @@ def _forget() -> None:
 
 
 def _obey_parent_alone(_: Stop) -> None:
-    """In a child of multiprocessing, such as a dataloader's worker: SIGTERM ends it if its parent sends it.
+    """In a child of multiprocessing, such as a dataloader's worker: only its parent's SIGTERM ends it.
 
-    As `Process.terminate` does. One for the whole group comes from elsewhere, and while the parent still
-    needs rows, a worker that died would fail the run. Blocked, and not handled: torch's worker puts a handler
-    of its own in place, which obeys everybody (torch/csrc/DataLoader.cpp handler_SIGTERM).
+    That is `Process.terminate`. A SIGTERM for the process group comes from elsewhere, and a dead worker would
+    fail the run while the parent still needs rows. Blocked instead of handled: torch's worker installs its
+    own handler, which accepts every sender (torch/csrc/DataLoader.cpp handler_SIGTERM).
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_await_parent, name="stop", daemon=True).start()
@@ -143,7 +142,7 @@ def _await_parent() -> None:
 
 
 def read_supervisor(environ: Mapping[str, str]) -> tuple[int, int] | None:
-    """(pid, start ticks) of the supervisor; None where there is none, or it runs on another machine."""
+    """(pid, start ticks) of the supervisor; None without one, or if it runs on another node."""
     host, _, rest = environ.get(SUPERVISOR, "").rpartition(":")[0].rpartition(":")
     pid, ticks = rest, environ.get(SUPERVISOR, "").rpartition(":")[2]
     if host != socket.gethostname() or not (pid.isdigit() and ticks.isdigit()):
@@ -177,7 +176,7 @@ def _watch(reader: int, supervisor: tuple[int, int] | None) -> None:
 
 
 def end_with_supervisor(environ: Mapping[str, str]) -> None:
-    """For a process whose SIGTERM unwinds: the supervisor's end is one, and ORPHAN_S later the end of all."""
+    """For a process whose SIGTERM unwinds: SIGTERM when the supervisor is gone, and exit ORPHAN_S later."""
     supervisor = read_supervisor(environ)
     if supervisor is not None:
         threading.Thread(target=_end_with, args=(supervisor,), name="stop", daemon=True).start()
@@ -193,7 +192,7 @@ def _end_with(supervisor: tuple[int, int]) -> None:
 
 
 def leave_now(why: str) -> None:
-    """End this process from any thread, with a last word in its log and its status."""
+    """End this process from any thread, with a message in its log and its status."""
     with contextlib.suppress(Exception):
         print(why, file=sys.stderr, flush=True)
     status().end(LEFT_EARLY)

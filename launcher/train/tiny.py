@@ -1,7 +1,4 @@
-"""A stand-in for model files and data: a tokenizer built on the spot and rows made up by rule.
-
-Used by `--tiny`, which rehearses a recipe: its formats, adapter, precision, engine stay.
-"""
+"""Generated tokenizer and rows for `--tiny`, which keeps a recipe's formats, adapter and engine."""
 
 from __future__ import annotations
 
@@ -53,10 +50,10 @@ def tiny_tokenizer(vocab_size: int) -> Any:
 
 
 def tiny_rows(source: Mapping[str, Any], task: str, loss_on: str | None = None) -> list[Row]:
-    """64 rows made up in the format of a source, instead of its files.
+    """64 generated rows in the format of a source, with the format's own names as columns.
 
-    For `auto` that is the task's first format which has the fields in the source's `columns` and for
-    which `data.loss_on` means something. The rows have the format's own names as columns.
+    For `auto` that is the task's first format that has the fields of the source's `columns` and supports
+    `data.loss_on`.
     """
     asked = source.get("format") or "auto"
     fmt = _likely_format(source.get("columns") or {}, task, loss_on) if asked == "auto" else asked
@@ -114,4 +111,4 @@ _MAKERS: Mapping[str, Callable[[random.Random, int], dict[str, Any]]] = {
     "chat": _chat,
     "preference": _preference,
 }
-"""Of the formats that several tasks read."""
+"""For the formats that several tasks read."""

@@ -1,6 +1,6 @@
-"""The trackers of `trainer.report_to`: upstream's callbacks log; here they get the plan, a name and a place.
+"""The trackers of `trainer.report_to`: upstream's callbacks, with the plan, a run name and a folder.
 
-Nothing that a tracker fails to do ends a run.
+An error of a tracker never ends a run.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from launcher.train.job import Job, rank
 FOLDER = "tracking"
 """In RUN_DIR: the run's id, and what wandb and TensorBoard write."""
 INIT_S = 30.0
-"""So long wandb may take to reach its server, where WANDB_INIT_TIMEOUT does not say otherwise."""
+"""Time for wandb to reach its server, unless WANDB_INIT_TIMEOUT is set."""
 FINISH_S = 60.0
-"""So long it may upload at the end, likewise WANDB_FINISH_TIMEOUT. What is left stays on the disk."""
+"""Time to upload at the end, unless WANDB_FINISH_TIMEOUT is set. The rest stays on the disk."""
 _FACTS = ("recipe", "model", "hardware", "batch", "schedule", "memory", "time")
-"""Of plan.json, what is logged beside settings and fixes."""
+"""Parts of plan.json that are logged besides settings and fixes."""
 
 
 def attach_trackers(job: Job, trainer: Any) -> Any:
-    """The same trainer, whose trackers are guarded, know the plan, and carry the run's name."""
+    """Wrap the trackers of the trainer: guarded, with the plan and the run's name; the trainer."""
     args, handler = trainer.args, trainer.callback_handler
     names = {INTEGRATION_TO_CALLBACK[name]: name for name in args.report_to}
     if not names:
@@ -41,7 +41,7 @@ def attach_trackers(job: Job, trainer: Any) -> Any:
     if args.run_name is None:
         args.run_name = identity["name"]
     if getattr(args, "trackio_static_space_id", False) is None:
-        args.trackio_static_space_id = False  # else each push to the hub makes a Space of the logs
+        args.trackio_static_space_id = False  # else each push to the hub creates a Space of the logs
     for place, callback in enumerate(handler.callbacks):
         name = names.get(type(callback))
         if name is not None:
@@ -50,14 +50,14 @@ def attach_trackers(job: Job, trainer: Any) -> Any:
 
 
 def end_trackers(trainer: Any, memory: Mapping[str, Any] | None = None) -> None:
-    """Log what was measured, and close what the trackers write to. memory: that of result.json."""
+    """Log the measured memory, and close the trackers. memory: of result.json."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, Tracker):
             callback.end(trainer.state.global_step, {} if memory is None else memory_bytes(memory))
 
 
 def finish_wandb(code: int) -> None:
-    """Tell wandb how this process ends; it would take every end for a good one."""
+    """Report the exit status to wandb, which would take every end for a success."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and getattr(wandb, "run", None) is not None:
         with contextlib.suppress(Exception):
@@ -65,9 +65,9 @@ def finish_wandb(code: int) -> None:
 
 
 def identify(job: Job, *, unique: bool) -> dict[str, str]:
-    """The run's `id` and `name` for its trackers: the same in each of its tries, and where it is resumed.
+    """The run's `id` and `name` for its trackers: the same in every attempt, also of a resumed run.
 
-    unique: whether the name alone must tell it from all other runs.
+    unique: whether the name must be unique among all runs.
     """
     path = job.run_dir / FOLDER / "run.json"
     readable = True
@@ -77,22 +77,22 @@ def identify(job: Job, *, unique: bool) -> dict[str, str]:
     except OSError as error:
         readable = isinstance(error, FileNotFoundError)
     except (ValueError, KeyError, TypeError):
-        pass  # damaged: nothing in it is worth keeping
+        pass  # damaged: it is replaced
     recipe = Path(job.plan.get("recipe") or job.run_dir)
-    # What was submitted lies in the run directory itself, in the folder that has the recipe's name.
+    # The recipe of a submitted job is in the run directory itself, whose parent has the recipe's name.
     stem = job.run_dir.parent.name if recipe.is_relative_to(job.run_dir) else recipe.stem
     made = {"id": secrets.token_hex(4), "name": f"{stem}-{job.run_dir.name}"}
     if unique:
         made["name"] += f"-{made['id']}"
     if rank() == 0 and readable:
-        with contextlib.suppress(OSError):  # a full disk: the next try would have an id of its own
+        with contextlib.suppress(OSError):  # a full disk: the next attempt would have another id
             path.parent.mkdir(exist_ok=True)
             write_json(path, made)
     return made
 
 
 def described(job: Job) -> dict[str, Any]:
-    """The plan as a tracker's configuration, in JSON's types; `${ENV:NAME}` stays as it is written."""
+    """The plan as a tracker's configuration, in JSON types; `${ENV:NAME}` is not resolved."""
     settings: dict[str, Any] = {}
     for dotted, entry in job.plan["settings"].items():
         place = settings
@@ -105,8 +105,8 @@ def described(job: Job) -> dict[str, Any]:
         for fix in job.plan.get("fixes", ())
     }
     facts = {name: job.plan[name] for name in _FACTS if name in job.plan}
-    said = {"run_dir": str(job.run_dir), **facts, "settings": settings, "fixes": fixes}
-    return dict(hide_in(said, hider(secret_values(os.environ))))
+    known = {"run_dir": str(job.run_dir), **facts, "settings": settings, "fixes": fixes}
+    return dict(hide_in(known, hider(secret_values(os.environ))))
 
 
 def memory_bytes(memory: Mapping[str, Any], before: str = "") -> dict[str, int]:
@@ -121,10 +121,10 @@ def memory_bytes(memory: Mapping[str, Any], before: str = "") -> dict[str, int]:
 
 
 class Tracker(TrainerCallback):
-    """One of upstream's callbacks. Behind an error it is left alone, and the run goes on without it.
+    """One of upstream's callbacks. After an error it is not called any more, and the run continues.
 
-    What closes it, `on_train_end`, waits for `end`: the last evaluation and the measured memory come after
-    the training.
+    `on_train_end`, which closes it, is delayed until `end`: the last evaluation and the measured memory come
+    after training.
     """
 
     def __init__(self, job: Job, name: str, callback: Any, run_id: str) -> None:
@@ -144,32 +144,32 @@ class Tracker(TrainerCallback):
         self._close = lambda: self.callback.on_train_end(args, state, control, **kwargs)
 
     def end(self, step: int, measured: Mapping[str, int]) -> None:
-        """Log the measured bytes, if any, and let upstream close what it writes to."""
+        """Log the measured bytes, if any, and let upstream close the tracker."""
         if measured and rank() == 0:
             self.attempt(self.log_measured, step, {f"memory/{name}": size for name, size in measured.items()})
         if self._close is not None:
             self.attempt(self._close)
 
     def attempt(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `work` returns; None where it fails, now or before."""
+        """What `work` returns; None if it fails, or failed before."""
         if self._broken:
             return None
         try:
             return work(*args, **kwargs)
         except Exception as error:
             self._broken = True
-            said = f"{type(error).__name__}: {error}"
-            print(f"WARNING: the run goes on without {self.name}: {said}", flush=True)
+            text = f"{type(error).__name__}: {error}"
+            print(f"WARNING: the run continues without {self.name}: {text}", flush=True)
             return None
 
     def prepare(self, args: Any) -> None:
-        """What comes before upstream begins; this and what follows on rank 0 alone."""
+        """Called before upstream begins; this and the next two on rank 0 alone."""
 
     def log_plan(self, step: int) -> None:
-        """Where upstream has begun."""
+        """Called when upstream has begun."""
 
     def log_measured(self, step: int, sizes: Mapping[str, int]) -> None:
-        """Bytes by name, before upstream ends."""
+        """Called before upstream ends; bytes by name."""
 
 
 def _passed_on(event: str) -> Callable[..., Any]:
@@ -185,24 +185,24 @@ for _event in [name for name in vars(TrainerCallback) if name.startswith("on_")]
 
 
 class Wandb(Tracker):
-    """The run is begun here, for its id and its place; upstream takes one that there is."""
+    """The wandb run is started here, with its id and folder; upstream uses an existing one."""
 
     def prepare(self, args: Any) -> None:
         import wandb
 
-        if wandb.run is not None:  # by a hook of the user's
+        if wandb.run is not None:  # started by a hook
             return
         asked = self._asked(args)
         try:
             wandb.init(**asked, resume="allow")
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            print(f"WARNING: wandb could not begin, and logs offline now: {said}", flush=True)
+            text = f"{type(error).__name__}: {error}"
+            print(f"WARNING: wandb could not start, and logs offline now: {text}", flush=True)
             wandb.teardown()  # the id is in use until then
             wandb.init(**asked, mode="offline")
 
     def _asked(self, args: Any) -> dict[str, Any]:
-        """What wandb.init gets: the project as upstream has it, the rest where the environment is silent."""
+        """Arguments of wandb.init: upstream's project, and the rest unless the environment sets it."""
         import wandb
 
         folder = self.job.run_dir / FOLDER
@@ -213,7 +213,7 @@ class Wandb(Tracker):
         if os.environ.get("WANDB_NAME") and not self.job.trainer.run_name:
             del asked["name"]
         limits = {"init_timeout": INIT_S, "finish_timeout": FINISH_S}
-        if os.environ.get("WANDB_LOG_MODEL", "false") != "false":  # weights take their time
+        if os.environ.get("WANDB_LOG_MODEL", "false") != "false":  # uploading weights takes longer
             del limits["finish_timeout"]
         known = {
             name: seconds
@@ -235,7 +235,7 @@ class Wandb(Tracker):
 
 
 class Trackio(Tracker):
-    """Trackio finds a run that it goes on with by its name."""
+    """Trackio finds a run to continue by its name."""
 
     def log_plan(self, step: int) -> None:
         import trackio
@@ -249,7 +249,7 @@ class Trackio(Tracker):
 
 
 class Tensorboard(Tracker):
-    """Text for the plan, numbers for what was measured."""
+    """The plan as text, the measured memory as numbers."""
 
     def prepare(self, args: Any) -> None:
         if not os.environ.get("TENSORBOARD_LOGGING_DIR"):

@@ -1,29 +1,30 @@
-"""Trainers that stop and resume at any step, save whole checkpoints, count packed tokens and read streams."""
+"""Trainers that stop and resume at any step, save complete checkpoints, count tokens and read streams."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy
 import torch
 from torch.utils.data import DataLoader
 from transformers import Seq2SeqTrainer, TrainerCallback
 from transformers.trainer_pt_utils import BatchRebalanceSampler, LengthGroupedSampler
 
-from launcher.train.agreeing import (
-    EndedBefore,
-    EvaluationCut,
-    Stopping,
-    random_states,
-    set_random_states,
-)
-from launcher.train.checkpoint.best_weights import load_weights, written_otherwise
-from launcher.train.checkpoint.going_on import go_on, place_best, restore_callbacks
+from launcher.train.callbacks import EvaluationCut, Stopping
 from launcher.train.checkpoint.pushing import Pusher
+from launcher.train.checkpoint.resuming import (
+    has_other_layout,
+    load_weights,
+    place_best,
+    restore_callbacks,
+    restore_state,
+)
 from launcher.train.checkpoint.saving import Saver, SaveSkipped
 from launcher.train.memory_meter import Meter
 from launcher.train.model.weights import check_missing, read_weights, weight_files
@@ -31,31 +32,36 @@ from launcher.train.status import status
 from launcher.train.stopping import stop
 from launcher.train.upstream.deepspeed_seams import put_back
 from launcher.train.upstream.trainer_seams import SeamTrainer, columns_removed, per_device_batch, replaced
+from launcher.train.upstream.trl_seams import RowsArePrepared
+
+
+class EndedBefore(Exception):
+    """The evaluation that a stop skipped shows that early stopping ends the run there: no step follows."""
 
 
 class PlannedTrainer(SeamTrainer):
     """Trainer for samples made by `launcher.train.data`, which can be stopped and resumed at any step."""
 
     streams = False
-    """Whether the training rows are an endless stream, of which each process reads a share of its own."""
+    """Whether the training rows are an endless stream, of which each process reads its own share."""
     reports_perplexity = False
     """Whether evaluations report exp(eval_loss)."""
     shared_by = 1
     """Ranks that train on the same rows."""
     evaluated_by = 1
-    """Ranks that evaluate the same rows, each all of them."""
+    """Ranks that evaluate the same rows."""
     collate_eval: Any = None
-    """Samples to a batch of an evaluation; None: as in training."""
+    """Collator of evaluations; None: as in training."""
     stopping: Stopping | None = None
-    """Set where a worker trains."""
+    """Set by a worker."""
     resumed: Path | None = None
     """The checkpoint that training continues from."""
     owes_evaluation = False
-    """Whether the step that training continues from should have been evaluated, and was not."""
+    """Whether the step that training resumes from should have been evaluated, and was not."""
     meter: Meter | None = None
-    """Measures evaluations apart from training."""
+    """Measures evaluations separately from training."""
     largest_batch = 0
-    """Tokens of the largest micro-batch so far, padding included; with a decoder, the mean of both sides."""
+    """Tokens of the largest micro-batch so far, padding included; of encoder and decoder the mean."""
 
     data_collator: Any
     _order: Any = None
@@ -64,8 +70,8 @@ class PlannedTrainer(SeamTrainer):
     """This rank's tokens that `num_input_tokens_seen` lacks: an int, or int64, 0-d, on the device."""
     _read = False
     """Whether a batch has been read."""
-    _looked_back = False
-    """Whether an evaluation that a stop left out has been made up for."""
+    _caught_up = False
+    """Whether the first step has caught up on an evaluation that a stop skipped."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # First of all callbacks: the others see the restored state.
@@ -74,9 +80,9 @@ class PlannedTrainer(SeamTrainer):
         super().__init__(*args, **kwargs)
         self.saver = Saver(Path(self.args.output_dir), self.args.save_total_limit)
         self.pusher = Pusher(Path(self.args.output_dir).parent)
-        # The Trainer would remove checkpoints by its own rule, at the end of training even the last one.
+        # The Trainer would remove checkpoints by its own rule, even the last one at the end of training.
         self.args.save_total_limit = None
-        # It would put new callbacks, built from the checkpoint's arguments, behind all others.
+        # It would append new callbacks, built from the checkpoint's arguments.
         self.args.restore_callback_states_from_checkpoint = False
 
     # --- resuming ---------------------------------------------------------------------------------
@@ -86,9 +92,9 @@ class PlannedTrainer(SeamTrainer):
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def read_weights(self, checkpoint: Path) -> bool:
-        """Read a whole model's weights; False where they are an adapter, or the engine has its own states."""
-        cut = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
-        if cut or not weight_files(checkpoint):
+        """Load a complete model's weights; False for an adapter, or an engine with its own states."""
+        elsewhere = self.is_deepspeed_enabled or self.is_fsdp_enabled or hasattr(self.model, "peft_config")
+        if elsewhere or not weight_files(checkpoint):
             return False
         missing, unexpected = read_weights(self.model, checkpoint)
         check_missing(self.model, missing, checkpoint)
@@ -98,26 +104,26 @@ class PlannedTrainer(SeamTrainer):
 
     def read_best(self, checkpoint: Path) -> bool:
         if self.stopping is not None and self.stopping.stopped:
-            return True  # a stopped run does not end with the best weights: it continues from the last ones
+            return True  # a stopped run will be resumed from the last weights, not from the best
         if self.is_deepspeed_enabled and self._states_of_others(checkpoint):
             load_weights(self.model, checkpoint)
             return True
         return self.read_weights(checkpoint)
 
     def _states_of_others(self, checkpoint: Path) -> bool:
-        """Whether DeepSpeed could not read a checkpoint's states in this run; every rank must call it."""
+        """Whether DeepSpeed cannot load a checkpoint's states in this run; every rank must call it."""
         engine = self.deepspeed
-        return engine.load_universal_checkpoint() or written_otherwise(
+        return engine.load_universal_checkpoint() or has_other_layout(
             checkpoint, engine.zero_optimization_stage()
         )
 
-    def _make_up(self) -> None:
-        """Run the evaluation that a stop left out, with the weights and random states of its step.
+    def _catch_up(self) -> None:
+        """Run the evaluation that a stop skipped, with the weights and random states of its step.
 
-        Not before the first step: the Trainer reads the random states when the first batches are there.
-        Raises EndedBefore where early stopping ends the run with it.
+        In the first step: the Trainer reads the random states when it has the first batches. Raises
+        EndedBefore if early stopping ends the run with it.
         """
-        stop.at_once = True  # the checkpoint that the run continues from holds all there is
+        stop.at_once = True  # the checkpoint that the run resumes from has everything
         self.evaluate_after_step()
         if self.resumed is not None:
             place_best(self, self.resumed)
@@ -129,14 +135,14 @@ class PlannedTrainer(SeamTrainer):
 
     def run_epoch(self, epoch: int, proceed: Callable[[], None]) -> None:
         ended_before = self.control.should_training_stop and self.state.global_step
-        if not ended_before:  # as a callback found when training began
-            # accelerate and the Trainer look for samplers at known depths; one that skips batches is deeper.
+        if not ended_before:  # by a callback when training began
+            # accelerate and the Trainer look for samplers at fixed depths; one that skips batches is deeper.
             if hasattr(self._order, "set_epoch"):
                 self._order.set_epoch(epoch)
             with contextlib.suppress(EndedBefore):
                 proceed()
         if self.control.should_training_stop:
-            status().enter("finish")  # the best weights are loaded, uploads are waited for
+            status().enter("finish")  # load the best weights, wait for uploads
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if "input_ids" in inputs:
@@ -144,30 +150,30 @@ class PlannedTrainer(SeamTrainer):
             if getattr(self.model.config, "is_encoder_decoder", False):
                 tokens = -(-(tokens + inputs["labels"].numel()) // 2)
             self.largest_batch = max(self.largest_batch, tokens)
-        if not self._looked_back:
-            self._looked_back = True
+        if not self._caught_up:
+            self._caught_up = True
             if self.owes_evaluation:
-                self._make_up()
+                self._catch_up()
         return super().training_step(model, inputs, *args, **kwargs)
 
     def after_step(self, proceed: Callable[[], None]) -> None:
-        before = random_states() if self.control.should_evaluate else None
+        before = _random_states() if self.control.should_evaluate else None
         try:
             try:
                 proceed()
             except EvaluationCut:
-                assert self.stopping is not None, "nobody else cuts an evaluation"
-                set_random_states(before)  # the evaluation draws again when the run is resumed
+                assert self.stopping is not None, "nothing else interrupts an evaluation"
+                _set_random_states(before)  # the resumed run repeats the evaluation
                 self.stopping.end(self.control)
                 proceed()
         except SaveSkipped as skipped:
-            # Saving comes last; no callback hears of a checkpoint that does not exist.
+            # Saving comes last; on_save is not called for a checkpoint that does not exist.
             self.control.should_save = False
             if self.stopping is not None:
                 self.stopping.record(self.state.global_step, skipped)
 
     def save_checkpoint(self, write: Callable[[Path], None]) -> None:
-        """The Trainer's own save, written aside, and moved to its place when it is whole."""
+        """The Trainer's own save, written aside, and moved to its place when it is complete."""
         self._gather_counts()
         with status().within("save"):
             final = self.saver.save(self, write)
@@ -177,7 +183,7 @@ class PlannedTrainer(SeamTrainer):
             self.pusher.checkpoint(self, final)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: `save_model` calls this before the result is in its place; `pusher` sends it."""
+        """Nothing: `save_model` calls this before the result is in its place; `pusher` pushes it."""
 
     # --- batches ----------------------------------------------------------------------------------
 
@@ -186,7 +192,7 @@ class PlannedTrainer(SeamTrainer):
             return self._stream_loader()
         loader = self._with_own_draws(super().get_train_dataloader())
         batches: Any = getattr(loader, "batch_sampler", None)
-        batches = getattr(batches, "batch_sampler", batches)  # accelerate's shard of a rank holds the whole
+        batches = getattr(batches, "batch_sampler", batches)  # inside accelerate's shard for a rank
         if isinstance(getattr(batches, "sampler", None), LengthGroupedSampler):
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
             batches.sampler = ByLength(batches.sampler, seed)
@@ -197,11 +203,11 @@ class PlannedTrainer(SeamTrainer):
         return loader
 
     def _stream_loader(self) -> DataLoader[Any]:
-        """Without accelerate, which would deal each process's share out once more."""
+        """Without accelerate, which would split each process's share again."""
         return DataLoader(
             self.train_dataset,
             batch_size=per_device_batch(self),
-            collate_fn=self._telling(columns_removed(self, self.data_collator)),
+            collate_fn=self._with_status(columns_removed(self, self.data_collator)),
             num_workers=self.args.dataloader_num_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             persistent_workers=self.args.dataloader_persistent_workers,
@@ -217,10 +223,10 @@ class PlannedTrainer(SeamTrainer):
             return self._with_own_draws(super().get_test_dataloader(*args, **kwargs))
 
     def _with_own_draws(self, loader: Any) -> Any:
-        """A generator for the seeds of persistent workers.
+        """Set a generator for the seeds of persistent workers.
 
-        The first pass alone draws one, in a resumed run at another place: taken from the global generator,
-        the next epoch's dropout would be different.
+        Only the first pass draws a seed, in a resumed run at another point: from the global generator that
+        would change the next epoch's dropout.
         """
         base = getattr(loader, "base_dataloader", loader)  # accelerate's passes are the base's
         if self.args.dataloader_persistent_workers and base not in self._drawing:
@@ -228,22 +234,22 @@ class PlannedTrainer(SeamTrainer):
             self._drawing.add(base)
         return loader
 
-    def _telling(self, collate: Any) -> Any:
-        """A resumed stream reads again what it gave, perhaps for hours: each batch of that is progress."""
+    def _with_status(self, collate: Any) -> Any:
+        """A resumed stream reads its earlier batches again, perhaps for hours: each one is progress."""
         if self.args.dataloader_num_workers:
-            return collate  # it is called in processes that have no status
+            return collate  # called in processes without a status
 
-        def told(samples: Any) -> Any:
-            if not self._looked_back:
+        def collate_and_report(samples: Any) -> Any:
+            if not self._caught_up:
                 status().moved()
             return collate(samples)
 
-        return told
+        return collate_and_report
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         skips = self.streams and self.state.global_step > 0 and not self._read
         self._read = True
-        # The first batch of a resumed stream comes after all that were trained.
+        # The first batch of a resumed stream comes after all trained ones.
         with status().within("skip") if skips else contextlib.nullcontext():
             batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
@@ -279,9 +285,9 @@ class PlannedTrainer(SeamTrainer):
         return output
 
     def _gather_once(self, found: Any) -> Any:
-        """Results [rows, ...] of all copies, without those of rows that fill the last batch of the copies up.
+        """Results [rows, ...] of all copies, without those of rows that pad the last batch.
 
-        Upstream's would take each rank's for those of other rows, and leave out real ones at the end.
+        Upstream would treat each rank's results as those of other rows, and drop real ones at the end.
         """
         gathered = self.accelerator.gather(found)
         by_rank = gathered.reshape(-1, *found.shape)
@@ -292,11 +298,11 @@ class PlannedTrainer(SeamTrainer):
     # --- tokens -----------------------------------------------------------------------------------
 
     def count_tokens(self, inputs: Any) -> None:
-        """Noted where the tokens are: upstream waits at each micro-batch for the device and for all ranks."""
+        """Count on the device: upstream waits at each micro-batch for the device and for all ranks."""
         if self.args.include_num_input_tokens_seen != "no":
             found = real_tokens(inputs, getattr(self.processing_class, "pad_token_id", None))
             if self.args.device.type == "cpu":
-                found = int(found)  # nothing is waited for there
+                found = int(found)  # without waiting
             self._uncounted = found if self._uncounted is None else self._uncounted + found
 
     def _gather_counts(self) -> None:
@@ -306,9 +312,9 @@ class PlannedTrainer(SeamTrainer):
         """
         if self._uncounted is None:
             return
-        noted = torch.as_tensor(self._uncounted, device=self.args.device, dtype=torch.int64)
+        counts = torch.as_tensor(self._uncounted, device=self.args.device, dtype=torch.int64)
         self._uncounted = None
-        total = int(self.accelerator.gather(noted).sum().item())
+        total = int(self.accelerator.gather(counts).sum().item())
         self.state.num_input_tokens_seen += total // self.shared_by
 
     def log(self, *args: Any, **kwargs: Any) -> None:
@@ -317,7 +323,7 @@ class PlannedTrainer(SeamTrainer):
 
 
 class _Resume(TrainerCallback):
-    """Gives a resumed run what upstream does not take from its checkpoint."""
+    """Restores what upstream does not take from a checkpoint."""
 
     def __init__(self, trainer: PlannedTrainer) -> None:
         self._trainer = trainer
@@ -327,17 +333,17 @@ class _Resume(TrainerCallback):
         if trainer.resumed is None:
             return
         restore_callbacks([*trainer.callback_handler.callbacks, control], state)
-        control.should_training_stop = False  # set in the checkpoint of a stop
-        go_on(trainer, trainer.resumed, state.max_steps)
+        control.should_training_stop = False  # it is set in the checkpoint of a stop
+        restore_state(trainer, trainer.resumed, state.max_steps)
         if state.global_step:
             args.eval_on_start = False  # done when the run began; early stopping would count it again
 
 
 class ByLength(LengthGroupedSampler):
-    """Upstream's, whose order depends on the seed and the epoch alone.
+    """Upstream's, with an order that depends only on the seed and the epoch.
 
-    That one draws from the generator of everything: a run that goes on within an epoch would shuffle anew,
-    and read some rows twice and others never.
+    Upstream draws from the global generator: a run resumed within an epoch would shuffle again, and read some
+    rows twice and others never.
     """
 
     def __init__(self, grouped: LengthGroupedSampler, seed: int) -> None:
@@ -354,11 +360,49 @@ class ByLength(LengthGroupedSampler):
 
 
 class PlannedSeq2SeqTrainer(PlannedTrainer, Seq2SeqTrainer):
-    """Seq2SeqTrainer that leaves out of its metrics the rows repeated to fill the last batch."""
+    """Seq2SeqTrainer whose metrics exclude the rows repeated to pad the last batch."""
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **kwargs)
+
+
+class PreparedTrainer(RowsArePrepared, PlannedTrainer):
+    """Precedes a trainer of trl in the bases: rows are samples already; trained weights keep their dtype."""
+
+    def __init__(self, model: Any, **more: Any) -> None:
+        # trl turns trainable weights over a quantised model into bfloat16.
+        quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
+        before = _trainable_copies(model) if quantised else {}
+        super().__init__(model=model, **more)
+        for name, parameter in model.named_parameters():
+            if name in before:
+                parameter.data = before[name].to(parameter.device)
+
+
+def _trainable_copies(model: Any) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _random_states() -> tuple[Any, ...]:
+    """The states of all random generators of a rank, as a checkpoint holds them."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    return random.getstate(), numpy.random.get_state(), torch.get_rng_state(), cuda
+
+
+def _set_random_states(states: tuple[Any, ...] | None) -> None:
+    if states is None:
+        return
+    own, of_numpy, of_torch, cuda = states
+    random.setstate(own)
+    numpy.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
 
 
 def real_tokens(inputs: Any, pad_token_id: int | None) -> Any:
@@ -374,8 +418,8 @@ def real_tokens(inputs: Any, pad_token_id: int | None) -> Any:
 def packed_tokens(inputs: Any, pad_token_id: int | None) -> torch.Tensor:
     """Tokens of a batch of packs (int64, 0-d), without padding.
 
-    A padded tail is a document of its own that holds pad ids alone. Pad ids elsewhere are tokens: the pad
-    token may also end every text.
+    A padded tail is a document of pad ids alone. Pad ids elsewhere are tokens: the pad token may also end
+    every text.
     """
     ids, positions = inputs["input_ids"], inputs["position_ids"]
     if pad_token_id is None:
@@ -389,7 +433,7 @@ def packed_tokens(inputs: Any, pad_token_id: int | None) -> torch.Tensor:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that is more than a float holds."""
+    """exp(loss), infinite if it overflows."""
     try:
         return math.exp(loss)
     except OverflowError:

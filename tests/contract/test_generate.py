@@ -18,7 +18,7 @@ from launcher.train.results.generate import (
     load_trained,
     stop_tokens,
 )
-from launcher.train.results.placing import (
+from launcher.train.results.trained import (
     SPARE,
     free_device_bytes,
     place_of,
@@ -151,7 +151,7 @@ def test_what_the_gpu_does_not_hold_is_spread_and_its_speed_is_named(tmp_path, m
     """Facts of a GPU with 1 kB free; accelerate then finds this machine's devices, which is its CPU."""
     run = finished(tmp_path, [2])
     expected = generate(run, "w1 w2", 8)
-    monkeypatch.setattr("launcher.train.results.placing.free_device_bytes", lambda: [1024])
+    monkeypatch.setattr("launcher.train.results.trained.free_device_bytes", lambda: [1024])
     assert place_of(read_job(run), run / "model") == "auto"
     asked = []
     import launcher.train.results.generate as module
@@ -187,7 +187,7 @@ def test_layers_that_wait_elsewhere_answer_the_same(tmp_path):
     """accelerate's hooks, which a spread model has: here a layer and the embedding wait on the disk."""
     from accelerate import dispatch_model
 
-    from launcher.train.results.placing import settle
+    from launcher.train.results.trained import settle
 
     run = finished(tmp_path / "run", [2])
     trained = load_trained(run, print)
@@ -273,7 +273,7 @@ def test_a_conversation_that_grows_too_long_loses_its_oldest_turns(tmp_path):
     trained = talking(tmp_path)  # of 64 positions
     count, said, seen = said_in(trained, *[f"w{n} w{n} w{n} w{n}" for n in range(10, 16)])
     assert count == 6
-    assert "turns are left out: 64 tokens fit" in said
+    assert "64 tokens fit" in said
     assert "w10" in seen[1]
     assert "w10 w10" not in seen[-1]
     assert max(len(text.split()) for text in seen) <= 64

@@ -67,7 +67,7 @@ def run(folder: Path, monkeypatch, changes: dict | None = None, *, resume=None, 
     from datasets import Dataset
 
     monkeypatch.setattr(stopping, "stop", stopping.Stop())
-    monkeypatch.setattr("launcher.train.agreeing.stop", stopping.stop)
+    monkeypatch.setattr("launcher.train.callbacks.stop", stopping.stop)
     monkeypatch.setenv("EFFILAUNCH_RESUME", "" if resume is None else str(resume))
     work = job(folder, {**BEST, **(changes or {})})
     rows = Rows(
@@ -134,7 +134,7 @@ def test_a_best_checkpoint_that_is_gone_is_told(tmp_path, monkeypatch, capsys):
     first = run(tmp_path, monkeypatch)[0].checkpoints
     (first / "checkpoint-4" / "manifest.json").unlink()
     _, resumed = run(tmp_path, monkeypatch, resume="auto")
-    assert "WARNING: checkpoint-4, the best one so far, is not there any more" in capsys.readouterr().out
+    assert "WARNING: checkpoint-4, the best one so far, does not exist any more" in capsys.readouterr().out
     assert ends_with(resumed, first / "checkpoint-8")
 
 
@@ -142,14 +142,14 @@ def test_the_evaluation_that_is_told_is_that_of_the_weights(tmp_path, monkeypatc
     """Step 4 was the best, and its checkpoint had no room: the weights are those of step 2."""
     from launcher.train.checkpoint.saving import Saver, SaveSkipped
 
-    real = Saver._check_room
+    real = Saver._check_space
 
     def check(self, step, *given):
         if step == 4:
             raise SaveSkipped("no room")
         real(self, step, *given)
 
-    monkeypatch.setattr(Saver, "_check_room", check)
+    monkeypatch.setattr(Saver, "_check_space", check)
     work, trainer = run(tmp_path, monkeypatch)
     assert (best_step(trainer), trainer.state.best_global_step) == (2, 4)
     assert ends_with(trainer, work.checkpoints / "checkpoint-2")
@@ -237,8 +237,8 @@ def test_a_stream_that_reads_again_what_it_gave_shows_progress(tmp_path, monkeyp
     moved: list[str] = []
     monkeypatch.setattr(Status, "moved", lambda status: moved.append(status.phase))
     _, trainer = run(tmp_path, monkeypatch, {"trainer.max_steps": 2})
-    trainer._looked_back = False
-    told = trainer._telling(len)
+    trainer._caught_up = False
+    told = trainer._with_status(len)
     assert (told([1, 2]), moved[-1:]) == (2, [status().phase])
-    trainer._looked_back, before = True, len(moved)
+    trainer._caught_up, before = True, len(moved)
     assert (told([1]), len(moved)) == (1, before)

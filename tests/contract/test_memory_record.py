@@ -14,8 +14,7 @@ import torch
 from launched import effilaunch
 
 from launcher.facts import probe
-from launcher.train.memory_meter import Meter
-from launcher.train.memory_states import bytes_by_device, weight_tensors
+from launcher.train.memory_meter import Meter, bytes_by_device, weight_tensors
 
 sys.path.insert(0, str(Path(__file__).parent))
 from plans import trained as trained_here

@@ -250,7 +250,7 @@ def test_a_file_that_says_something_else_gets_no_name(run, monkeypatch):
         model.get_output_embeddings().weight.data[7] += 0.1
 
     monkeypatch.setattr(merging, "_cast", wrong)
-    with pytest.raises(RunFailed, match="read back"):
+    with pytest.raises(RunFailed, match="loaded again"):
         merge(run, run / "merged", "auto", no_card)
     assert left(run) == []
 
@@ -270,10 +270,10 @@ def test_weights_beyond_float16_are_refused(run):
 
 def test_what_is_there_stays(run):
     (run / "merged").mkdir()
-    with pytest.raises(RecipeError, match="is there already"):
+    with pytest.raises(RecipeError, match="exists already"):
         merge(run, run / "merged", "auto", no_card)
     (run / "link").symlink_to("nowhere")
-    with pytest.raises(RecipeError, match="is there already"):
+    with pytest.raises(RecipeError, match="exists already"):
         merge(run, run / "link", "auto", no_card)
 
 
@@ -314,7 +314,7 @@ def test_what_a_killed_merge_left_is_removed_and_a_living_ones_is_not(run):
 
 def test_without_an_adapter_there_is_nothing_to_merge(tmp_path):
     run = trained(tmp_path / "run", {"trainer.max_steps": 1})
-    with pytest.raises(RecipeError, match="model/ is the whole model already"):
+    with pytest.raises(RecipeError, match="model/ is the complete model already"):
         merge(run, run / "merged", "auto", no_card)
 
 

@@ -107,7 +107,7 @@ def test_the_target_is_in_the_run_directory_and_is_never_overwritten(adapted, ca
     assert main(["merge", str(adapted)]) == 0
     before = (adapted / "merged" / "model.safetensors").stat().st_mtime_ns
     assert main(["merge", str(adapted)]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert (adapted / "merged" / "model.safetensors").stat().st_mtime_ns == before
 
 

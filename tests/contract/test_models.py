@@ -269,9 +269,9 @@ def test_generate_says_the_label_of_a_picture(tmp_path):
         part.save_pretrained(tmp_path / "run" / "adapter")
     (tmp_path / "run" / "data.json").write_text(json.dumps({"labels": LABELS}))
     assert [generate(job.run_dir, str(tmp_path / f"{name}.png")) for name in pictures] == ["owl", "cat"]
-    with pytest.raises(RecipeError, match="cannot be read as a picture") as caught:
+    with pytest.raises(RecipeError, match="cannot be read as an image") as caught:
         generate(job.run_dir, "a cat")
-    assert "path of a picture" in str(caught.value)
+    assert "path of an image" in str(caught.value)
 
 
 @pytest.mark.parametrize(

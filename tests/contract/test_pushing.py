@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 
 from launcher.errors import RunFailed
 from launcher.facts.checkpoint import defect
-from launcher.train import agreeing, stopping
+from launcher.train import callbacks, stopping
 from launcher.train.memory_meter import Meter
 from launcher.train.outcome import save_outcome
 from launcher.train.training import fit
@@ -70,7 +70,7 @@ def finish(work, trainer) -> None:
     data = SimpleNamespace(streaming=False, counts={}, labels=None)
     meter = Meter(on_cuda=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("launcher.train.memory_record.memory_record", lambda *_: {})
+        patch.setattr("launcher.train.memory_meter.memory_record", lambda *_: {})
         save_outcome(work, trainer, trainer.processing_class, data, measured, meter, 0.0)
 
 
@@ -119,7 +119,7 @@ def test_with_always_push_each_waits_for_the_one_before(tmp_path, hub):
 
 def test_a_stop_neither_pushes_nor_waits(tmp_path, hub, monkeypatch):
     asked = stopping.Stop()
-    monkeypatch.setattr(agreeing, "stop", asked)
+    monkeypatch.setattr(callbacks, "stop", asked)
 
     class Asks(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):

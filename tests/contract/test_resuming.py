@@ -129,7 +129,7 @@ def test_rank_0_says_for_all_where_the_run_goes_on(tmp_path, monkeypatch):
     began.run_dir.mkdir()
     write_origin(began.run_dir, checkpoints / "checkpoint-2")
     assert seen_by(monkeypatch, 0, "auto")(began) == checkpoints / "checkpoint-2", "saved none of its own"
-    with pytest.raises(RecipeError, match="no whole checkpoint on rank 1: it has no manifest"):
+    with pytest.raises(RecipeError, match="checkpoint on rank 1: it has no manifest"):
         seen_by(monkeypatch, 1, "", (tmp_path / "elsewhere" / "checkpoint-2", None))(job)
-    with pytest.raises(RecipeError, match="no whole checkpoint: it has no manifest"):
+    with pytest.raises(RecipeError, match="checkpoint: it has no manifest"):
         seen_by(monkeypatch, 0, str(tmp_path / "elsewhere"))(job)

@@ -200,7 +200,7 @@ def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, wandb, m
     run = trained(tmp_path / "run", {**SHORT, "trainer.report_to": "wandb"})
     assert time.monotonic() - began < 60
     end(wandb)
-    assert "WARNING: wandb could not begin, and logs offline now: " in capfd.readouterr().out
+    assert "WARNING: wandb could not start, and logs offline now: " in capfd.readouterr().out
     [found] = offline_runs(run)
     check_described(logged(found)[0]["effilaunch"])
     assert (run / "COMPLETED").is_file()
@@ -240,7 +240,7 @@ def test_a_tracker_that_fails_is_told_once_and_does_not_end_the_run(tmp_path, mo
     run = trained(tmp_path / "run", {**SHORT, "trainer.report_to": "tensorboard"})
     assert (run / "COMPLETED").is_file()
     assert calls == [event]
-    said = "WARNING: the run goes on without tensorboard: OSError: [Errno 28] No space left on device"
+    said = "WARNING: the run continues without tensorboard: OSError: [Errno 28] No space left on device"
     assert capsys.readouterr().out.count(said) == 1
 
 
@@ -250,7 +250,7 @@ def test_a_run_that_is_stopped_closes_its_trackers(tmp_path, monkeypatch):
 
     asked = stopping.Stop()
     monkeypatch.setattr(stopping, "stop", asked)
-    monkeypatch.setattr("launcher.train.agreeing.stop", asked)
+    monkeypatch.setattr("launcher.train.callbacks.stop", asked)
     heard = []
     monkeypatch.setattr(
         TensorBoardCallback, "on_step_end", lambda *_, **__: asked.ask(signal.SIGTERM), raising=False

@@ -155,7 +155,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused(tmp_path):
 def test_the_best_weights_of_other_ranks_are_read_by_name_too(name, tmp_path):
     """As at the end of a run under DeepSpeed; the buffers as well."""
     pytest.importorskip("deepspeed")
-    from launcher.train.checkpoint.best_weights import load_weights
+    from launcher.train.checkpoint.resuming import load_weights
 
     whole = train(tmp_path, name, steps=2)
     set_seed(0 if name == "lora" else 7)

@@ -143,7 +143,7 @@ def test_resume_without_a_checkpoint_starts_afresh(tmp_path, monkeypatch, capsys
         patch.setenv("EFFILAUNCH_RESUME", "auto")
         found = run(tmp_path / "run", {"adapter": LORA, "trainer.max_steps": 2})
     assert found["steps"] == 2
-    assert "starting afresh" in capsys.readouterr().out
+    assert "no checkpoint to resume" in capsys.readouterr().out
 
 
 def test_an_adapter_is_continued(tmp_path):

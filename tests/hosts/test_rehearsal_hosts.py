@@ -97,5 +97,5 @@ def test_two_machines_of_a_hostfile(network, tmp_path):
     assert found["rehearsal-start"]["found"].startswith("2 ranks by deepspeed")
     assert found["rehearsal-ranks"]["found"] == "1 on hosta, 1 on hostb, gloo"
     assert found["rehearsal-interfaces"]["found"] == "eth0 on hosta, hostb"
-    assert found["rehearsal-shared"]["found"].endswith("seen by all 2 machines")
-    assert "two machines: no third" in found["rehearsal-links"]["message"]
+    assert found["rehearsal-shared"]["found"].endswith("seen by all 2 nodes")
+    assert "two nodes: no third" in found["rehearsal-links"]["message"]

@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 from launched import effilaunch
 
-from launcher.execute.drilled import WORD, interruptible, kill_marked, marked, watch_run
+from launcher.errors import Interrupted
+from launcher.execute.processes import processes_of
+from launcher.execute.signals import ended_by_signals
+from launcher.lab.drill import MARK, kill_marked, watch_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +38,7 @@ def watched(tmp_path, script: str, limit_s: float | None = None):
 
 
 def alive(tmp_path) -> list[str]:
-    """Processes below this test's runs, found without the word that finds them in `launcher`."""
+    """Processes below this test's runs, found without the token that finds them in `launcher`."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -67,18 +70,18 @@ def test_a_run_that_does_not_end_is_killed_in_its_time(tmp_path):
     assert ended.seconds < 30
 
 
-def test_processes_are_known_by_their_whole_word(tmp_path):
+def test_processes_are_known_by_their_complete_token(tmp_path):
     other = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, WORD: "abcdef"}
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARK: "abcdef"}
     )
     try:
-        while other.pid not in marked("abcdef"):
+        while other.pid not in processes_of("abcdef", MARK):
             time.sleep(0.01)
         assert kill_marked("abc", 0.0) == 0
         assert other.poll() is None
         assert kill_marked("abcdef", 0.0) == 1
         assert other.wait(10) == -signal.SIGKILL
-        assert marked("abcdef") == []
+        assert processes_of("abcdef", MARK) == set()
     finally:
         other.kill()
         other.wait()
@@ -110,7 +113,7 @@ def test_an_interrupted_drill_lets_its_run_save(tmp_path, number):
     thread = threading.Thread(target=interrupt)
     thread.start()
     argv = [sys.executable, "-c", SAVES, str(said)]
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(Interrupted), ended_by_signals():
         watch_run(argv, os.environ, tmp_path / "run.log", None)
     thread.join()
     assert said.read_text() == "saved"
@@ -179,7 +182,7 @@ def test_a_run_that_does_not_go_on_as_it_began_is_found_out(tmp_path, warm):
     (problem,) = data["errors"]
     assert problem["code"] == "drill-failed"
     assert "kill-all: step" in problem["message"]
-    assert "expected the same to the last bit" in problem["message"]
+    assert "bit-identical" in problem["message"]
     assert (tmp_path / "out" / "01-kill-all" / "checkpoints" / "checkpoint-6").is_dir(), "evidence stays"
 
 

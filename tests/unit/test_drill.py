@@ -1,50 +1,49 @@
-"""What strikes a run, when, how it must end, and when a loss has gone on: the pure part of `drill`."""
+"""When a fault is injected, how a run must end, and when its losses continue: the pure part of `drill`."""
 
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.planner import drill
-from launcher.planner.drill import (
+from launcher.lab.drill import (
     FAULTS,
+    TOLERANCE,
     Comparison,
-    Ending,
+    Ended,
     bad_checkpoint,
     bad_ending,
     bad_losses,
-    check_resumable,
     choose_faults,
     compare,
-    course_overrides,
-    make_course,
+    drill_overrides,
+    drill_text,
+    fault_line,
     tolerance_of,
 )
 from launcher.planner.tiny import tiny_recipe
 from launcher.recipe.loading import load_recipe
 from launcher.recipe.merged_yaml import shipped_names
-from launcher.report.drill_text import drill_text, fault_line
 
 BY_ID = {fault.id: fault for fault in FAULTS}
 STRAIGHT = {1: 3.0, 2: 2.5, 3: 2.25, 4: 2.0}
 
 
 @pytest.mark.parametrize("steps", range(6, 60))
-def test_a_fault_between_steps_strikes_between_two_saves(steps):
-    course = make_course(steps)
+def test_a_fault_between_steps_comes_between_two_saves(steps):
+    save_steps = steps // 3
     for fault in FAULTS:
-        at = course.strikes(fault)
+        at = fault.step(save_steps)
         assert 0 < at < steps
-        assert (at % course.save_steps == 0) == fault.in_save
-        assert course.kept(fault) <= at
-        assert course.kept(fault) % course.save_steps == 0 or fault.id == "terminate"
+        assert (at % save_steps == 0) == fault.in_save
 
 
 def test_too_few_steps_are_refused():
     with pytest.raises(RecipeError, match="at least 6"):
-        make_course(5)
+        drill_overrides(load_recipe("smoke").recipe, 5)
 
 
 def test_only_names_faults_in_any_order():
@@ -52,61 +51,61 @@ def test_only_names_faults_in_any_order():
     assert choose_faults(None) == FAULTS
     with pytest.raises(RecipeError, match="did you mean kill-rank"):
         choose_faults("kill-rnak")
-    with pytest.raises(RecipeError, match="there are terminate"):
+    with pytest.raises(RecipeError, match="the faults are terminate"):
         choose_faults(",")
 
 
-GOOD = {
-    "terminate": Ending(130, True, 12.0, 0, "SIGTERM: the run was stopped at step 7 (checkpoint-7)"),
-    "kill-rank": Ending(5, True, 12.0, 0, "rank 1 was killed by SIGKILL"),
-    "kill-all": Ending(5, True, 12.0, 0, "rank 0 was killed by SIGKILL"),
-    "disk-full": Ending(5, True, 12.0, 0, "the disk is full"),
-    "kill-save": Ending(5, True, 12.0, 0, "rank 0 was killed by SIGKILL"),
+CAUSES = {
+    "terminate": "SIGTERM: the run was stopped at step 7 (checkpoint-7)",
+    "kill-rank": "rank 1 was killed by SIGKILL",
+    "kill-all": "rank 0 was killed by SIGKILL",
+    "disk-full": "the disk is full",
+    "kill-save": "rank 0 was killed by SIGKILL",
 }
+
+
+def ending(name: str, *, cause=None, injected=True, seconds=12.0, stop_s=0.0, **changes) -> str | None:
+    """The verdict on a good ending of this fault, with changes."""
+    answer = {"errors": [{"message": CAUSES[name] if cause is None else cause}]}
+    fields = {"code": BY_ID[name].code, "left": 0, **changes}
+    ended = Ended(answer=answer, seconds=seconds, ended_at=0.0, **fields)
+    return bad_ending(BY_ID[name], ended, injected, seconds, stop_s)
 
 
 @pytest.mark.parametrize("name", BY_ID)
 def test_an_ending_as_it_should_be(name):
-    assert bad_ending(BY_ID[name], GOOD[name], 0.0) is None
+    assert ending(name) is None
 
 
 WRONG = [
-    ({"code": None}, "the run did not end"),
-    ({"struck": False, "code": 0}, "it did not strike: the run ended with exit code 0"),
-    ({"code": 70}, "it ended with exit code 70, expected"),
-    ({"left": 2}, "2 of its processes outlived it"),
-    ({"seconds": 61.0}, "it took 61 s to end, expected 60 s at most"),
-    ({"cause": ""}, "the cause that it names is not the fault: none"),
-    (
-        {"cause": "the loss was not finite"},
-        "the cause that it names is not the fault: the loss was not finite",
-    ),
+    ({"code": None}, ["did not end"]),
+    ({"injected": False, "code": 0}, ["not injected", "status 0"]),
+    ({"code": 70}, ["status 70"]),
+    ({"left": 2}, ["2 processes"]),
+    ({"seconds": 61.0}, ["61 s", "60 s"]),
+    ({"cause": ""}, ["none"]),
+    ({"cause": "the loss was not finite"}, ["the loss was not finite"]),
 ]
 
 
 @pytest.mark.parametrize("name", BY_ID)
-@pytest.mark.parametrize(("change", "said"), WRONG, ids=lambda value: str(value)[:24])
-def test_an_ending_that_is_wrong_is_said(name, change, said):
-    fields = {field: getattr(GOOD[name], field) for field in Ending.__slots__}
-    assert said in (bad_ending(BY_ID[name], Ending(**fields | change), 0.0) or "")
+@pytest.mark.parametrize(("change", "terms"), WRONG, ids=lambda value: str(value)[:24])
+def test_a_wrong_ending_is_described(name, change, terms):
+    wrong = ending(name, **change) or ""
+    assert [term for term in terms if term not in wrong] == []
 
 
 def test_only_a_stopped_run_has_the_time_of_a_save():
-    late = {"seconds": 100.0}
-    for name, good in GOOD.items():
-        fields = {field: getattr(good, field) for field in Ending.__slots__} | late
-        assert (bad_ending(BY_ID[name], Ending(**fields), 45.0) is None) == (name == "terminate")
+    for name in BY_ID:
+        assert (ending(name, seconds=100.0, stop_s=45.0) is None) == (name == "terminate")
 
 
 def test_the_checkpoint_that_must_be_left():
-    course = make_course(12)
-    assert bad_checkpoint(BY_ID["kill-save"], course, 4) is None
-    assert (
-        bad_checkpoint(BY_ID["kill-save"], course, 8) == "the last whole checkpoint is of step 8, expected 4"
-    )
-    assert bad_checkpoint(BY_ID["kill-all"], course, None) == "no whole checkpoint was left"
+    assert bad_checkpoint(BY_ID["kill-save"], 4, 4) is None
+    assert "of step 8, expected 4" in (bad_checkpoint(BY_ID["kill-save"], 4, 8) or "")
+    assert bad_checkpoint(BY_ID["kill-all"], 4, None)
     for step, good in ((4, False), (6, True), (7, True)):
-        assert (bad_checkpoint(BY_ID["terminate"], course, step) is None) == good, step
+        assert (bad_checkpoint(BY_ID["terminate"], 4, step) is None) == good, step
 
 
 def test_losses_are_compared_step_by_step():
@@ -114,7 +113,7 @@ def test_losses_are_compared_step_by_step():
     last = math.nextafter(2.25, 3.0)
     found = compare({**STRAIGHT, 3: last}, STRAIGHT)
     assert (found.steps, found.worst, found.missing) == (4, 3, ())
-    assert "step 3: losses are 4.44e-16 apart, expected the same to the last bit" in bad_losses(found, 0.0)
+    assert "step 3: losses differ by 4.44e-16" in bad_losses(found, 0.0)
     assert bad_losses(found, 1e-9) is None
 
 
@@ -127,14 +126,14 @@ def test_a_step_that_is_missing_or_too_many_is_no_success():
 
 def test_a_loss_that_is_not_finite_equals_another_such_one_alone():
     assert bad_losses(compare({1: None}, {1: None}), 0.0) is None
-    assert bad_losses(compare({1: None, 2: 1.0}, {1: 3.0, 2: 9.0}), 100.0) == "step 1: not finite in one run"
+    assert bad_losses(compare({1: None, 2: 1.0}, {1: 3.0, 2: 9.0}), 100.0).startswith("step 1:")
 
 
 def test_the_tolerance_is_what_two_unharmed_runs_need():
     assert tolerance_of([STRAIGHT]) == 0.0
     assert tolerance_of([STRAIGHT, STRAIGHT]) == 0.0
     apart = {**STRAIGHT, 4: 2.0 + 2**-10}
-    assert tolerance_of([STRAIGHT, apart]) == drill.TOLERANCE * 2**-10
+    assert tolerance_of([STRAIGHT, apart]) == TOLERANCE * 2**-10
 
 
 def record(**changes):
@@ -153,27 +152,18 @@ def test_the_table_shows_what_was_measured_and_why_a_fault_failed():
         "reference": {"runs": 1, "seconds": 9.0, "spread": None, "tolerance": 0.0},
         "faults": [record(), failed],
     }  # fmt: skip
-    text = drill_text(data, "/d")
+    text = drill_text(data, Path("/d"))
     (row,) = [line for line in text.splitlines() if line.strip().startswith("SIGKILL of all ranks")]
-    assert row.split()[4:] == [
-        "exit",
-        "code",
-        "5",
-        "3.2",
-        "s",
-        "step",
-        "4",
-        "step",
-        "4",
-        "12",
-        "nothing",
-        "passed",
-    ]
+    cells = re.split(r"  +", row.strip())
+    assert cells[1:] == ["exit code 5", "3.2 s", "step 4", "step 4", "12", "nothing", "passed"]
     assert "terminate: the run did not end" in text
-    assert "to the last bit" in text
-    assert "all gone after 3.2 s, resumed at step 4; 12 losses, apart: nothing" in fault_line(record())
+    assert "bit-identical" in text
+    line = fault_line(record())
+    assert [term for term in ("3.2 s", "step 4", "12 losses", "nothing") if term not in line] == []
     data["reference"] |= {"runs": 2, "spread": 0.25, "tolerance": 2.0}
-    assert "at most 2 apart; two runs that nothing struck were 0.25 apart" in drill_text(data, "/d")
+    text = drill_text(data, Path("/d"))
+    assert "at most 2;" in text
+    assert "0.25" in text
 
 
 def test_the_worst_step_is_the_one_that_is_told():
@@ -184,8 +174,7 @@ def test_the_worst_step_is_the_one_that_is_told():
 @pytest.mark.parametrize("name", [name for name in shipped_names() if not name.startswith("_")])
 def test_every_shipped_recipe_can_be_shortened_for_a_drill(name):
     recipe = load_recipe(name).recipe
-    check_resumable(recipe)
-    sets = course_overrides(recipe, make_course(9))
+    sets = drill_overrides(recipe, 9)
     short = load_recipe(name, sets).recipe
     assert (short.trainer["max_steps"], short.trainer["save_steps"]) == (9, 3)
     assert (short.trainer["save_strategy"], short.trainer["logging_steps"]) == ("steps", 1)
@@ -202,19 +191,19 @@ def test_every_shipped_recipe_can_be_shortened_for_a_drill(name):
 
 def test_a_drill_sends_nothing_to_the_hub():
     asked = ["trainer.push_to_hub=true", "trainer.hub_model_id=me/mine"]
-    sets = [*asked, *course_overrides(load_recipe("smoke", asked).recipe, make_course(9))]
+    sets = [*asked, *drill_overrides(load_recipe("smoke", asked).recipe, 9)]
     assert load_recipe("smoke", sets).recipe.trainer["push_to_hub"] is False
 
 
 def test_checkpoints_of_weights_alone_are_refused():
     recipe = load_recipe("smoke", ["trainer.save_only_model=true"]).recipe
-    with pytest.raises(RecipeError, match="weights alone"):
-        check_resumable(recipe)
+    with pytest.raises(RecipeError, match="save_only_model"):
+        drill_overrides(recipe, 9)
 
 
 def test_a_rehearsal_is_as_long_as_the_command_line_says():
     """The recipe's own length is shortened; one that is asked for beside `--tiny` is meant."""
-    sets = course_overrides(load_recipe("smoke").recipe, make_course(9))
+    sets = drill_overrides(load_recipe("smoke").recipe, 9)
     tiny = tiny_recipe(load_recipe("smoke", sets), {"hidden_size": 576}).recipe.trainer
     assert (tiny["max_steps"], tiny["save_steps"]) == (9, 3)
     plain = tiny_recipe(load_recipe("smoke"), {"hidden_size": 576}).recipe.trainer

@@ -1,4 +1,4 @@
-"""Faults on purpose strike where they are asked to, once if so, and nowhere else."""
+"""Faults are injected where they are asked for, once if so, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.train.faults import FULL_AT_BYTES, MARKER, VARIABLE
 
 
 @pytest.fixture
-def struck(monkeypatch) -> list:
+def injected(monkeypatch) -> list:
     """What would have been sent, and for how long it would have hung."""
     found: list = []
     monkeypatch.setattr(faults.os, "kill", lambda pid, number: found.append((pid, number)))
@@ -47,32 +47,32 @@ def arm(run_dir, **asked) -> None:
         ({"fault": "disk-full"}, "0", []),
     ],
 )
-def test_between_two_steps(asked, rank, expected, run_dir, struck, monkeypatch):
+def test_between_two_steps(asked, rank, expected, run_dir, injected, monkeypatch):
     monkeypatch.setenv("RANK", rank)
     monkeypatch.setenv("EFFILAUNCH_SUPERVISOR", "some-host:4242:99")
     arm(run_dir, step=3, **asked)
     for ended in (0, 1, 2, 4):
         faults.before_step(ended)
-    assert struck == []
+    assert injected == []
     faults.before_step(3)
-    assert struck == expected
+    assert injected == expected
 
 
-def test_a_rank_that_hangs_sleeps(run_dir, struck, monkeypatch):
+def test_a_rank_that_hangs_sleeps(run_dir, injected, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     arm(run_dir, fault="hang", step=0, rank=1)
     faults.before_step(0)
-    assert struck
-    assert struck[0] > 24 * 3600
+    assert injected
+    assert injected[0] > 24 * 3600
 
 
-def test_inside_a_save(run_dir, struck):
+def test_inside_a_save(run_dir, injected):
     arm(run_dir, fault="kill-save", step=4)
     faults.before_step(4)
     faults.inside_save(2)
-    assert struck == []
+    assert injected == []
     faults.inside_save(4)
-    assert struck == [(77, signal.SIGKILL)]
+    assert injected == [(77, signal.SIGKILL)]
 
 
 def test_a_full_disk_fails_a_write_in_the_middle_and_is_over_with_the_save(run_dir, monkeypatch):
@@ -92,26 +92,26 @@ def test_a_full_disk_fails_a_write_in_the_middle_and_is_over_with_the_save(run_d
     faults.arm({}, run_dir)
 
 
-def test_a_fault_with_times_strikes_once_a_run_directory(run_dir, struck):
+def test_a_fault_with_times_is_injected_once_a_run_directory(run_dir, injected):
     arm(run_dir, fault="kill-all", step=1, times=1)
     assert not (run_dir / "logs" / MARKER).exists()
     faults.before_step(1)
-    assert len(struck) == 1
+    assert len(injected) == 1
     assert (run_dir / "logs" / MARKER).exists()
     arm(run_dir, fault="kill-all", step=1, times=1)
     faults.before_step(1)
-    assert len(struck) == 1
+    assert len(injected) == 1
     arm(run_dir, fault="kill-all", step=1)
     faults.before_step(1)
-    assert len(struck) == 2, "without `times` it strikes at every try"
+    assert len(injected) == 2, "without `times` it is injected at every attempt"
 
 
-def test_without_the_variable_nothing_happens(run_dir, struck):
+def test_without_the_variable_nothing_happens(run_dir, injected):
     arm(run_dir, fault="kill-all", step=1)
     faults.arm({}, run_dir)
     faults.before_step(1)
     faults.inside_save(1)
-    assert struck == []
+    assert injected == []
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_without_the_variable_nothing_happens(run_dir, struck):
         '{"fault": "kill-all", "step": 1, "times": 2}', '{"fault": "kill-all", "step": 1, "times": true}',
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused(text, run_dir, struck):
+def test_what_is_not_understood_is_refused(text, run_dir, injected):
     with pytest.raises(RecipeError) as caught:
         faults.arm({VARIABLE: text}, run_dir)
     assert caught.value.problems[0].code == "bad-drill"
     faults.before_step(1)
-    assert struck == []
+    assert injected == []

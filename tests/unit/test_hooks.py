@@ -96,7 +96,7 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("def other(row):\n    return row\n", "the hook format_row is not there"),
+        ("def other(row):\n    return row\n", "the hook format_row does not exist"),
         ("format_row = 3\n", "the hook format_row is a int, expected a function"),
     ],
 )

@@ -14,10 +14,8 @@ from joining import FAST, Closing, Other, second
 from supervised import wait_for
 
 from launcher.commands.run import run_command
-from launcher.doctor import start_checks
-from launcher.doctor.start_checks import check_machine
 from launcher.errors import DoesNotFit, Interrupted, MachineError, Problem, RecipeError, RunFailed
-from launcher.execute import start
+from launcher.execute import start, start_checks
 from launcher.execute.binding import bind_order
 from launcher.execute.nodes import group as members
 from launcher.execute.nodes import member
@@ -25,6 +23,7 @@ from launcher.execute.nodes.group import Group, Members
 from launcher.execute.nodes.hello import digest_of, look, own_hello
 from launcher.execute.nodes.member import serve
 from launcher.execute.nodes.wire import Channel, Closed, introduce
+from launcher.execute.start_checks import check_machine
 from launcher.execute.supervise import Limits
 from launcher.facts.hardware import parse_hardware
 from launcher.facts.probe import Gpu

@@ -17,10 +17,10 @@ from launcher.errors import MachineError, RecipeError
 from launcher.recipe.field_tables import METRICS
 from launcher.train.job import Job
 from launcher.train.metrics import (
+    argmax_tokens,
     asked_metrics,
     check_metrics,
     class_scores,
-    likeliest_tokens,
     make_scores,
     text_scores,
     token_accuracy,
@@ -161,6 +161,6 @@ def test_logits_are_found_among_other_outputs():
     torch = pytest.importorskip("torch")
     logits = torch.nn.functional.one_hot(torch.tensor([[1, 0, 2]]), 4).float()
     expected = [[1, 0, 2]]
-    assert likeliest_tokens(logits, None).tolist() == expected
-    assert likeliest_tokens((torch.tensor(0.5), logits), None).tolist() == expected
-    assert likeliest_tokens((logits, torch.zeros(1, 3, 8)), None).tolist() == expected
+    assert argmax_tokens(logits, None).tolist() == expected
+    assert argmax_tokens((torch.tensor(0.5), logits), None).tolist() == expected
+    assert argmax_tokens((logits, torch.zeros(1, 3, 8)), None).tolist() == expected

@@ -14,8 +14,8 @@ from factories import facts, recipe
 from machines import GIB, HEALTHY, folder, verdict
 from memory_cases import states_of
 
-from launcher.doctor import start_checks
 from launcher.errors import MachineError, RecipeError
+from launcher.execute import start_checks
 from launcher.execute.leftovers import LOCK, reserved_folder, swap_files
 from launcher.knowledge.doctor.needs import built_ops, nvme_path
 from launcher.knowledge.lint.check import lint_text
@@ -280,13 +280,13 @@ def test_a_run_starts_where_folder_and_libaio_are(tmp_path, machine):
 
 
 def test_a_plan_only_warns_of_what_is_missing_here(tmp_path, machine):
-    assert start_checks.nvme_words(small(tmp_path, tmp_path / "swap")) == []
+    assert start_checks.missing_for_nvme(small(tmp_path, tmp_path / "swap")) == []
     machine["build"] = replace(HEALTHY.build, libaio=False)
     (tmp_path / "file").write_text("x")
-    first, second = start_checks.nvme_words(small(tmp_path, tmp_path / "file" / "swap"))
+    first, second = start_checks.missing_for_nvme(small(tmp_path, tmp_path / "file" / "swap"))
     assert "not writable" in first
     assert "libaio-dev" in second
-    assert start_checks.nvme_words(factories.plan(tmp_path)) == []
+    assert start_checks.missing_for_nvme(factories.plan(tmp_path)) == []
 
 
 def test_a_run_without_such_an_offload_asks_nothing(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.train.checkpoint.own_run_dir import OwnRunDir
+from launcher.train.checkpoint.disk import OwnRunDir
 
 
 @pytest.fixture(params=[b"{}", None], ids=["environment.json", "no environment.json"])

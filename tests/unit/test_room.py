@@ -8,9 +8,9 @@ import pytest
 from checkpoints import checkpoint
 from factories import plan, with_settings
 
-from launcher.doctor import start_checks
-from launcher.doctor.start_checks import check_room
 from launcher.errors import MachineError
+from launcher.execute import start_checks
+from launcher.execute.start_checks import check_disk_space
 from launcher.facts.storage import read_folder
 from launcher.knowledge.doctor.needs import checkpoint_bytes, checkpoints_kept, result_bytes
 
@@ -29,10 +29,10 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused_with_numbers(tmp_pat
     assert checkpoints_kept(made) == 3, "a new one is written before the oldest goes"
     wanted = 3 * one + result_bytes(made)
     disk_of(monkeypatch, wanted)
-    check_room(made, tmp_path / "runs" / "new")
+    check_disk_space(made, tmp_path / "runs" / "new")
     disk_of(monkeypatch, wanted - 1)
     with pytest.raises(MachineError) as caught:
-        check_room(made, tmp_path / "runs" / "new")
+        check_disk_space(made, tmp_path / "runs" / "new")
     (problem,) = caught.value.problems
     assert caught.value.exit_code == 4
     assert (problem.code, problem.path) == ("disk-full", "trainer.save_total_limit")
@@ -45,9 +45,9 @@ def test_what_a_resumed_run_has_written_needs_no_room_again(tmp_path, monkeypatc
     for there in range(5):  # at 5000 steps more of them are there than the limit leaves
         disk_of(monkeypatch, max(0, 3 - there) * one + result - 1)
         with pytest.raises(MachineError):
-            check_room(made, tmp_path)
+            check_disk_space(made, tmp_path)
         disk_of(monkeypatch, max(0, 3 - there) * one + result)
-        check_room(made, tmp_path)
+        check_disk_space(made, tmp_path)
         checkpoint(tmp_path / "checkpoints", 500 * (there + 1))
 
 
@@ -58,11 +58,11 @@ def test_one_that_was_not_finished_needs_its_room_again(tmp_path, monkeypatch):
     (checkpoint(tmp_path / "checkpoints", 500) / "manifest.json").unlink()
     disk_of(monkeypatch, wanted - 1000)
     with pytest.raises(MachineError):
-        check_room(made, tmp_path)
+        check_disk_space(made, tmp_path)
     half = tmp_path / "checkpoints" / ".saving" / "checkpoint-1000"
     half.mkdir(parents=True)
     (half / "optimizer.pt").write_bytes(bytes(1000))
-    check_room(made, tmp_path)
+    check_disk_space(made, tmp_path)
 
 
 def test_what_a_checkpoint_really_took_counts_for_the_next(tmp_path, monkeypatch):
@@ -71,9 +71,9 @@ def test_what_a_checkpoint_really_took_counts_for_the_next(tmp_path, monkeypatch
     checkpoint(tmp_path / "checkpoints", 500, bytes=more)
     disk_of(monkeypatch, 2 * more + result_bytes(made) - 1)
     with pytest.raises(MachineError):
-        check_room(made, tmp_path)
+        check_disk_space(made, tmp_path)
     disk_of(monkeypatch, 2 * more + result_bytes(made))
-    check_room(made, tmp_path)
+    check_disk_space(made, tmp_path)
 
 
 def test_a_run_of_unknown_length_needs_room_for_one_more(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_run_of_unknown_length_needs_room_for_one_more(tmp_path, monkeypatch):
         checkpoint(tmp_path / "checkpoints", step)
     disk_of(monkeypatch, checkpoint_bytes(made) + result_bytes(made) - 1)
     with pytest.raises(MachineError):
-        check_room(made, tmp_path)
+        check_disk_space(made, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["no", "steps"])
@@ -92,10 +92,10 @@ def test_a_run_that_saves_nothing_needs_room_for_its_result_alone(tmp_path, monk
     made = plan(tmp_path, trainer__save_strategy=strategy, trainer__max_steps=5000)
     disk_of(monkeypatch, result_bytes(made))
     if strategy == "no":
-        check_room(made, tmp_path)
+        check_disk_space(made, tmp_path)
         return
     with pytest.raises(MachineError):
-        check_room(made, tmp_path)
+        check_disk_space(made, tmp_path)
 
 
 GEMMA = {"model__name_or_path": "google/gemma-3-1b-pt", "trainer__per_device_train_batch_size": 8}

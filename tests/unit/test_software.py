@@ -7,8 +7,8 @@ from importlib import metadata
 import pytest
 from factories import plan
 
-from launcher.doctor.start_checks import check_machine
 from launcher.errors import MachineError
+from launcher.execute.start_checks import check_machine
 from launcher.facts.software import PACKAGES, installed_versions, require_modules
 from launcher.knowledge.doctor.needs import NEEDED, needed_modules
 

@@ -1,9 +1,9 @@
-"""What the pickles of a checkpoint would call, found without running them.
+"""Find what the pickles of a checkpoint would call, without running them.
 
 transformers and peft read weights, optimizer and schedule with weights_only=True, which runs nothing.
 DeepSpeed reads its states with weights_only=False (checkpoint_engine/torch_checkpoint_engine.py), and FSDP's
-sharded checkpoints hold a plain pickle beside the shards (torch/distributed/checkpoint/filesystem.py
-read_metadata): whoever can write such a file runs code in every process that resumes from it.
+sharded checkpoints have a plain pickle next to the shards (torch/distributed/checkpoint/filesystem.py
+read_metadata): whoever can write such a file can run code in every process that resumes from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.errors import Problem, RecipeError
 
 _OF_DEEPSPEED = frozenset(
     {
-        # Plain data, made anew from attributes: the scale of the loss, where a tensor lies in the flat one.
+        # Plain data, restored from attributes: the loss scale, the position of a tensor in the flat one.
         "deepspeed.runtime.fp16.loss_scaler.LossScaler",
         "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
         "deepspeed.utils.tensor_fragment.fragment_address",
@@ -54,21 +54,20 @@ _DTYPES = frozenset(name for name in vars(torch) if isinstance(getattr(torch, na
 _READ = (
     "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "pytorch_model.bin", "adapter_model.bin",
 )  # fmt: skip
-"""Of the checkpoint's own folder. rng_state*.pth is put aside where it is not safe, and nobody reads
-training_args.bin."""
+"""Files of the checkpoint's own folder; unsafe rng_state*.pth are renamed, training_args.bin is not read."""
 _SUFFIXES = (".pt", ".pth", ".bin")
 _ENUMS = {
     "deepspeed": ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
     "fsdp": ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
 }
-"""Engine -> the enumeration that its checkpoints hold members of."""
+"""Engine -> the enumeration of which its checkpoints have members."""
 
 
 def save_members_by_value(engine: str) -> None:
-    """Before the first save: let checkpoints hold members of enumerations as every Python can read them.
+    """Before the first save: pickle members of enumerations by value, which every Python can read.
 
-    Python 3.11.2 (Debian 12's) pickles a member as a call of getattr, by which a pickle reaches everything:
-    `check_pickles` refuses it. Later ones pickle its value, as is done here.
+    Python 3.11.2 (of Debian 12) pickles a member as a call of getattr, with which a pickle can reach
+    everything: `check_pickles` refuses it. Later versions pickle the value.
     """
     if engine in _ENUMS:
         module, name = _ENUMS[engine]
@@ -80,9 +79,9 @@ def _by_value(member: enum.Enum, _protocol: int) -> tuple[type[enum.Enum], tuple
 
 
 def check_pickles(checkpoint: Path) -> None:
-    """RecipeError, with the file and the name, where reading a checkpoint would call more than it needs.
+    """RecipeError, with the file and the name, if loading a checkpoint would call more than it needs.
 
-    Reads names only: no tensor, and nothing of what is named is imported.
+    Reads names only: no tensor is loaded and nothing imported.
     """
     for tag in ("latest", "latest_universal"):
         _check_tag(checkpoint, checkpoint / tag)
@@ -95,7 +94,7 @@ def check_pickles(checkpoint: Path) -> None:
 
 
 def _files(checkpoint: Path) -> Iterator[Path]:
-    """What is read of a checkpoint: known names beside its weights, and everything in its folders."""
+    """Files that are read of a checkpoint: known names, and everything in its folders."""
     yield from (path for path in map(checkpoint.joinpath, _READ) if path.is_file())
     for folder in sorted(path for path in checkpoint.iterdir() if path.is_dir()):
         for place, _, names in os.walk(folder, followlinks=True):
@@ -103,7 +102,7 @@ def _files(checkpoint: Path) -> Iterator[Path]:
 
 
 def _check_tag(checkpoint: Path, file: Path) -> None:
-    """DeepSpeed joins the word in this file to the folder, and a path would lead it out of there."""
+    """DeepSpeed joins the text of this file to the folder; a path would lead out of it."""
     if not file.is_file():
         return
     tag = file.read_text("utf-8", errors="replace").strip()
@@ -122,7 +121,7 @@ def _check_saved(stream: Any, path: Path) -> None:
 
 
 class _Careful(pickle.Unpickler):
-    """Finds nothing but what describes shards."""
+    """Finds only the classes that describe shards."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _OF_SHARDS or (module == "torch" and name in _DTYPES):
@@ -131,7 +130,7 @@ class _Careful(pickle.Unpickler):
 
 
 def _check_shards(path: Path) -> None:
-    """The description of sharded tensors, and the objects among them, which torch unpickles as they are."""
+    """The description of sharded tensors, and the objects among them, which torch unpickles."""
     try:
         with path.open("rb") as stream:
             metadata = _Careful(stream).load()
@@ -154,8 +153,8 @@ def _refusal(path: Path, why: str) -> RecipeError:
     return RecipeError(
         Problem(
             "unsafe-pickle",
-            f"this file of the checkpoint is not read: {why}",
+            f"this file of the checkpoint is not loaded: {why}",
             file=str(path),
-            hint="resume from a checkpoint of your own, in a folder that nobody else can write to",
+            hint="resume from your own checkpoint, in a folder that nobody else can write to",
         )
     )

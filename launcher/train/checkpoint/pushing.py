@@ -1,8 +1,8 @@
-"""The hub: what is whole is sent from where it lies, and no rank and no stop waits for it.
+"""Push complete checkpoints and the result to the hub, without keeping a rank or a stop waiting.
 
-Upstream's own way (transformers 5.23, trainer.py push_to_hub and _push_from_checkpoint) copies weights beside
-the checkpoints and sends that whole folder in the background: also what is just being written there, and
-checkpoints that retention removes meanwhile. Of FSDP's shards it sends no weights, not even at the end.
+Upstream (transformers 5.23, trainer.py push_to_hub and _push_from_checkpoint) copies weights next to the
+checkpoints and pushes that folder in the background, including what is just being written there, and
+checkpoints that retention removes meanwhile. From FSDP's shards it pushes no weights, not even at the end.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from launcher.errors import Problem, RunFailed
 from launcher.train.job import rank
 
 PUSHING = ".pushing"
-"""In RUN_DIR: the files of the checkpoint that is being sent, linked, so that retention cannot take them."""
+"""In RUN_DIR: hard links to the files of the checkpoint being pushed, which retention cannot remove."""
 NO_WEIGHTS = (
     "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*", "global_step*", "latest*", "zero_to_fp32.py",
     "pytorch_model_fsdp*", "trainer_state.json", "training_args.bin", "manifest.json", "plan.json",
 )  # fmt: skip
-"""Of a checkpoint, what is of use to a run that goes on alone."""
+"""Files of a checkpoint that only a resumed run needs."""
 
 
 class Pusher:
-    """Sends the checkpoints and the result of one run, from rank 0; on the others nothing happens."""
+    """Pushes the checkpoints and the result of one run, from rank 0."""
 
     def __init__(self, run_dir: Path) -> None:
         self._aside = run_dir / PUSHING
@@ -35,34 +35,34 @@ class Pusher:
             shutil.rmtree(self._aside, ignore_errors=True)  # of a run that was killed
 
     def checkpoint(self, trainer: Any, folder: Path) -> None:
-        """Send a whole checkpoint in the background, as `trainer.hub_strategy` says.
+        """Push a complete checkpoint in the background, by `trainer.hub_strategy`.
 
-        While the one before is still on its way it is left out, or waits with `trainer.hub_always_push`. A
-        failure is a warning: the next one follows.
+        It is skipped while the one before is being pushed, or waits with `trainer.hub_always_push`. A failure
+        is a warning.
         """
         strategy = trainer.args.hub_strategy.value
         if rank() != 0 or strategy == "end":
             return
         before = self._thread if self._thread is not None and self._thread.is_alive() else None
         if before is not None and not trainer.args.hub_always_push:
-            print(f"{folder.name} is not pushed: the one before is still on its way", flush=True)
+            print(f"{folder.name} is not pushed: the one before is still being pushed", flush=True)
             return
         message = f"Training in progress, step {trainer.state.global_step}"
         uploads: list[dict[str, Any]] = []
-        if any(folder.glob("*.safetensors")):  # FSDP's shards are nothing that from_pretrained reads
+        if any(folder.glob("*.safetensors")):  # from_pretrained does not read FSDP's shards
             uploads.append({"commit_message": message, "ignore_patterns": list(NO_WEIGHTS)})
         if strategy in ("checkpoint", "all_checkpoints"):
             name = "last-checkpoint" if strategy == "checkpoint" else folder.name
             uploads.append({"commit_message": f"{message}, checkpoint", "path_in_repo": name})
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
-        # A daemon: a run that is stopped does not wait. What was not sent to its end leaves nothing there.
+        # A daemon: a stopped run does not wait. An interrupted upload leaves nothing on the hub.
         self._thread = threading.Thread(
             target=self._send, args=(before, trainer, self._linked(folder), uploads), name="push", daemon=True
         )
         self._thread.start()
 
     def result(self, trainer: Any, folder: Path) -> None:
-        """Send the result, and wait for it. RunFailed where that fails: the weights are on this disk."""
+        """Push the result and wait for it. RunFailed if that fails: the weights are on this disk."""
         if rank() != 0:
             return
         if self._thread is not None:
@@ -78,9 +78,8 @@ class Pusher:
                     f"the result was not pushed to {trainer.hub_model_id}: {error}",
                     file=str(folder),
                     path="trainer.push_to_hub",
-                    hint=f"it is whole in this folder: `hf upload {trainer.hub_model_id} {folder}` sends it; "
-                    "`effilaunch run RECIPE --resume auto` does so too, after the steps behind the last "
-                    "checkpoint",
+                    hint=f"`hf upload {trainer.hub_model_id} {folder}` pushes this complete folder; so does "
+                    "`effilaunch run RECIPE --resume auto`, after the steps since the last checkpoint",
                 )
             ) from error
 
@@ -98,7 +97,7 @@ class Pusher:
             shutil.rmtree(self._aside / folder.name, ignore_errors=True)
 
     def _linked(self, folder: Path) -> Path:
-        """The same files under another name; the folder itself where the filesystem has no links."""
+        """Hard links to the files; the folder itself if the filesystem has no links."""
         try:
             return Path(shutil.copytree(folder, self._aside / folder.name, copy_function=os.link))
         except (OSError, shutil.Error):
@@ -115,7 +114,7 @@ def _upload(trainer: Any, folder: Path, how: dict[str, Any]) -> None:
 
 
 def _write_card(trainer: Any, folder: Path) -> None:
-    """The model card, beside the weights; a result is pushed without one, too."""
+    """Write the model card; if that fails, the result is pushed without one."""
     before, trainer.args.output_dir = trainer.args.output_dir, str(folder)
     try:
         trainer.create_model_card(model_name=trainer.hub_model_id.split("/")[-1])

@@ -1,59 +1,72 @@
-"""Checkpoints that are complete or absent, in a room that was looked at before.
+"""Checkpoints that are complete or absent, with a free-space check before each save.
 
 The Trainer writes into checkpoints/.saving/checkpoint-N. When all ranks are done, every file is hashed and
-put on the disk, the manifest is written behind everything else, and the folder gets its name. Only then do
-older ones go. What a reader may count on stands in `launcher/facts/checkpoint.py`.
+synced, the manifest is written last, and the folder gets its name. Only then are older ones removed.
+`launcher/facts/checkpoint.py` says what a reader may rely on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.errors import Problem, RunFailed
 from launcher.facts.checkpoint import (
     FINISHED_BEFORE,
+    MANIFEST,
     SAVING,
+    SCHEMA_VERSION,
+    FileFacts,
     complete_checkpoints,
     defect,
     read_manifest,
 )
+from launcher.facts.safe_files import parse_json, write_json
+from launcher.facts.software import installed_versions
 from launcher.train import faults
-from launcher.train.checkpoint.disk_full import (
+from launcher.train.checkpoint.disk import (
+    OwnRunDir,
     SaveFailed,
+    clean,
     free_bytes,
-    full_problem,
-    is_full,
-    is_unwritable,
+    hash_and_sync,
     mib,
-    unwritable_problem,
+    publish,
+    remove_folder,
+    save_problem,
+    sync_file,
+    sync_folder,
+    sync_tree,
 )
-from launcher.train.checkpoint.moving import clean, publish, remove_folder, sync_tree
-from launcher.train.checkpoint.own_run_dir import OwnRunDir
-from launcher.train.checkpoint.save_size import first_save_bytes
-from launcher.train.checkpoint.sealing import seal
-from launcher.train.job import rank
-from launcher.train.together import of_all, of_rank_0
+from launcher.train.collectives import of_all, of_rank_0
+from launcher.train.job import rank, world_size
+from launcher.train.memory_meter import bytes_by_device, optimizer_tensors
 from launcher.train.upstream.deepspeed_seams import finish_decoupled_save
 
 GROWTH = 0.01
 """A checkpoint may be this much larger than the one before: the log in trainer_state.json grows."""
 SPARE = 2**20
 """Bytes left free for the logs of the run."""
+NOT_TENSORS = 32 * 2**20
+"""Bytes of a first checkpoint beside tensors: a tokenizer of 256,000 tokens takes this much."""
+SEEN_S = 60.0
+"""How long rank 0 waits for the files of other nodes, which a network filesystem may show late."""
 
 
 class SaveSkipped(Exception):
-    """There is no room for this checkpoint; the run goes on without it."""
+    """Not enough free space for this checkpoint; the run continues without it."""
 
 
 @dataclass
 class Saved:
-    """What became of this run's saves; `checkpoints` of result.json."""
+    """The saves of this run; `checkpoints` of result.json."""
 
     saved: int = 0
     skipped: list[dict[str, Any]] = field(default_factory=list)
@@ -65,10 +78,10 @@ class Saved:
 
 
 class Saver:
-    """Saves the checkpoints of one run; the same methods are called on every rank."""
+    """Saves the checkpoints of one run; every rank calls the same methods."""
 
     def __init__(self, folder: Path, limit: int | None) -> None:
-        """folder: RUN_DIR/checkpoints; limit: how many stay, at least the newest and the best one."""
+        """folder: RUN_DIR/checkpoints. limit: how many are kept, at least the newest and the best one."""
         self.folder = folder
         self._own = OwnRunDir(folder.parent)
         self.limit = limit
@@ -76,11 +89,11 @@ class Saver:
         self.started = time.monotonic()
         """When the run's time began to count."""
         self.earlier_s: float | None = 0.0
-        """Seconds that the starts before took; None where the checkpoint does not have it."""
+        """Seconds of the earlier starts; None if the checkpoint does not have it."""
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds that the run has taken by now, over all its starts; None where that is not known."""
+        """Seconds of the run over all its starts; None if unknown."""
         return None if self.earlier_s is None else self.earlier_s + time.monotonic() - self.started
 
     @property
@@ -91,14 +104,14 @@ class Saver:
         return self.folder / f"checkpoint-{step}"
 
     def save(self, trainer: Any, write: Callable[[Path], None]) -> Path:
-        """One checkpoint; `write`: the Trainer's own save, into a folder. Returns where it lies.
+        """Save one checkpoint; its path. write: the Trainer's own save, into a folder.
 
-        Raises SaveSkipped where there is no room for it, SaveFailed where the disk gave out in the middle.
+        Raises SaveSkipped without enough free space, SaveFailed if the disk fails meanwhile.
         """
         step, begun = trainer.state.global_step, time.monotonic()
         needed = self._needed(trainer)
-        with self._whole_or_nothing(f"checkpoint-{step}", self.aside, needed):
-            self._check_room(step, needed, best_step(trainer))
+        with self._complete_or_absent(f"checkpoint-{step}", self.aside, needed):
+            self._check_space(step, needed, best_step(trainer))
             with faults.saving(step):
                 write(self.aside)
                 if trainer.is_deepspeed_enabled:
@@ -108,34 +121,34 @@ class Saver:
             total = seal(self.aside / f"checkpoint-{step}", self.folder.parent, step, begun, self.elapsed)
             if rank() == 0:
                 publish(self.aside / f"checkpoint-{step}", self.final(step))
-        of_all(None)  # nobody goes on before the checkpoint is where the state says
+        of_all(None)  # nobody continues before the checkpoint is where the state says
         self._retire(step, best_step(trainer))
         self.record.saved += 1
         self.record.seconds, self.record.bytes = round(time.monotonic() - begun, 3), total
         return self.final(step)
 
     def save_result(self, trainer: Any, final: Path, write: Callable[[Path], None]) -> None:
-        """The trained weights, whole or not at all; `write` fills a folder. Every rank must call it.
+        """Save the trained weights, complete or not at all; `write` fills a folder. Every rank must call it.
 
-        Raises SaveFailed where there is no room for them.
+        Raises SaveFailed without enough free space.
         """
         aside = final.parent / SAVING / final.name
         needed = first_save_bytes(trainer, weights_alone=True)
-        with self._whole_or_nothing(final.name, aside.parent, needed):
-            if of_rank_0(_ready(aside, needed) if rank() == 0 else None) is not None:
-                raise OSError(errno.ENOSPC, "there is no room for the result")
+        with self._complete_or_absent(final.name, aside.parent, needed):
+            if not of_rank_0(_make_result_folder(aside, needed) if rank() == 0 else None):
+                raise OSError(errno.ENOSPC, "not enough free space for the result")
             write(aside)
             of_all(None)  # all have written
             if rank() == 0:
                 sync_tree(aside)
-                # Its result.json tells of the earlier result, which is replaced now.
+                # Its result.json describes the earlier result, which is replaced now.
                 (final.parent / FINISHED_BEFORE).unlink(missing_ok=True)
                 publish(aside, final)
                 remove_folder(aside.parent)
         of_all(None)
 
     def _needed(self, trainer: Any) -> int:
-        """Bytes that the next checkpoint takes; every rank must call it."""
+        """Bytes of the next checkpoint; every rank must call it."""
         last = self.record.bytes
         if last is None:
             last = of_rank_0(_newest_bytes(self.folder) if rank() == 0 else None)
@@ -143,59 +156,63 @@ class Saver:
             return first_save_bytes(trainer, weights_alone=False) + SPARE
         return int(last * (1 + GROWTH)) + SPARE
 
-    def _check_room(self, step: int, needed: int, best: int | None) -> None:
-        """SaveSkipped, on all ranks alike, where `needed` bytes are not free and cannot be made so."""
-        free = of_rank_0(self._make_room(step, needed, best) if rank() == 0 else None)
+    def _check_space(self, step: int, needed: int, best: int | None) -> None:
+        """SaveSkipped, on all ranks, if `needed` bytes are not free and cannot be freed."""
+        free = of_rank_0(self._make_space(step, needed, best) if rank() == 0 else None)
         if free >= needed:
             return
-        good = max(complete_checkpoints(self.folder), default=None) if rank() == 0 else None
+        last = max(complete_checkpoints(self.folder), default=None) if rank() == 0 else None
         reason = f"it takes {mib(needed)}, {mib(free)} are free in {self.folder}"
         self.record.skipped.append({"step": step, "reason": reason})
         if rank() == 0:
-            behind = (
-                "no checkpoint is there yet" if good is None else f"the last good one is checkpoint-{good}"
+            kept = (
+                "there is no checkpoint yet"
+                if last is None
+                else f"the last complete one is checkpoint-{last}"
             )
             print(
-                f"WARNING: checkpoint-{step} is not saved: {reason}. The run goes on and tries again at the "
-                f"next save; {behind}. Make room, or lower trainer.save_total_limit.",
+                f"WARNING: checkpoint-{step} is not saved: {reason}. The run continues and saves again "
+                f"when the next save is due; {kept}. Free disk space, or lower trainer.save_total_limit.",
                 flush=True,
             )
         raise SaveSkipped(reason)
 
-    def _make_room(self, step: int, needed: int, best: int | None) -> int:
-        """Free bytes (rank 0), where need be after the removal of what this save would make superfluous."""
+    def _make_space(self, step: int, needed: int, best: int | None) -> int:
+        """Free bytes (rank 0), if necessary after removing what this save would make superfluous."""
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.aside, ignore_errors=True)
         clean(self.folder)
-        going = self._superfluous(step, best)
-        if free_bytes(self.folder) + sum(map(_bytes, going)) >= needed:
-            for old in going:
+        removable = self._superfluous(step, best)
+        if free_bytes(self.folder) + sum(map(_bytes, removable)) >= needed:
+            for old in removable:
                 if free_bytes(self.folder) < needed:
-                    print(f"removing {old} to make room for checkpoint-{step}")
+                    print(f"removing {old} to free space for checkpoint-{step}")
                     remove_folder(old)
         free = free_bytes(self.folder)
-        if free >= needed:  # the Trainer looks for it before every engine has written something
+        if free >= needed:  # the Trainer looks for the folder before every engine has written something
             (self.aside / f"checkpoint-{step}").mkdir(parents=True)
         return free
 
     def _superfluous(self, step: int, best: int | None) -> list[Path]:
-        """What goes when this save is done, but for those that the run would go on from until then."""
+        """What will be removed after this save, except for checkpoints that may be resumed until then."""
         there = complete_checkpoints(self.folder)
         needed = {best, max(there, default=step), max((n for n in there if n <= step), default=step)}
         return [there[n] for n in surplus([*there, step], step, self.limit, best) if n not in needed]
 
     @contextlib.contextmanager
-    def _whole_or_nothing(self, name: str, aside: Path, needed: int) -> Iterator[None]:
-        """Where anything goes wrong within, nothing of `aside` stays; a disk that gives out ends the run."""
+    def _complete_or_absent(self, name: str, aside: Path, needed: int) -> Iterator[None]:
+        """If anything fails within, `aside` is removed; a disk that fails ends the run."""
         if rank() == 0:
-            with self.told(name, aside.parent, needed):
+            with self.explained(name, aside.parent, needed):
                 self._own.check()  # before anything is made or removed there
-        with self.told(name, aside.parent, needed, aside):
+        with self.explained(name, aside.parent, needed, aside):
             yield
 
     @contextlib.contextmanager
-    def told(self, name: str, folder: Path, needed: int = SPARE, aside: Path | None = None) -> Iterator[None]:
-        """SaveFailed where something within cannot be written; `aside` is removed when anything fails."""
+    def explained(
+        self, name: str, folder: Path, needed: int = SPARE, aside: Path | None = None
+    ) -> Iterator[None]:
+        """SaveFailed if something within cannot be written; `aside` is removed if anything fails."""
         try:
             yield
         except (SaveSkipped, SaveFailed):
@@ -204,20 +221,16 @@ class Saver:
             at = time.time()
             if aside is not None:
                 shutil.rmtree(aside, ignore_errors=True)
-            if not (is_full(error) or is_unwritable(error)):
+            last = max(complete_checkpoints(self.folder), default=None)
+            problem = save_problem(name, folder, needed, last, error)
+            if problem is None:
                 raise
-            good = max(complete_checkpoints(self.folder), default=None)
-            problem = (
-                full_problem(name, folder, needed, good, error)
-                if is_full(error)
-                else unwritable_problem(name, folder, good, error)
-            )
             raise SaveFailed(problem, at) from error
 
     def _settle_best(self, trainer: Any, step: int) -> None:
-        """The state names the best checkpoint by the place where it will lie, not by the one it has now.
+        """Set the final path of the best checkpoint in the state.
 
-        The Trainer looked for it beside the one that it writes, where no earlier one is.
+        The Trainer looked for it next to the one that it writes, where there is no earlier one.
         """
         state = trainer.state
         found = of_rank_0(self._best_place(state, step) if rank() == 0 else None)
@@ -227,7 +240,7 @@ class Saver:
                 state.save_to_json(str(self.aside / f"checkpoint-{step}" / "trainer_state.json"))
 
     def _best_place(self, state: Any, step: int) -> str | None:
-        """Where the best checkpoint will lie; an earlier best where this one's save was left out."""
+        """The final path of the best checkpoint; of an earlier best one if its save was skipped."""
         best: int | None = state.best_global_step
         if best and (best == step or defect(self.final(best), hashes=False) is None):
             return str(self.final(best))
@@ -235,23 +248,23 @@ class Saver:
         return earlier
 
     def _retire(self, step: int, best: int | None) -> None:
-        """Remove the checkpoints beyond the limit (rank 0), now that the newest is whole."""
+        """Remove the checkpoints beyond the limit (rank 0), now that the newest is complete."""
         if rank() != 0:
             return
         there = complete_checkpoints(self.folder)
         for folder in (self.aside, *(there[n] for n in surplus(list(there), step, self.limit, best))):
             try:
                 remove_folder(folder)
-            except OSError as error:  # it stays; the new one is whole
+            except OSError as error:  # it stays; the new one is complete
                 print(f"{folder} cannot be removed: {error}")
         clean(self.folder)
 
 
 def surplus(steps: Sequence[int], now: int, limit: int | None, best: int | None) -> list[int]:
-    """Which checkpoints go when the one of step `now` is saved, the first to go first. Pure.
+    """Which checkpoints to remove when the one of step `now` is saved, the first to remove first. Pure.
 
-    `limit` stay, and always that of `now` and the best one. Those beyond `now` go first: the run went back
-    behind them, and trains these steps anew.
+    `limit` are kept, and always that of `now` and the best one. Those after `now` go first: the run went back
+    to an earlier one, and trains these steps again.
     """
     if not limit or limit < 0:
         return []
@@ -262,14 +275,13 @@ def surplus(steps: Sequence[int], now: int, limit: int | None, best: int | None)
     return [step for step in order if step not in kept][: max(0, too_many)]
 
 
-def _ready(aside: Path, needed: int) -> int | None:
-    """An empty folder for the result; the free bytes where they are fewer than it takes."""
+def _make_result_folder(aside: Path, needed: int) -> bool:
+    """Make an empty folder for the result, if its bytes are free."""
     shutil.rmtree(aside.parent, ignore_errors=True)
-    free = free_bytes(aside.parent.parent)
-    if free < needed:
-        return free
+    if free_bytes(aside.parent.parent) < needed:
+        return False
     aside.mkdir(parents=True)
-    return None
+    return True
 
 
 def _bytes(checkpoint: Path) -> int:
@@ -284,9 +296,129 @@ def _newest_bytes(folder: Path) -> int | None:
 
 
 def best_step(trainer: Any) -> int | None:
-    """The step of the best checkpoint that lies on the disk, or will when this save is done."""
+    """The step of the best checkpoint that is on the disk, or will be after this save."""
     best = trainer.state.best_model_checkpoint
     if best is None:
         return None
     number = Path(best).name.rpartition("-")[2]
     return int(number) if number.isdigit() else None
+
+
+def first_save_bytes(trainer: Any, *, weights_alone: bool) -> int:
+    """Bytes of the first checkpoint, or of its weights alone, by the tensors that the engine will write.
+
+    As `_save_optimizer_and_scheduler` and `save_model` of transformers/trainer.py write them. Every rank must
+    call it.
+    """
+    adapter = hasattr(trainer.model, "peft_config")
+    weights: int = sum(  # tied ones once, sharded ones in full: ZeRO-3 keeps the number, a DTensor knows it
+        int(getattr(parameter, "ds_numel", None) or parameter.numel()) * parameter.element_size()
+        for parameter in trainer.model.parameters()
+        if parameter.requires_grad or not adapter
+    )
+    if weights_alone:
+        return weights
+    if trainer.args.save_only_model:
+        return weights + NOT_TENSORS
+    copies = 1  # DeepSpeed below stage 3 and full FSDP states repeat the weights
+    if trainer.is_fsdp_enabled:
+        copies = 2 if "FULL" in str(trainer.accelerator.state.fsdp_plugin.state_dict_type) else 1
+    elif trainer.is_deepspeed_enabled and trainer.deepspeed.zero_optimization_stage() < 3:
+        copies = 2
+    own = of_all(sum(bytes_by_device(optimizer_tensors(trainer.model, trainer.optimizer)).values()))
+    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+    return copies * weights + (sum(own) if sharded else int(own[0])) + NOT_TENSORS
+
+
+def seal(folder: Path, run_dir: Path, step: int, begun: float, elapsed: float | None = None) -> int:
+    """Hash and sync what all ranks have written, then write the manifest; bytes of the checkpoint.
+
+    begun: time.monotonic() when the save began. elapsed: seconds of the run so far, None if unknown. Raises
+    OSError if a file cannot be read or synced. Every rank must call it.
+    """
+    of_all(None)  # all have written
+    plan = run_dir / "plan.json"
+    if rank() == 0 and plan.is_file():
+        shutil.copyfile(plan, folder / "plan.json")
+    of_rank_0(None)
+    shares = _share(of_all(_sizes(folder)))
+    found: dict[str, FileFacts] = {}
+    for part in of_all(hash_and_sync(folder, shares[rank()])):
+        found.update(part)
+    if rank() == 0:
+        _await(folder, found)
+        _write_manifest(folder, run_dir, step, found, time.monotonic() - begun, elapsed)
+    return sum(facts.bytes for facts in found.values())
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Path below `folder`, with slashes -> bytes, of all files that this node sees."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def _share(listings: Sequence[Mapping[str, int]]) -> list[list[str]]:
+    """The files by the rank that hashes them, balanced by size among the ranks that see them."""
+    sizes: dict[str, int] = {}
+    for listing in listings:
+        sizes.update(listing)
+    shares: list[list[str]] = [[] for _ in listings]
+    loads = [0] * len(listings)
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        who = min((n for n, seen in enumerate(listings) if name in seen), key=lambda n: (loads[n], n))
+        shares[who].append(name)
+        loads[who] += sizes[name]
+    return shares
+
+
+def _await(folder: Path, found: Mapping[str, FileFacts]) -> None:
+    """RunFailed if rank 0 does not see the files of other ranks: the checkpoint would be incomplete."""
+    until = time.monotonic() + SEEN_S
+    while absent := sorted(found.keys() - _sizes(folder).keys()):
+        if time.monotonic() > until:
+            raise RunFailed(
+                Problem(
+                    "checkpoints-not-shared",
+                    f"node rank 0 does not see what other nodes wrote of a checkpoint ({absent[0]}, "
+                    f"{len(absent)} files)",
+                    file=str(folder),
+                    hint="set --output-dir to a run directory that all nodes share",
+                )
+            )
+        time.sleep(0.5)
+
+
+def _write_manifest(
+    folder: Path,
+    run_dir: Path,
+    step: int,
+    files: Mapping[str, FileFacts],
+    seconds: float,
+    elapsed: float | None,
+) -> None:
+    write_json(
+        folder / MANIFEST,
+        {
+            "schema_version": SCHEMA_VERSION,
+            "step": step,
+            "world_size": world_size(),
+            "files": {name: asdict(files[name]) for name in sorted(files)},
+            "bytes": sum(facts.bytes for facts in files.values()),
+            "seconds": round(seconds, 3),
+            "elapsed": None if elapsed is None else round(elapsed, 3),
+            "data": _data_key(run_dir),
+            "versions": installed_versions(),
+        },
+    )
+    sync_file(folder / MANIFEST)
+    for place in {folder, *(folder / name for name in map(os.path.dirname, files) if name)}:
+        sync_folder(place)
+
+
+def _data_key(run_dir: Path) -> str | None:
+    """The key of the prepared data; None if it is streamed, or no launcher prepared it."""
+    try:
+        found = parse_json((run_dir / "data.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found.get("key") if isinstance(found, dict) else None

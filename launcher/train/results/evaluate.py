@@ -1,6 +1,6 @@
-"""Measure what a run has trained, after it: its own evaluation in one process, on held-out or other rows.
+"""Evaluate the result of a finished run in one process, on its held-out rows or on others.
 
-The run's directory is read and not written: what an evaluation leaves lies aside, and goes.
+Nothing is written into the run directory: the files of the evaluation are temporary.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from launcher.train.hooks import load_hooks
 from launcher.train.job import Job, read_job
 from launcher.train.metrics import check_metrics
 from launcher.train.model.processing import load_processing
-from launcher.train.results.placing import place_of
 from launcher.train.results.trained import (
     ADAPTER,
     check_readable,
     is_trained,
     on_base,
+    place_of,
     portable,
     prepared_record,
     replaced,
@@ -56,7 +56,7 @@ _ALONE: dict[str, Any] = {
     "trainer.load_best_model_at_end": False,
     "trainer.activation_checkpointing": False,
 }
-"""Settings of one process that evaluates, and trains, saves and tells nothing."""
+"""Settings of one process that only evaluates: no training, saving or reporting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class Evaluated:
 
     weights: Path
     rows: int
-    """Samples; packs of them where the run packs its evaluation."""
+    """Samples; packs if the run packs its evaluation."""
     metrics: dict[str, float | None]
-    """Without the prefix `eval_`; None for what is not finite."""
+    """Without the prefix `eval_`; None if not finite."""
 
     def to_json(self) -> dict[str, Any]:
         return {"weights": str(self.weights), "rows": self.rows, "metrics": self.metrics}
@@ -76,9 +76,9 @@ class Evaluated:
 def evaluate(
     run_dir: Path, checkpoint: str | None, data: Path | None, say: Callable[[str], None]
 ) -> Evaluated:
-    """Loss, perplexity, accuracy and the run's own metrics, of its result or of one of its checkpoints.
+    """Loss, perplexity, accuracy and the run's own metrics of its result or of one of its checkpoints.
 
-    data: rows in the place of those held out. RecipeError where there are neither, or no such weights.
+    data: rows to use instead of the held-out ones. RecipeError without rows or weights.
     """
     job = read_job(run_dir)
     folder = trained_folder(job, checkpoint)
@@ -100,13 +100,13 @@ def evaluate(
 
 
 def evaluating(job: Job, aside: Path) -> Job:
-    """The job as one process evaluates it, writing what it writes into `aside`."""
+    """The job for an evaluation in one process, with `aside` as its run directory."""
     wanted = dict.fromkeys([*job.data.metrics, "perplexity", "accuracy"])
     metrics = [name for name in wanted if name in METRICS[job.task.name]]
     changes = {**_ALONE, "data.metrics": metrics}
-    if set(metrics) - {"perplexity"}:  # a run whose metrics read no predictions keeps none
+    if set(metrics) - {"perplexity"}:  # a run without such metrics keeps no predictions
         changes["trainer.prediction_loss_only"] = False
-    changes["trainer.disable_tqdm"] = not sys.stderr.isatty()  # a bar for who waits
+    changes["trainer.disable_tqdm"] = not sys.stderr.isatty()  # a progress bar in a terminal
     if job.trainer.precompute_ref_log_probs:
         changes["trainer.precompute_ref_log_probs"] = False
     if not torch.cuda.is_available():
@@ -115,15 +115,15 @@ def evaluating(job: Job, aside: Path) -> Job:
 
 
 def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
-    """The record of the run's own rows, prepared again where the cache has lost them."""
+    """The record of the run's own rows, prepared again if they are no longer in the cache."""
     if job.data.eval is None:
         raise RecipeError(
             Problem(
                 "no-eval-rows",
-                "the run held no rows out",
+                "the run has no held-out rows",
                 file=str(job.run_dir),
                 path="data.eval",
-                hint="name rows with --data FILE",
+                hint="set rows with --data FILE",
             )
         )
     try:
@@ -138,7 +138,7 @@ def _held_out(job: Job, own: Job, say: Callable[[str], None]) -> dict[str, Any]:
                 "the data or the tokenizer has changed since the run, so other rows would be held out",
                 file=str(job.run_dir),
                 path="data",
-                hint="bring the old files back, or name rows with --data FILE",
+                hint="restore the old files, or set rows with --data FILE",
             )
         )
     return record
@@ -160,7 +160,7 @@ def _source(job: Job, data: Path) -> dict[str, Any]:
 
 def _other_rows(job: Job, own: Job, processing: Any) -> dict[str, Any]:
     labels = prepared_record(job).get("labels")
-    real = replaced(own, {"tiny": False})  # the file's rows, not a rehearsal's
+    real = replaced(own, {"tiny": False})  # the rows of the file, not generated ones
     return prepare_rows(real, processing, load_hooks(own), labels, own.run_dir)
 
 
@@ -175,17 +175,17 @@ def _evaluated(job: Job, own: Job, folder: Path, processing: Any) -> Evaluated:
     set_seed(args.seed)
     model = _model(own, folder, processing, prepared_record(job).get("labels"))
     trainer = make_trainer(own, args, model, processing, data)
-    trainer.remove_callback(PrinterCallback)  # the command says the same numbers, in words
+    trainer.remove_callback(PrinterCallback)  # the command prints the same numbers
     train_task(own.task.name).as_it_began(own, trainer, processing)
     found = final_metrics(own, trainer)
-    for name in ("step", "eval_num_tokens"):  # of training, which there is none of
+    for name in ("step", "eval_num_tokens"):  # of training
         found.pop(name, None)
     metrics = {name.removeprefix("eval_"): value for name, value in found.items()}
     return Evaluated(folder, len(data.train), metrics)
 
 
 def _model(own: Job, folder: Path, processing: Any, labels: Any) -> Any:
-    """The weights of a folder, loaded as they were for training; spread where no GPU holds them."""
+    """The weights of a folder, loaded as for training; spread over devices if no GPU can hold them."""
     from launcher.train.model.models import load_model
 
     spread = place_of(own, folder) == "auto"

@@ -1,4 +1,4 @@
-"""Try a finished run: the base model with what was trained, on one prompt or in a conversation."""
+"""Generate with the result of a finished run: for one prompt or in a conversation."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.train.job import Job, read_job
-from launcher.train.results.placing import place_of, settle, slow_places
 from launcher.train.results.trained import (
     check_readable,
+    place_of,
     prepared_record,
+    settle,
+    slow_places,
     trained_folder,
     trained_model,
     trained_processing,
@@ -22,12 +24,12 @@ from launcher.train.tasks import train_task
 
 Turns = list[dict[str, str]]
 _KEPT_FOR_CONTEXT = 0.5
-"""Of the model's positions, the share that the turns before may take when a conversation grows too long."""
+"""Share of the model's positions for earlier turns when a conversation gets too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A finished run, loaded to be asked."""
+    """The loaded result of a finished run."""
 
     job: Job
     processing: Any
@@ -37,7 +39,7 @@ class Trained:
 
     @property
     def chats(self) -> bool:
-        """Whether prompts are turns of a conversation, as the training rows were."""
+        """Whether prompts are turns of a conversation, like the training rows."""
         return "chat" in _formats(self.job) and bool(getattr(self.processing, "chat_template", None))
 
     @property
@@ -47,10 +49,10 @@ class Trained:
 
 
 def load_trained(run_dir: Path, say: Callable[[str], None], checkpoint: str | None = None) -> Trained:
-    """The result of a run on the device that holds it, or over all devices; `say` gets a word about speed.
+    """Load the result of a run on one device, or over all devices; `say` gets a warning about slow places.
 
-    checkpoint: the name of one of its checkpoints in the place of the result. RecipeError when the run
-    directory holds neither an adapter nor a model, or no such checkpoint.
+    checkpoint: the name of a checkpoint to use instead of the result. RecipeError without an adapter, a model
+    or such a checkpoint.
     """
     job = read_job(run_dir)
     folder = trained_folder(job, checkpoint)
@@ -73,16 +75,15 @@ def answer(
 ) -> str:
     """The model's greedy answer, without the prompt and special tokens; a classifier's label.
 
-    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; a
-    model of images gets a file's path. RecipeError for a picture that cannot be read and a prompt too long.
-    before: turns of the conversation so far; nothing but a chat model sees them.
-    write: gets the answer piece by piece as it is made.
+    A tokenizer with a chat template that was trained on conversations gets the prompt as a user's turn; for
+    an image model the prompt is a file's path. RecipeError for an unreadable image or a too long prompt.
+    before: earlier turns of the conversation, for a chat model. write: gets the answer piece by piece.
     """
     import torch
 
     model = trained.model
     inputs = _encode(trained.job, trained.processing, prompt, before).to(trained.device)
-    room = _room(trained, inputs)
+    limit = _free_positions(trained, inputs)
     with torch.inference_mode():
         if not trained.writes:
             reply = train_task(trained.job.task.name).reply(model, trained.processing, prompt, inputs)
@@ -92,30 +93,30 @@ def answer(
         tokenizer = trained.processing
         output = model.generate(
             **inputs,
-            max_new_tokens=min(max_new_tokens, room),
+            max_new_tokens=min(max_new_tokens, limit),
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=stop_tokens(tokenizer, model.generation_config.eos_token_id),
             streamer=None if write is None else _streamer(tokenizer, write),
         )
-    # A decoder of its own begins with a start token; a causal LM goes on after the prompt.
+    # A separate decoder begins with a start token; a causal LM continues after the prompt.
     start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     return str(tokenizer.decode(output[0, start:], skip_special_tokens=True))
 
 
-def _room(trained: Trained, inputs: Any) -> int:
-    """Tokens that an answer may have: as many as positions are left. RecipeError where the prompt takes all.
+def _free_positions(trained: Trained, inputs: Any) -> int:
+    """Positions left for an answer. RecipeError if the prompt takes all.
 
-    A model with a table of positions fails beyond it, one with rotated ones writes what nobody trained.
+    A model with a table of positions fails beyond it; one with rotary positions writes nonsense.
     """
     limit = _positions(trained)
     if limit is None or "input_ids" not in inputs:
         return sys.maxsize
     taken = int(inputs["input_ids"].shape[1])
-    apart = trained.model.config.is_encoder_decoder  # its answer has positions of its own
+    apart = trained.model.config.is_encoder_decoder  # its answer has separate positions
     if taken > limit - (trained.writes and not apart):
         message = f"the prompt has {taken:,} tokens, the model has {limit:,} positions"
-        hint = "shorten it; an answer needs room behind it" if trained.writes else "shorten it"
+        hint = "shorten it" + ("; the answer needs positions too" if trained.writes else "")
         raise RecipeError(Problem("prompt-too-long", message, hint=hint))
     return limit - 1 if apart else limit - taken
 
@@ -132,10 +133,10 @@ def converse(
     max_new_tokens: int,
     first: str | None = None,
 ) -> int:
-    """Answer prompts until `read` gives None; returns how many were answered.
+    """Answer prompts until `read` returns None; the number of answers.
 
-    A chat model sees the turns before, of which the oldest are left out when they take too many tokens.
-    Ctrl-C ends the answer that is being written, not the conversation.
+    A chat model sees the earlier turns, of which the oldest are dropped if they have too many tokens. Ctrl-C
+    ends the current answer, not the conversation.
     """
     turns: Turns = []
     answered = 0
@@ -143,39 +144,39 @@ def converse(
     while prompt is not None:
         if prompt.strip():
             turns = _recent(trained, turns, write)
-            said, whole = _spoken(trained, prompt, turns, write, max_new_tokens)
-            answered += whole
+            reply, complete = _answer_turn(trained, prompt, turns, write, max_new_tokens)
+            answered += complete
             if trained.chats:
-                turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": said}]
+                turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
         prompt = read()
     return answered
 
 
-def _spoken(
+def _answer_turn(
     trained: Trained, prompt: str, turns: Turns, write: Callable[[str], None], max_new_tokens: int
 ) -> tuple[str, bool]:
-    """What was answered, and whether to its end. An error of this prompt alone is said like an answer."""
+    """The answer, and whether it is complete. An error of this prompt is written like an answer."""
     pieces: list[str] = []
 
-    def heard(piece: str) -> None:
+    def collect(piece: str) -> None:
         pieces.append(piece)
         write(piece)
 
-    whole = True
+    complete = True
     try:
-        answer(trained, prompt, max_new_tokens, turns, heard)
-    except RecipeError as error:  # a picture that is not there
+        answer(trained, prompt, max_new_tokens, turns, collect)
+    except RecipeError as error:  # e.g. a missing image
         write(str(error))
-        whole = False
+        complete = False
     except KeyboardInterrupt:
         write(" …")
-        whole = False
+        complete = False
     write("\n")
-    return "".join(pieces), whole
+    return "".join(pieces), complete
 
 
 def _recent(trained: Trained, turns: Turns, write: Callable[[str], None]) -> Turns:
-    """The newest turns that leave room for a question and its answer; says what is left out."""
+    """The newest turns that leave positions for a question and its answer; writes how many are dropped."""
     limit = _positions(trained)
     if not turns or limit is None:
         return turns
@@ -183,7 +184,7 @@ def _recent(trained: Trained, turns: Turns, write: Callable[[str], None]) -> Tur
     while kept and _length(trained, kept) > limit * _KEPT_FOR_CONTEXT:
         kept = kept[2:]
     if len(kept) < len(turns):
-        write(f"(the oldest {len(turns) - len(kept)} turns are left out: {limit} tokens fit)\n")
+        write(f"(the oldest {len(turns) - len(kept)} turns are dropped: {limit} tokens fit)\n")
     return kept
 
 
@@ -192,7 +193,7 @@ def _length(trained: Trained, turns: Turns) -> int:
 
 
 def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
-    """transformers' TextStreamer that writes where it is told, without the prompt."""
+    """transformers' TextStreamer for `write`, without the prompt."""
     from transformers import TextStreamer
 
     class Pieces(TextStreamer):
@@ -204,14 +205,14 @@ def _streamer(tokenizer: Any, write: Callable[[str], None]) -> Any:
 
 
 def stop_tokens(tokenizer: Any, configured: int | Sequence[int] | None) -> list[int]:
-    """Ids that end an answer: EOS, those that the checkpoint lists, and the one that closes a turn."""
+    """Ids that end an answer: EOS, those of the checkpoint, and the one that closes a turn."""
     found = {tokenizer.eos_token_id, closing_token(tokenizer)}
     found |= set(configured) if isinstance(configured, Sequence) else {configured}
     return sorted(number for number in found if number is not None)
 
 
 def closing_token(tokenizer: Any) -> int | None:
-    """The special token that the chat template writes after the assistant's words, None without one."""
+    """The special token after the assistant's text in the chat template, None without one."""
     from launcher.train.data.template import Template
 
     if not tokenizer.chat_template:
@@ -227,12 +228,14 @@ def closing_token(tokenizer: Any) -> int | None:
 
 
 def _encode(job: Job, processing: Any, prompt: str, before: Sequence[dict[str, str]] = ()) -> Any:
-    """The prompt as the training rows had it, whose formats the preparation found."""
+    """The prompt in the format of the training rows, as the preparation found it."""
     if not job.task.reads_tokens:
-        return _picture(processing, prompt)
+        return _image(processing, prompt)
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # bytes that a terminal could not decode
         hint = "give the prompt in UTF-8"
-        raise RecipeError(Problem("usage", "the prompt is no text: half a character stands in it", hint=hint))
+        raise RecipeError(
+            Problem("usage", "the prompt is no valid text: it has a surrogate character", hint=hint)
+        )
     formats = _formats(job)
     if "chat" in formats and processing.chat_template:
         turns = [*before, {"role": "user", "content": prompt}]
@@ -251,8 +254,8 @@ def _formats(job: Job) -> set[str]:
     return set(prepared_record(job).get("formats") or asked)
 
 
-def _picture(processor: Any, path: str) -> Any:
-    """A file's pixels. RecipeError when it cannot be read as a picture."""
+def _image(processor: Any, path: str) -> Any:
+    """A file's pixels. RecipeError if it cannot be read as an image."""
     from PIL import Image
 
     try:
@@ -262,8 +265,8 @@ def _picture(processor: Any, path: str) -> Any:
         raise RecipeError(
             Problem(
                 "bad-image",
-                f"cannot be read as a picture: {error}",
+                f"cannot be read as an image: {error}",
                 file=path.strip(),
-                hint="this model reads images: give the path of a picture's file as the prompt",
+                hint="this model reads images: give the path of an image file as the prompt",
             )
         ) from error

@@ -1,4 +1,4 @@
-"""An adapter into its base's weights: added in float32, compared in float32, written whole or not at all."""
+"""Merge an adapter into its base model: added and compared in float32, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,16 @@ import torch
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError, RunFailed
 from launcher.facts.machine_facts import available_memory
-from launcher.train.checkpoint.disk_full import free_bytes, is_full, is_unwritable, mib
-from launcher.train.checkpoint.moving import sync_folder, sync_tree
+from launcher.train.checkpoint.disk import (
+    free_bytes,
+    is_full,
+    is_unwritable,
+    mib,
+    sync_folder,
+    sync_tree,
+)
 from launcher.train.job import Job, read_job
-from launcher.train.model.processing import first_line
-from launcher.train.results.likeness import Difference, difference, logits_of, probes
-from launcher.train.results.placing import skeleton
+from launcher.train.model.processing import added_ids, first_line
 from launcher.train.results.trained import (
     ADAPTER,
     check_readable,
@@ -30,6 +34,7 @@ from launcher.train.results.trained import (
     on_base,
     prepared_record,
     replaced,
+    skeleton,
     trained_folder,
     trained_processing,
     trust,
@@ -38,16 +43,47 @@ from launcher.train.upstream.model_seams import attention_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 _HOST_SPARE = 3 * 2**29
-"""Bytes beside the weights: libraries, logits, and the largest matrix twice while it is added to."""
+"""Bytes besides the weights: libraries, logits, and the largest matrix twice while it is added."""
 _NAME = 230
-"""Bytes of a folder's name: 255 may be, and it is written under a longer one."""
+"""Longest name of a folder in bytes: the limit is 255, and it is written under a longer name."""
 _FILES = 64 * 2**20
-"""Bytes beside the weights' file: the tokenizer and the configuration."""
+"""Bytes of the tokenizer and the configuration."""
+TOLERANCE = 1e-5
+"""Of float32 logits that should be equal, times the largest one (at least 1). float32 is not more precise:
+SmolLM2-135M with an adapter, whose logits reach 44, is 6e-5 from its own logits in float64, and merged 8e-5
+from its unmerged ones."""
+_ROWS, _TOKENS, _ANSWER = 3, 64, 8
+_TEXT = "The quick brown fox jumps over the lazy dog, and 12 more do so in 1984."
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far logits are from reference logits."""
+
+    largest: float
+    """Largest absolute difference; NaN or infinite if a logit is."""
+    scale: float
+    """Largest absolute reference logit."""
+    same_choice: float
+    """Share of positions (tokens; rows of a classifier) with the same argmax."""
+
+    @property
+    def allowed(self) -> float:
+        """Rounding error of float32."""
+        return TOLERANCE * max(1.0, self.scale)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the difference is only rounding; False if something is not finite."""
+        return self.largest <= self.allowed
+
+    def to_json(self) -> dict[str, float]:
+        return {"largest": self.largest, "allowed": self.allowed, "same_choice": self.same_choice}
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A model that has been written, and how far it is from what was trained."""
+    """A merged model that was written, and its difference from the trained one."""
 
     folder: Path
     dtype: str
@@ -56,11 +92,11 @@ class Merged:
     places: int
     """Tokens (rows of a classifier) whose logits were compared."""
     sum: Difference
-    """Of the merged model in float32 from the adapter on its base in float32."""
+    """Merged model in float32, compared with the adapter on its base in float32."""
     cast: Difference
-    """Of the weights as they were written, from the same; computed in float32."""
+    """Written weights, computed in float32, compared with the same."""
     quantized: Difference | None
-    """Of the merged model in float32 from the quantised base with the adapter, as it trained; else None."""
+    """Merged model in float32, compared with the adapter on its quantised base; None without quantisation."""
     quantization: str | None
 
     def to_json(self) -> dict[str, Any]:
@@ -81,12 +117,11 @@ class Merged:
 def merge(
     run_dir: Path, target: Path, dtype: str, card: Callable[[Merged], str], checkpoint: str | None = None
 ) -> Merged:
-    """Write the run's adapter, added to its base, as a model of its own to `target`, with its model card.
+    """Merge the run's adapter into its base model and write that to `target`, with its model card.
 
-    dtype: of DTYPES, or `auto` for the base checkpoint's own. checkpoint: the name of one whose adapter is
-    taken in the place of the result's. RecipeError when there is no adapter or the
-    target exists; MachineError without the memory or the room; RunFailed, and nothing is written, when the
-    merged model says something else than the adapter did.
+    dtype: one of DTYPES, or `auto` for the base checkpoint's. checkpoint: the name of one to use instead of
+    the result. RecipeError without an adapter or if the target exists; MachineError without
+    enough memory or disk space; RunFailed, and nothing is written, if the merged model has other logits.
     """
     job = on_cpu(read_job(run_dir))
     folder = job.run_dir / ADAPTER if checkpoint is None else trained_folder(job, checkpoint)
@@ -95,7 +130,7 @@ def merge(
     check_readable(folder)
     refuse_existing(target)
     name = base_dtype(job) if dtype == "auto" else dtype
-    _check_room(job, folder, target, name)
+    _check_space(job, folder, target, name)
     processing = trained_processing(job, folder)
     with _quiet_upstream():
         return _merged(job, folder, processing, target, name, card)
@@ -147,11 +182,11 @@ def _merged(
 
 
 def on_cpu(job: Job) -> Job:
-    """The job as merging loads it: in the host's memory, with kernels that the CPU has."""
+    """The job for merging: in the host's memory, with kernels that the CPU has."""
     kernel = job.model.attn_implementation
     changes = {
         "trainer.use_cpu": True,
-        # bitsandbytes quantises while it places; everything else lies on the CPU without a map.
+        # bitsandbytes quantises while it places; everything else is on the CPU without a map.
         "model.device_map": None if job.model.quantization == "none" else "local",
         "model.attn_implementation": kernel if kernel in ("eager", "sdpa") else None,
     }
@@ -159,7 +194,7 @@ def on_cpu(job: Job) -> Job:
 
 
 def _base(job: Job, processing: Any, *, dequantized: bool = False) -> Any:
-    """The base that the adapter was trained on, with its rounding; its quantised layers as float32."""
+    """The base that the adapter was trained on; dequantized: with its quantised layers as float32."""
     from launcher.train.model.models import load_model
 
     base = load_model(job, processing, prepared_record(job).get("labels"), distributed=False)
@@ -169,9 +204,9 @@ def _base(job: Job, processing: Any, *, dequantized: bool = False) -> Any:
 
 
 def _as_trained(model: Any) -> Any:
-    """With the 4-bit weights that a run trains over; to answer, bitsandbytes packs them anew for some CPUs.
+    """Keep the 4-bit weights of training: for inference, bitsandbytes packs them again for some CPUs.
 
-    These have their constants rounded to bfloat16, and it fails for matrices that are narrower than 64.
+    That rounds their constants to bfloat16, and fails for matrices narrower than 64.
     """
     for module in model.modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):
@@ -183,18 +218,18 @@ def _added(adapted: Any) -> Any:
     """The base model with the adapter in its weights."""
     try:
         return adapted.merge_and_unload(safe_merge=True)
-    except ValueError as error:  # peft's word for NaN in a sum
+    except ValueError as error:  # peft's error for NaN in a sum
         raise RunFailed(
             Problem(
                 "merge-unfit",
                 f"peft cannot add the adapter to its base: {first_line(error)}",
-                hint="the adapter itself may hold values that are not finite: look at the run's last losses",
+                hint="the adapter may have values that are not finite: look at the run's last losses",
             )
         ) from error
 
 
 def restore_conv1d(job: Job, model: Any) -> None:
-    """GPT-2's own layers, which hold the transposed matrix, where bitsandbytes took linear ones for them."""
+    """Restore GPT-2's own layers (with transposed matrices) that bitsandbytes replaced by linear ones."""
     from transformers.pytorch_utils import Conv1D
 
     for name, module in skeleton(job).named_modules():
@@ -210,7 +245,7 @@ def restore_conv1d(job: Job, model: Any) -> None:
 
 
 def base_dtype(job: Job) -> str:
-    """The dtype that the base checkpoint's configuration names; else that the run loaded it in."""
+    """The dtype of the base checkpoint's configuration, else of the run."""
     from launcher.train.model.models import load_config
 
     own = load_config(job).get_text_config().dtype
@@ -219,7 +254,7 @@ def base_dtype(job: Job) -> str:
 
 
 def round_to(model: Any, dtype: str) -> None:
-    """Round every weight to what `dtype` holds; they stay in float32, so that logits show this alone."""
+    """Round every weight to `dtype`, kept in float32, so that logits show only the rounding."""
     for tensor in _floating(model):
         tensor.data = tensor.data.to(getattr(torch, dtype)).float()
 
@@ -230,7 +265,7 @@ def _cast(model: Any, dtype: str) -> None:
 
 
 def _floating(model: Any) -> Iterator[torch.Tensor]:
-    """What is saved and has a floating dtype, shared tensors once."""
+    """Saved tensors of a floating dtype, shared ones once."""
     seen: set[int] = set()
     for tensor in model.state_dict(keep_vars=True).values():
         if tensor.is_floating_point() and id(tensor) not in seen:
@@ -241,7 +276,7 @@ def _floating(model: Any) -> Iterator[torch.Tensor]:
 def _check_written(
     job: Job, folder: Path, inputs: list[dict[str, Any]], wanted: list[torch.Tensor], attention: str
 ) -> None:
-    """Read the files as anybody does. RunFailed where they say something else than what was written."""
+    """Load the files with from_pretrained. RunFailed if the logits differ."""
     from launcher.train.model.models import auto_class
 
     options = {"dtype": torch.float32, "attn_implementation": attention, **trust(job)}
@@ -249,12 +284,12 @@ def _check_written(
         logits_of(auto_class(job.task.name).from_pretrained(str(folder), **options), inputs), wanted
     )
     if not found.is_none:
-        raise RunFailed(_unlike("what was written, read back,", "the merged model", found))
+        raise RunFailed(_unlike("the written model, loaded again,", "the merged model", found))
 
 
 @contextmanager
 def _written_aside(target: Path) -> Iterator[Path]:
-    """A folder beside the target that gets its name when it is whole, and vanishes when something fails."""
+    """A folder next to the target, which gets its name when it is complete, and is removed on failure."""
     aside = target.with_name(f".{target.name}.part-{os.getpid()}")
     try:
         for left in target.parent.glob(f".{target.name}.part-*"):
@@ -262,7 +297,7 @@ def _written_aside(target: Path) -> Iterator[Path]:
                 shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
         yield aside
-        for file in aside.iterdir():  # safetensors makes files that nobody else may read
+        for file in aside.iterdir():  # safetensors makes files that only their owner may read
             file.chmod((aside / "README.md").stat().st_mode & 0o777)
         sync_tree(aside)
         refuse_existing(target)
@@ -282,27 +317,28 @@ def _written_aside(target: Path) -> Iterator[Path]:
 def _unwritten(target: Path, error: Exception) -> EffilaunchError | None:
     message = f"the merged model could not be written: {first_line(error)}"
     if is_full(error):
-        hint = f"{mib(free_bytes(target.parent))} are free there; make room, or name another disk by --output"
+        free = mib(free_bytes(target.parent))
+        hint = f"{free} are free there; free disk space, or set --output to another disk"
         return MachineError(Problem("disk-full", message, file=str(target), hint=hint))
     if is_unwritable(error):
-        hint = "name a folder that you may write to by --output"
+        hint = "set --output to a folder that you may write to"
         return RecipeError(Problem("file-unwritable", message, file=str(target), hint=hint))
     return None
 
 
 def refuse_existing(target: Path) -> None:
-    """RecipeError when something lies where the merged model should go."""
+    """RecipeError if the target of the merged model exists, or cannot exist."""
     if "\0" in str(target) or len(os.fsencode(target.name)) > _NAME:
-        hint = "name another folder by --output"
+        hint = "set --output to another folder"
         raise RecipeError(Problem("file-unwritable", "no folder has such a name", str(target), hint=hint))
     if os.path.lexists(target):
         raise RecipeError(
             Problem(
                 "file-exists",
-                "is there already, and nothing is overwritten",
+                "exists already, and nothing is overwritten",
                 file=str(target),
-                hint="remove it, or name another folder by --output; `hf upload REPO FOLDER` sends one that "
-                "is merged",
+                hint="remove it, or set --output to another folder; `hf upload REPO FOLDER` pushes a merged "
+                "model",
             )
         )
 
@@ -311,14 +347,14 @@ def nothing_to_merge(run_dir: Path) -> Problem:
     """Why a run without an adapter is not merged."""
     return Problem(
         "nothing-to-merge",
-        "the run trained without an adapter: model/ is the whole model already",
+        "the run trained without an adapter: model/ is the complete model already",
         file=str(run_dir),
-        hint="load it by from_pretrained, or send it with `effilaunch merge RUN_DIR --push REPO`",
+        hint="load it with from_pretrained, or push it with `effilaunch merge RUN_DIR --push REPO`",
     )
 
 
-def _check_room(job: Job, folder: Path, target: Path, dtype: str) -> None:
-    """MachineError where host memory or the disk cannot hold the model."""
+def _check_space(job: Job, folder: Path, target: Path, dtype: str) -> None:
+    """MachineError without enough host memory or disk space for the model."""
     params = sum(parameter.numel() for parameter in skeleton(job).parameters())
     adapter = sum(file.stat().st_size for file in folder.glob("adapter_model.*"))
     needed = 4 * params + 2 * adapter + _HOST_SPARE
@@ -329,7 +365,7 @@ def _check_room(job: Job, folder: Path, target: Path, dtype: str) -> None:
                 "merge-memory",
                 f"merging {params / 1e9:.2g} billion weights in float32 takes about {mib(needed)} of host "
                 f"memory, {mib(available)} are available",
-                hint="merge on a machine with more memory; the adapter is of use without it: "
+                hint="merge on a machine with more memory; the adapter can be used without merging: "
                 "`effilaunch generate RUN_DIR`, and peft's PeftModel.from_pretrained",
             )
         )
@@ -340,7 +376,7 @@ def _check_room(job: Job, folder: Path, target: Path, dtype: str) -> None:
                 "disk-full",
                 f"the merged model takes about {mib(size)}, {mib(free)} are free",
                 file=str(target),
-                hint="make room, name another disk by --output, or take a smaller --dtype",
+                hint="free disk space, set --output to another disk, or use a smaller --dtype",
             )
         )
 
@@ -348,23 +384,23 @@ def _check_room(job: Job, folder: Path, target: Path, dtype: str) -> None:
 def _unlike(this: str, that: str, found: Difference) -> Problem:
     return Problem(
         "merge-differs",
-        f"{this} is {found.largest:.3g} away from {that} in its logits, up to {found.scale:.3g} large; "
-        f"{found.allowed:.2g} is what float32 may lose. Nothing was written",
-        hint="use the adapter as it is (peft's PeftModel.from_pretrained), and please report this",
+        f"the logits of {this} differ by {found.largest:.3g} from those of {that}, which are up to "
+        f"{found.scale:.3g}; float32 allows {found.allowed:.2g}. Nothing was written",
+        hint="use the adapter without merging (peft's PeftModel.from_pretrained), and please report this",
     )
 
 
 def _not_finite(dtype: str) -> Problem:
     return Problem(
         "merge-overflow",
-        f"the merged weights or their logits leave the range of {dtype}. Nothing was written",
-        hint="take --dtype bfloat16 or float32",
+        f"the merged weights or their logits exceed the range of {dtype}. Nothing was written",
+        hint="use --dtype bfloat16 or float32",
     )
 
 
 @contextmanager
 def _quiet_upstream() -> Iterator[None]:
-    """Without transformers' word, once a layer, that a layer is dequantised: that is what is asked for."""
+    """Hide transformers' message that a layer is dequantised, which is intended."""
     logger = logging.getLogger("transformers.integrations.bitsandbytes")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -372,3 +408,54 @@ def _quiet_upstream() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def probes(job: Job, processing: Any, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Inputs of the model, one row each: the first samples by data.json, with the ids of added tokens.
+
+    An image is generated; a run without samples gets a fixed sentence.
+    """
+    if not job.task.reads_tokens:
+        return [dict(processing(_image(), return_tensors="pt"))]
+    texts = ["".join(text for text, _ in sample["pieces"]) for sample in record.get("samples", ())][:_ROWS]
+    extra = added_ids(job, processing)
+    rows = []
+    for text in texts or [_TEXT]:
+        ids = processing(text, add_special_tokens=True)["input_ids"][:_TOKENS]
+        rows.append(torch.tensor([ids + extra or [processing.eos_token_id or 0]]))
+    if not job.task.is_encoder_decoder:
+        return [{"input_ids": row} for row in rows]
+    start = processing.pad_token_id  # T5's; any token works
+    return [
+        {"input_ids": row, "decoder_input_ids": torch.tensor([[start, *row[0, :_ANSWER].tolist()]])}
+        for row in rows
+    ]
+
+
+def _image() -> Any:
+    """An image with every value and no symmetry."""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, size=(64, 64, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def logits_of(model: Any, inputs: Sequence[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """Logits of each input, [..., classes] in float32, on the CPU."""
+    model.eval()
+    with torch.inference_mode():
+        return [model(**one).logits.float().cpu() for one in inputs]
+
+
+def difference(these: Sequence[torch.Tensor], those: Sequence[torch.Tensor]) -> Difference:
+    """How far `these` logits are from the reference `those`, of the same inputs."""
+    gaps = torch.cat([(one - other).abs().flatten() for one, other in zip(these, those, strict=True)])
+    choices = [
+        (one.argmax(-1) == other.argmax(-1)).flatten() for one, other in zip(these, those, strict=True)
+    ]
+    return Difference(
+        largest=gaps.max().item(),  # a NaN wins
+        scale=max(one.abs().max().item() for one in those),
+        same_choice=torch.cat(choices).float().mean().item(),
+    )

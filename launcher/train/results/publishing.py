@@ -1,4 +1,4 @@
-"""A result to the hub, by the login of this environment: asked for before the work, sent after it."""
+"""Push a result to the hub with the login of this environment, which is checked before the work."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Repository:
 
 
 def reach_repository(name: str) -> Repository:
-    """The repository, made private where it does not exist; one that is there stays as visible as it is.
+    """The repository; a new one is private, an existing one keeps its visibility.
 
-    MachineError where the hub is out of reach, or not with this login; RecipeError for an impossible name.
+    MachineError if the hub is unreachable or refuses this login; RecipeError for an invalid name.
     """
     from huggingface_hub import HfApi, constants
 
@@ -35,7 +35,7 @@ def reach_repository(name: str) -> Repository:
             Problem(
                 "hub-offline",
                 "HF_HUB_OFFLINE is set, so nothing can be pushed",
-                hint="unset it, or merge without --push and send the folder later: `hf upload REPO FOLDER`",
+                hint="unset it, or merge without --push and push the folder later: `hf upload REPO FOLDER`",
             )
         )
     try:
@@ -50,34 +50,35 @@ def reach_repository(name: str) -> Repository:
 def _refusal(name: str, error: Exception) -> EffilaunchError:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    said = first_line(error)
+    message = first_line(error)
     if isinstance(error, HFValidationError):
-        hint = "give it as NAME or OWNER/NAME"
-        return RecipeError(Problem("usage", f"--push {name} is no name of a repository: {said}", hint=hint))
+        hint = "use NAME or OWNER/NAME"
+        return RecipeError(
+            Problem("usage", f"--push {name} is not a valid repository name: {message}", hint=hint)
+        )
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, LocalTokenNotFoundError) or status in (401, 403):
         hint = "set HF_TOKEN to a token that may write there, or log in with `hf auth login`"
         return MachineError(
-            Problem("hub-login", f"the hub does not let you write to {name}: {said}", hint=hint)
+            Problem("hub-login", f"the hub refuses write access to {name}: {message}", hint=hint)
         )
-    if isinstance(error, (HfHubHTTPError, OSError)) or "connect" in said.lower():
-        hint = "look at the network; without --push nothing of it is needed"
-        return MachineError(Problem("hub-unreachable", f"{name} cannot be asked for: {said}", hint=hint))
-    return MachineError(Problem("hub-unreachable", f"{name} cannot be made: {type(error).__name__}: {said}"))
+    if isinstance(error, (HfHubHTTPError, OSError)) or "connect" in message.lower():
+        hint = "check the network; it is not needed without --push"
+        return MachineError(Problem("hub-unreachable", f"{name} cannot be reached: {message}", hint=hint))
+    return MachineError(
+        Problem("hub-unreachable", f"{name} cannot be created: {type(error).__name__}: {message}")
+    )
 
 
 def send(folder: Path, repository: Repository, card: str | None = None) -> None:
-    """Upload a folder of a model; `card` in the place of a README.md that it may have.
-
-    RunFailed where that fails: the folder is whole on this disk.
-    """
+    """Upload a model's folder, with `card` instead of its README.md. RunFailed if that fails."""
     from huggingface_hub import HfApi
 
     try:
         api = HfApi()
-        left_out = [*NO_WEIGHTS, *([] if card is None else ["README.md"])]
+        omitted = [*NO_WEIGHTS, *([] if card is None else ["README.md"])]
         api.upload_folder(
-            repo_id=repository.id, folder_path=folder, commit_message="Upload model", ignore_patterns=left_out
+            repo_id=repository.id, folder_path=folder, commit_message="Upload model", ignore_patterns=omitted
         )
         if card is not None:
             api.upload_file(
@@ -92,6 +93,6 @@ def send(folder: Path, repository: Repository, card: str | None = None) -> None:
                 "push-failed",
                 f"the model was not pushed to {repository.id}: {first_line(error)}",
                 file=str(folder),
-                hint=f"it is whole in this folder: `hf upload {repository.id} {folder}` sends it",
+                hint=f"it is complete in this folder: `hf upload {repository.id} {folder}` pushes it",
             )
         ) from error

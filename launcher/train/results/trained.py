@@ -1,11 +1,12 @@
-"""What a finished run has trained, read back outside training: its folder, its tokenizer, its model."""
+"""The result of a finished run, loaded outside training: its folder, tokenizer and model, and their place."""
 
 from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launcher.errors import EffilaunchError, MachineError, Problem, RecipeError
 from launcher.facts.checkpoint import complete_checkpoints, defect
@@ -16,17 +17,23 @@ from launcher.train.model.processing import first_line, load_processing, own_cod
 from launcher.train.model.weights import weight_files
 
 ADAPTER, MODEL = "adapter", "model"
-"""Names of the folders in RUN_DIR, and what lies in them."""
+"""Names of the folders in RUN_DIR, and of their contents."""
 _WEIGHTS = ("*.safetensors", "adapter_model.bin", "pytorch_model*.bin")
 _PROCESSING = ("tokenizer_config.json", "preprocessor_config.json")
 _ERROR = 600
 """Characters of an error that lists tensors."""
 _ANYWHERE = ("eager", "sdpa", "varlen")
-"""Attention kernels that need neither a GPU nor a package of their own; `varlen` is read as sdpa."""
+"""Attention kernels that need neither a GPU nor an extra package; `varlen` is read as sdpa."""
+SPARE = 2**30
+"""Bytes left free on a GPU for the KV cache, activations and workspaces of kernels."""
+_BITS = {"int8": 8.0, "nf4": 4.5, "fp4": 4.5}
+"""Bits of a quantised weight with its constants: one per row, one per 64 weights."""
+
+Place = Literal["cpu", "cuda", "auto"]
 
 
 def replaced(job: Job, changes: dict[str, Any], run_dir: Path | None = None) -> Job:
-    """The job with other values for these settings, and with another run directory where one is given."""
+    """The job with other values for these settings, and with another run directory if given."""
     settings = {
         name: {"value": value, "source": "default", "by": "results", "reason": ""}
         for name, value in changes.items()
@@ -36,7 +43,7 @@ def replaced(job: Job, changes: dict[str, Any], run_dir: Path | None = None) -> 
 
 
 def _checkpoint_folder(job: Job, name: str) -> Path:
-    """RUN_DIR/checkpoints/NAME. RecipeError where that is no whole checkpoint with weights of its own."""
+    """RUN_DIR/checkpoints/NAME. RecipeError if that is not a complete checkpoint with weights."""
     folder = job.checkpoints / name
     if name in ("", "..") or Path(name).name != name or not os.path.isdir(folder):  # noqa: PTH112
         names = [path.name for _, path in sorted(complete_checkpoints(job.checkpoints).items())]
@@ -44,13 +51,13 @@ def _checkpoint_folder(job: Job, name: str) -> Path:
         raise RecipeError(Problem("no-checkpoint", message, file=str(job.run_dir)))
     wrong = defect(folder, hashes=False)
     if wrong is not None:
-        raise RecipeError(Problem("no-checkpoint", f"no whole checkpoint: {wrong}", file=str(folder)))
+        raise RecipeError(Problem("no-checkpoint", f"incomplete checkpoint: {wrong}", file=str(folder)))
     if is_trained(folder) == ADAPTER or (is_trained(folder) and weight_files(folder)):
         return folder
     raise RecipeError(
         Problem(
             "checkpoint-without-weights",
-            "holds the shards of its engine and no weights that can be read without it",
+            "has the shards of its engine, and no weights that can be read without it",
             file=str(folder),
             hint="use the run's result, without --checkpoint",
         )
@@ -67,7 +74,7 @@ def trained_folder(job: Job, checkpoint: str | None = None) -> Path:
     raise RecipeError(
         Problem(
             "not-trained",
-            "holds neither adapter/ nor model/",
+            "has neither adapter/ nor model/",
             file=str(job.run_dir),
             hint="run the recipe to its end first",
         )
@@ -75,14 +82,14 @@ def trained_folder(job: Job, checkpoint: str | None = None) -> Path:
 
 
 def is_trained(folder: Path) -> str | None:
-    """What a folder holds by its configuration: `adapter`, `model`, or None for neither."""
+    """The content of a folder by its configuration: `adapter`, `model`, or None."""
     if (folder / "adapter_config.json").is_file():
         return ADAPTER
     return MODEL if (folder / "config.json").is_file() else None
 
 
 def check_readable(folder: Path) -> None:
-    """RecipeError where the configuration or the weights of a result are gone, cut off, or no such files."""
+    """RecipeError if the configuration or the weights of a result are missing or damaged."""
     config = folder / ("adapter_config.json" if is_trained(folder) == ADAPTER else "config.json")
     try:
         if not isinstance(parse_json(config.read_text(encoding="utf-8")), dict):
@@ -93,12 +100,12 @@ def check_readable(folder: Path) -> None:
 
 
 def _check_weights(folder: Path) -> None:
-    """Headers alone are read: they say how long a file has to be."""
+    """Reads only the headers, which have the length of the file."""
     from safetensors import SafetensorError, safe_open
 
     files = [path for kind in _WEIGHTS for path in sorted(folder.glob(kind))]
     if not files:
-        raise RecipeError(_damaged(folder, "no weights lie in it"))
+        raise RecipeError(_damaged(folder, "it has no weights"))
     for file in files:
         try:
             if file.suffix == ".safetensors":
@@ -108,14 +115,14 @@ def _check_weights(folder: Path) -> None:
 
 
 def _damaged(file: Path, why: str) -> Problem:
-    hint = "bring the file back as the run wrote it, or run the recipe again"
-    return Problem("damaged-result", f"what was trained cannot be read: {why}", file=str(file), hint=hint)
+    hint = "restore the file as the run wrote it, or run the recipe again"
+    return Problem("damaged-result", f"the result cannot be read: {why}", file=str(file), hint=hint)
 
 
 def trained_processing(job: Job, folder: Path) -> Any:
     """The tokenizer, or image processor, that was saved with the result: with added tokens and template.
 
-    Of a checkpoint that holds none, the one that the run began with.
+    For a checkpoint without one, that of the recipe.
     """
     from transformers import AutoImageProcessor, AutoTokenizer
 
@@ -136,12 +143,12 @@ def trained_processing(job: Job, folder: Path) -> Any:
 
 
 def trust(job: Job) -> dict[str, bool]:
-    """Said either way: where nothing is said, transformers asks at the terminal."""
+    """Always explicit: otherwise transformers asks at the terminal."""
     return {"trust_remote_code": bool(job.model.trust_remote_code)}
 
 
 def prepared_record(job: Job) -> dict[str, Any]:
-    """What the preparation of the rows wrote down; nothing for a run without it."""
+    """The content of data.json; {} for a run without it."""
     path = job.run_dir / "data.json"
     try:
         found = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -153,7 +160,7 @@ def prepared_record(job: Job) -> dict[str, Any]:
 
 
 def portable(job: Job) -> Job:
-    """The job with an attention kernel that this machine has: the run's own where there is a GPU."""
+    """The job with an attention kernel that this machine has: the run's own if there is a GPU."""
     import torch
 
     asked = job.model.attn_implementation
@@ -165,8 +172,7 @@ def portable(job: Job) -> Job:
 def trained_model(job: Job, folder: Path, processing: Any, *, device_map: str | None = None) -> Any:
     """The model of `folder`, an adapter's on its base, as a single process loads it outside training.
 
-    device_map: spreads it over the devices, in place of the plan's placement. MachineError where they do not
-    hold it.
+    device_map: spreads it over the devices, instead of the plan's placement. MachineError if it does not fit.
     """
     job = portable(job)
     if device_map is not None:
@@ -199,12 +205,12 @@ def _loaded(job: Job, folder: Path, processing: Any, device_map: str | None) -> 
 
 
 def on_base(base: Any, folder: Path, **options: Any) -> Any:
-    """The adapter of `folder` on its base model. RecipeError where it is not that model's."""
+    """The adapter of `folder` on its base model. RecipeError if it is not that model's."""
     import torch
     from peft import PeftModel
 
     try:
-        with warnings.catch_warnings():  # peft goes on with new values for what the file lacks
+        with warnings.catch_warnings():  # peft continues with new values for missing keys
             warnings.filterwarnings("error", message="Found missing adapter keys")
             return PeftModel.from_pretrained(base, str(folder), **options)
     except torch.OutOfMemoryError:
@@ -216,6 +222,98 @@ def on_base(base: Any, folder: Path, **options: Any) -> Any:
                 f"the adapter does not fit the model: {first_lines(error)[:_ERROR]}",
                 file=str(folder),
                 path="model.name_or_path",
-                hint="bring back the base model that the run was trained on, and the run's own adapter",
+                hint="restore the base model that the run was trained on, and the run's own adapter",
             )
         ) from error
+
+
+def placement(weights: int, free: Sequence[int]) -> Place:
+    """Where to place so many bytes of weights, by the free bytes of each GPU.
+
+    `cuda`: the first GPU holds them and SPARE. `auto`: it does not, so accelerate spreads the layers over all
+    GPUs and then the CPU's memory. `cpu`: there is no GPU.
+    """
+    if not free:
+        return "cpu"
+    return "cuda" if weights + SPARE <= free[0] else "auto"
+
+
+def free_device_bytes() -> list[int]:
+    """Free memory of each GPU that this process sees."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
+
+
+def place_of(job: Job, folder: Path) -> Place:
+    """`placement` of the model in `folder` on this machine, without reading a weight."""
+    free = free_device_bytes()
+    if not free or job.model.device_map not in (None, "local"):
+        return placement(0, free)  # the recipe's own map is used
+    return placement(weight_bytes(job, folder), free)
+
+
+def weight_bytes(job: Job, folder: Path) -> int:
+    """Bytes of the model's weights as `trained_model` loads them, from its configuration alone."""
+    import torch
+
+    model = skeleton(job, folder if is_trained(folder) == MODEL else None)
+    if is_trained(folder) == MODEL:
+        return int(sum(parameter.numel() for parameter in model.parameters()) * model.dtype.itemsize)
+    adapter = sum(file.stat().st_size for file in folder.glob("adapter_model.*"))
+    asked, quantization = job.model.dtype, job.model.quantization
+    dtype = model.dtype if asked == "auto" else getattr(torch, asked)
+    inner = 0
+    if quantization != "none":
+        kept = {id(part) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+        linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and id(m) not in kept]
+        inner = sum(module.weight.numel() for module in linears)
+        adapter += int(inner * _BITS[quantization["type"]] / 8)
+    outer = sum(parameter.numel() for parameter in model.parameters()) - inner
+    return int(outer * dtype.itemsize + adapter)
+
+
+def skeleton(job: Job, folder: Path | None = None) -> Any:
+    """The base model (of a folder, if given, the saved one) without weights, with the checkpoint's dtype."""
+    import torch
+    from transformers import AutoConfig
+
+    from launcher.train.model.models import auto_class, load_config
+
+    config = load_config(job) if folder is None else AutoConfig.from_pretrained(str(folder), **trust(job))
+    with torch.device("meta"):
+        model = auto_class(job.task.name).from_config(config, **trust(job))
+    return model
+
+
+def settle(model: Any, place: Place) -> Any:
+    """Set evaluation mode and move the model to its place; quantised and spread models stay.
+
+    Returns the device for inputs.
+    """
+    import torch
+
+    model.eval()
+    placed = getattr(model, "hf_device_map", None) or getattr(model, "is_quantized", False)
+    if place == "cuda" and not placed:
+        model.to("cuda")
+    hook = getattr(model, "_hf_hook", None)  # accelerate's: of a spread model, some parameters are elsewhere
+    device = getattr(hook, "execution_device", None)
+    return next(model.parameters()).device if device is None else torch.device(device)
+
+
+def slow_places(model: Any) -> str | None:
+    """A warning about layers that are not on a GPU although there is one; None without any."""
+    import torch
+
+    places = [str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()]
+    away = [place for place in places if place in ("cpu", "disk")]
+    if not away or not torch.cuda.is_available():
+        return None
+    where = " and ".join(sorted({"the CPU's memory" if one == "cpu" else "the disk" for one in away}))
+    return (
+        f"the GPUs do not hold the model: {len(away)} of its {len(places)} parts are in {where} and are sent "
+        "to a GPU for every token, which takes seconds a token for billions of weights"
+    )

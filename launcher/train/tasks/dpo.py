@@ -20,7 +20,7 @@ from launcher.train.job import Job
 from launcher.train.model.processing import local_or_hub
 from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
 from launcher.train.tasks.task import Shown
-from launcher.train.trl_trainer import PreparedTrainer
+from launcher.train.trainers import PreparedTrainer
 from launcher.train.upstream.trl_seams import preference_samples
 
 with importing_trl("dpo"):

@@ -17,7 +17,7 @@ from launcher.train.data.template import Message
 from launcher.train.job import Job
 from launcher.train.tasks.pairs import TrainPairs, importing_trl, refuse_mixture
 from launcher.train.tasks.task import Shown
-from launcher.train.trl_trainer import PreparedTrainer
+from launcher.train.trainers import PreparedTrainer
 
 with importing_trl("reward"):
     from trl import RewardConfig, RewardTrainer

@@ -1,7 +1,7 @@
-"""Which machine, link or device of a rehearsal is slow: numbers in, names out. Pure.
+"""Which node, link or device of a rehearsal is slow, by the numbers alone. Pure.
 
-Other work only ever makes a measurement slower, so the best of several counts, and nobody is named for less
-than a factor that noise does not reach. With two there is no median: only what no network should be is named.
+Other work only makes a measurement slower, so the best of several counts, and nothing is reported below a
+factor that noise does not reach. With two there is no median: only what no network should be is reported.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from statistics import median
 from typing import Any
 
 SLOW_LINK = 0.5
-"""Of the others' median. Machines of one network reach 0.8 and more of each other even through a switch that
-is shared; half is a port that negotiated a lower speed, another interface, a cable with errors."""
+"""Of the others' median. Nodes of one network reach 0.8 and more of each other even through a shared switch;
+half is a port that negotiated a lower speed, another interface, or a cable with errors."""
 ABSURD_BYTES_PER_S = 12.5e6
-"""0.1 Gbit/s: no network that is used for training, whoever else is on it."""
+"""0.1 Gbit/s: slower than any network used for training, whatever else is on it."""
 ONE_WAY, ONE_WAY_ABSURD = 0.25, 0.1
-"""Of the other direction: both use the same line, full duplex. Four times less is worth a look, ten times
-less no longer a matter of other work."""
+"""Of the other direction: both use the same full-duplex line. Below a quarter is a warning; other work does
+not explain a tenth."""
 LATE, LATE_MORE_S = 10.0, 1e-3
 """Times the others' median, and seconds more than it: the fastest of 19 messages does not wait for a core."""
 SLOW_GPU = 0.75
-"""Of the others' median: cards of one model differ by a few percent; a throttled or capped one by more."""
+"""Of the others' median: GPUs of one model differ by a few percent; a throttled or capped one by more."""
 SLOW_CPU = 0.5
-"""The same of CPUs, whose cores other work takes: a warning, never a failure."""
+"""The same for CPUs, whose cores other work uses: a warning, never a failure."""
 LEAST = 3
-"""Fewer have no median that one of them could be compared with."""
+"""With fewer there is no median to compare one with."""
 LAST_IN, WAITED = 0.8, 0.3
 """A rank that all others wait for is the last one in nearly every step, and costs them much of it."""
 WORKS_LONGER, WORKS_LONGER_CPU = 1.2, 2.0
-"""Times the others' median: who waits less without working longer only is nearer to the network."""
+"""Times the others' median: a rank that waits less without working longer is only nearer to the network."""
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Somebody or something that is slower than the others."""
+    """A rank, node, device or link that is slower than the others."""
 
     ends: tuple[int, ...]
-    """Ranks: one for a machine or device, two for the way from the first to the second."""
+    """Ranks: one for a node or device, two for the direction from the first to the second."""
     what: str
-    """sends | receives | link | one-way | absurd | late | computes | keeps-waiting"""
+    """sends | receives | link | one-way | absurd | late | computes | keeps-waiting | writes"""
     value: float
-    """Bytes a second, seconds, operations a second, or the part of a step that is waited."""
+    """Bytes per second, seconds, FLOP/s, or the waiting share of a step."""
     normal: float
-    """What the others have; of an absurd link, the limit."""
+    """The value of the others; for `absurd` the limit."""
     bad: bool = True
-    """Whether it fails the rehearsal; else it is worth a warning."""
+    """Whether it is a failure; else a warning."""
 
 
 def slow_links(links: Rows, *, absurd: bool) -> list[Slow]:
     """Ends, and links between good ends, that are slow.
 
-    absurd: whether a floor holds for all of them: between machines, not inside of one.
+    absurd: whether to apply the absolute limit: between nodes, not inside of one.
     """
     ends = sorted({int(link["from"]) for link in links})
     found: list[Slow] = []
     if len(ends) >= LEAST:
-        found = [slow for end in ends for slow in _slow_end(links, end)]
+        found = _slow_ends(links)
         found += _slow_pairs(links, {slow.ends[0] for slow in found})
         found += [slow for end in ends if (slow := _late_end(links, end)) is not None]
     named = {end for slow in found for end in slow.ends}
@@ -74,21 +74,28 @@ def slow_links(links: Rows, *, absurd: bool) -> list[Slow]:
     return found
 
 
-def _slow_end(links: Rows, end: int) -> list[Slow]:
-    """An end whose best link is slow in a direction, against the best ones of the others."""
+def _slow_ends(links: Rows) -> list[Slow]:
+    """Ends whose best link in a direction is slower than the best ones of the others."""
     found = []
     for what, side in (("sends", "from"), ("receives", "to")):
-        best = _of_ends(links, "bytes_per_s", (side,), max)
-        normal = median(value for other, value in best.items() if other != end)
-        if best[end] < SLOW_LINK * normal:
-            found.append(Slow((end,), what, best[end], normal))
+        found += _below(_of_ends(links, "bytes_per_s", (side,), max), SLOW_LINK, what)
+    return found
+
+
+def _below(values: Mapping[int, float], floor: float, what: str) -> list[Slow]:
+    """The ends whose value is below `floor` times the median of the others."""
+    found = []
+    for end, value in values.items():
+        normal = median(other for rank, other in values.items() if rank != end)
+        if value < floor * normal:
+            found.append(Slow((end,), what, value, normal))
     return found
 
 
 def _of_ends(
     links: Rows, key: str, sides: Sequence[str], choose: Callable[[list[float]], float]
 ) -> dict[int, float]:
-    """End -> what is chosen of its links' values; a link is an end's where this is at one of `sides`."""
+    """End -> the chosen value of its links; `sides`: the ends by which a link belongs to it."""
     values: dict[int, list[float]] = {}
     for link in links:
         for side in sides:
@@ -97,7 +104,7 @@ def _of_ends(
 
 
 def _slow_pairs(links: Rows, slow_ends: set[int]) -> list[Slow]:
-    """A link that is slow although both of its ends are fast with others."""
+    """Links that are slow although both ends are fast with others."""
     found = []
     for link in links:
         ends = (int(link["from"]), int(link["to"]))
@@ -117,7 +124,7 @@ def _slow_pairs(links: Rows, slow_ends: set[int]) -> list[Slow]:
 
 
 def _late_end(links: Rows, end: int) -> Slow | None:
-    """An end to which every message takes long."""
+    """An end with a high latency to every other."""
     least = _of_ends(links, "latency_s", ("from", "to"), min)
     normal = median(value for other, value in least.items() if other != end)
     late = least[end] > LATE * normal and least[end] > normal + LATE_MORE_S
@@ -125,7 +132,7 @@ def _late_end(links: Rows, end: int) -> Slow | None:
 
 
 def _one_way(links: Rows) -> list[Slow]:
-    """Of two ends: one direction much slower than the other."""
+    """With two ends: one direction much slower than the other."""
     found = []
     for link in links:
         back = [o["bytes_per_s"] for o in links if (o["from"], o["to"]) == (link["to"], link["from"])]
@@ -137,8 +144,7 @@ def _one_way(links: Rows) -> list[Slow]:
 
 
 def slow_devices(devices: Rows) -> list[Slow]:
-    """Devices that compute slower than others of the same name. Of two, the faster one shows what both could:
-    nothing computes faster than it can."""
+    """Devices that compute slower than others of the same model; of two, the faster one is the reference."""
     found = []
     for name in dict.fromkeys(device["name"] for device in devices):
         alike = [device for device in devices if device["name"] == name]
@@ -152,7 +158,7 @@ def slow_devices(devices: Rows) -> list[Slow]:
 
 
 def stragglers(waiting: Rows, *, on_cpu: bool) -> list[Slow]:
-    """The rank that all others wait for, step by step; `value` is the part of a step that they wait."""
+    """The rank that all others wait for in nearly every step; `value`: the share of a step that they wait."""
     found = []
     for own in waiting:
         others = [row for row in waiting if row is not own]
@@ -168,12 +174,5 @@ def stragglers(waiting: Rows, *, on_cpu: bool) -> list[Slow]:
 
 
 def slow_writers(rates: Mapping[int, float], floor: float) -> list[Slow]:
-    """Machines (by their first rank) that write slower than `floor` times the others' median."""
-    if len(rates) < LEAST:
-        return []
-    found = []
-    for end, rate in rates.items():
-        normal = median(other for rank, other in rates.items() if rank != end)
-        if rate < floor * normal:
-            found.append(Slow((end,), "writes", rate, normal))
-    return found
+    """Nodes (by their first rank) that write slower than `floor` times the others' median."""
+    return [] if len(rates) < LEAST else _below(rates, floor, "writes")

@@ -1,23 +1,24 @@
-"""The parameters of a rehearsal (`doctor --rehearse`), and the files that its ranks exchange."""
+"""A planned rehearsal (`doctor --rehearse`) as data, and the names of the files of its ranks."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-COURSE = "rehearsal.json"
-"""The parameters, in the rehearsal's directory."""
+PLANNED = "rehearsal.json"
+"""This data, in the rehearsal's directory."""
 RESULT = "result.json"
 """The measurements so far, written there by rank 0."""
 SHARE = "rehearsal-rank-{}.bin"
-"""File in checkpoints/ that a rank saves, reads and removes."""
-SHARES = SHARE.format("*")
+"""File in checkpoints/ that a rank writes, reads and removes."""
 PREFIX = "rehearsal-"
 """Prefix of a rehearsal's directory, next to the recipe's runs."""
+LEAST_SHARE = 2**16
+"""Bytes that a rank writes if it saves nothing in the run, so that the others can look for its file."""
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Rehearsal:
     """What the ranks do, and time limits; bytes and seconds."""
 
     seconds: float
@@ -62,6 +63,6 @@ class Course:
         return {**asdict(self), "sizes": list(self.sizes)}
 
 
-def course_of(values: dict[str, Any]) -> Course:
+def rehearsal_of(values: dict[str, Any]) -> Rehearsal:
     """The inverse of `to_json`."""
-    return Course(**{**values, "sizes": tuple(values["sizes"])})
+    return Rehearsal(**{**values, "sizes": tuple(values["sizes"])})

@@ -63,7 +63,7 @@ def check_machine(plan: Plan, group: Group | None = None) -> str:
     return ",".join(visible[: hardware.devices_per_node])
 
 
-def check_room(plan: Plan, run_dir: Path, begins: float = inf) -> None:
+def check_disk_space(plan: Plan, run_dir: Path, begins: float = inf) -> None:
     """Raise MachineError if the disk of `run_dir`, which need not exist, is too small for the run.
 
     Checkpoints of an earlier start count as written up to step `begins`, from which the run continues; later
@@ -90,16 +90,13 @@ def _to_come(plan: Plan, checkpoints: Path, begins: float) -> int:
 
     An incomplete checkpoint is deleted before the next save. One more is assumed if the number is unknown.
     """
-    whole = complete_checkpoints(checkpoints)
-    there = [read_manifest(path) for step, path in whole.items() if step <= begins]
+    complete = complete_checkpoints(checkpoints)
+    there = [read_manifest(path) for step, path in complete.items() if step <= begins]
     each = max([checkpoint_bytes(plan), *(manifest.bytes for manifest in there if manifest is not None)])
     kept = checkpoints_kept(plan)
     more = 1 if kept is None else max(0, kept - len(there))
-    return more * each - _written(checkpoints / SAVING)
-
-
-def _written(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    incomplete = sum(path.stat().st_size for path in (checkpoints / SAVING).rglob("*") if path.is_file())
+    return more * each - incomplete
 
 
 _BUILD = {
@@ -117,46 +114,38 @@ class _Builder:
     stack: Stack
 
 
-def _folder(plan: Plan) -> Path | None:
-    """The folder of the offload to NVMe, if the plan has one."""
-    path = nvme_path(plan)
-    return None if path is None else Path(path)
-
-
 def check_nvme(plan: Plan) -> None:
     """Raise MachineError if an offload to NVMe lacks disk space or cannot build async_io.
 
     Takes seconds: the training stack is imported in a child process.
     """
-    folder = _folder(plan)
-    if folder is None:
+    path = nvme_path(plan)
+    if path is None:
         return
-    verdicts = {"nvme": nvme_folder(read_folder(folder), plan, _left(folder))}
+    verdicts = {"nvme": _nvme_folder(Path(path), plan)}
     if verdicts["nvme"].status != "fail":
         machine = _Builder(read_build(os.environ), ask_stack(plan.interpreter, os.environ))
         verdicts |= {name: check(machine, plan) for name, check in _BUILD.items()}
-    failed = [_problem(name, said) for name, said in verdicts.items() if said.status == "fail"]
+    failed = [_problem(name, verdict) for name, verdict in verdicts.items() if verdict.status == "fail"]
     if failed:
         raise MachineError(failed)
 
 
-def nvme_words(plan: Plan) -> list[str]:
+def missing_for_nvme(plan: Plan) -> list[str]:
     """What this node lacks for the offload, as warnings: the plan may run on another one."""
-    folder = _folder(plan)
-    if folder is None:
+    path = nvme_path(plan)
+    if path is None:
         return []
     machine = _Builder(read_build(os.environ), {"deepspeed": {}})
-    verdicts = {
-        "nvme": nvme_folder(read_folder(folder), plan, _left(folder)),
-        "libaio": libaio(machine, plan),
-    }
-    bad = [_problem(name, said) for name, said in verdicts.items() if said.status in ("fail", "warn")]
+    verdicts = {"nvme": _nvme_folder(Path(path), plan), "libaio": libaio(machine, plan)}
+    bad = [_problem(name, found) for name, found in verdicts.items() if found.status in ("fail", "warn")]
     return [f"a run on this node would be slow or not start: {p.message} ({p.hint})" for p in bad]
 
 
-def _left(folder: Path) -> int:
-    """Bytes that a killed run left in the folder; the next run deletes them before it starts."""
-    return sum(swap_files(folder).values()) if (folder / LOCK).exists() else 0
+def _nvme_folder(folder: Path, plan: Plan) -> Verdict:
+    """The check of the folder. What a killed run left there is deleted before the next run starts."""
+    left = sum(swap_files(folder).values()) if (folder / LOCK).exists() else 0
+    return nvme_folder(read_folder(folder), plan, left)
 
 
 @contextlib.contextmanager
@@ -165,10 +154,11 @@ def holding_nvme(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
 
     Raises MachineError if another run holds it.
     """
-    folder = _folder(plan)
-    if folder is None:
+    path = nvme_path(plan)
+    if path is None:
         yield
         return
+    folder = Path(path)
     with reserved_folder(folder) as freed:
         if freed:
             say(f"removed {size(freed)} that a killed run left in {folder}")
@@ -178,7 +168,7 @@ def holding_nvme(plan: Plan, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def _problem(name: str, said: Verdict) -> Problem:
+def _problem(name: str, verdict: Verdict) -> Problem:
     code = {"nvme": "nvme-folder", "libaio": "aio-missing"}.get(name, name)
     path = "sharding.nvme_path" if name == "nvme" else None
-    return Problem(code, f"{said.found}: {said.message}", path=path, hint=said.hint)
+    return Problem(code, f"{verdict.found}: {verdict.message}", path=path, hint=verdict.hint)

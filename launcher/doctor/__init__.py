@@ -1,1 +1,0 @@
-"""The rehearsal: verdicts over what several nodes measured."""
