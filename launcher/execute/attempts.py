@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.errors import MachineError, Problem, RecipeError, RunFailed
 from launcher.execute.endings import KnownFailure
 from launcher.execute.following import Look, blind
@@ -159,8 +160,7 @@ def _next(
     if step is None:
         raise _nothing_left(failure, record, "nothing is left to try") from failure
     try:
-        if step.plan.sharding.engine == "deepspeed":
-            require_modules(["deepspeed"])
+        require_modules(engine_of(step.plan).packages)
     except MachineError as error:
         left = f"what is left to try cannot be done here: {error.problems[0].message}"
         raise _nothing_left(failure, record, left) from failure

@@ -202,11 +202,7 @@ def _order(
 
 def _nvme_folder(plan: Plan) -> str | None:
     sharding = plan.sharding
-    offloads = sharding.engine == "deepspeed" and "nvme" in (
-        sharding.offload_optimizer,
-        sharding.offload_param,
-    )
-    return sharding.nvme_path if offloads else None
+    return sharding.nvme_path if "nvme" in (sharding.offload_optimizer, sharding.offload_param) else None
 
 
 def _outcome(

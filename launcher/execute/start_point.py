@@ -44,8 +44,8 @@ from launcher.facts.checkpoint import (
     read_origin,
 )
 from launcher.facts.safe_files import parse_json, read_record
-from launcher.planner.resumed_states import Resumption, judge, ranks_of
-from launcher.planner.resuming import compare_data, compare_versions, value_of
+from launcher.plan.stored import StoredPlan
+from launcher.planner.resuming import Resumption, compare_data, compare_plans, compare_versions
 from launcher.render.bundle import Bundle
 
 PLAN = "plan.json"
@@ -146,8 +146,7 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
         return Resumption(())
     manifest = _manifest(begins.checkpoint)
     old = _plan_of(begins.checkpoint)
-    new = json.loads(bundle.files[PLAN])
-    found = judge(old, new, manifest.world_size)
+    found = compare_plans(old, _new_plan(bundle), manifest.world_size)
     if found.refused:
         raise RecipeError([difference.problem() for difference in found.refused])
     versions = compare_versions(manifest.versions, bundle.plan.versions)
@@ -156,12 +155,15 @@ def check_resumption(begins: Beginning, bundle: Bundle, say: Callable[[str], Non
     return accepted
 
 
-def _plan_of(checkpoint: Path) -> dict[str, Any]:
+def _new_plan(bundle: Bundle) -> StoredPlan:
+    return StoredPlan(json.loads(bundle.files[PLAN]))
+
+
+def _plan_of(checkpoint: Path) -> StoredPlan:
     """The plan of the run that wrote the checkpoint."""
     try:
-        plan: dict[str, Any] = parse_json((checkpoint / PLAN).read_text("utf-8"))
-        ranks_of(plan)
-        value_of(plan, "task")
+        plan = StoredPlan(parse_json((checkpoint / PLAN).read_text("utf-8")))
+        _ = plan.ranks, plan.at("task"), plan.settings
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecipeError(
             Problem(
@@ -194,7 +196,7 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
         planned = _planned_length(run_dir, result)
     except (OSError, ValueError):
         return None
-    new = json.loads(bundle.files[PLAN])
+    new = _new_plan(bundle)
     if not _asks_for_more(planned, new, int(result["steps"])):
         again = (
             "" if begins.is_newest else "; to train again from an older checkpoint name a new --output-dir"
@@ -215,17 +217,17 @@ def finished_result(begins: Beginning, bundle: Bundle, say: Callable[[str], None
     return None
 
 
-def _refuse_length_by_accident(run_dir: Path, steps: int, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _refuse_length_by_accident(run_dir: Path, steps: int, old: dict[str, Any], new: StoredPlan) -> None:
     """Raise RecipeError unless --set gives the new length of a finished run.
 
     The run may have been started with another --set than the recipe says.
     """
-    names = [name for name in LENGTH if value_of(new, f"trainer.{name}") is not None]
-    if any(new["settings"][f"trainer.{name}"].get("by") == "--set" for name in names):
+    names = [name for name in LENGTH if new.at(f"trainer.{name}") is not None]
+    if any(new.by(f"trainer.{name}") == "--set" for name in names):
         return
-    asked = " and ".join(f"trainer.{name}: {value_of(new, f'trainer.{name}')}" for name in names)
+    asked = " and ".join(f"trainer.{name}: {new.at(f'trainer.{name}')}" for name in names)
     before = " and ".join(f"trainer.{name}: {old[name]}" for name in LENGTH if old.get(name) is not None)
-    sets = " ".join(f"--set trainer.{name}={value_of(new, f'trainer.{name}')}" for name in names[:1])
+    sets = " ".join(f"--set trainer.{name}={new.at(f'trainer.{name}')}" for name in names[:1])
     raise RecipeError(
         Problem(
             "finished-run",
@@ -245,20 +247,21 @@ def _planned_length(run_dir: Path, result: dict[str, Any]) -> dict[str, Any]:
     if isinstance(planned := result.get("planned"), dict):
         return planned
     whole = complete_checkpoints(run_dir / "checkpoints")
-    plan = _plan_of(whole[max(whole)]) if whole else parse_json((run_dir / PLAN).read_text("utf-8"))
-    return {name: value_of(plan, f"trainer.{name}") for name in LENGTH}
+    plan = (
+        _plan_of(whole[max(whole)]) if whole else StoredPlan(parse_json((run_dir / PLAN).read_text("utf-8")))
+    )
+    return {name: plan.at(f"trainer.{name}") for name in LENGTH}
 
 
-def _asks_for_more(old: dict[str, Any], new: dict[str, Any], steps: int) -> bool:
+def _asks_for_more(old: dict[str, Any], new: StoredPlan, steps: int) -> bool:
     """Whether the new plan trains longer than the run that finished after `steps` steps as `old` planned."""
-    most = (old.get("max_steps"), value_of(new, "trainer.max_steps"))
+    most = (old.get("max_steps"), new.trainer.max_steps)
     before, now = (number if isinstance(number, int) and number > 0 else None for number in most)
     if now is not None:
         return now > max(steps, before or 0)
     if before is not None:
         return True
-    epochs = "num_train_epochs"
-    return float(value_of(new, f"trainer.{epochs}") or 0) > float(old.get(epochs) or 0)
+    return float(new.trainer.num_train_epochs or 0) > float(old.get("num_train_epochs") or 0)
 
 
 def check_data(begins: Beginning, bundle: Bundle, say: Callable[[str], None], look: Look = blind) -> None:

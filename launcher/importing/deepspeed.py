@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from launcher.engines.deepspeed_config import flatten
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import parse_json
 from launcher.importing.arguments import as_number
 from launcher.importing.reading import Effect, Reading, shown
 from launcher.knowledge.lint.check import apply_fixes, lint_text
 from launcher.knowledge.lint.document import read_json
-from launcher.planner.profile import flatten
 
 TOOL = "DeepSpeed config"
 Lines = Callable[[str], int | None]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from launcher.engines.deepspeed_config import flatten
 from launcher.facts.safe_files import parse_json
 from launcher.importing import accelerate, axolotl, deepspeed, llamafactory, trl
 from launcher.importing.reading import Reading, shown
-from launcher.planner.profile import flatten
 
 Row = tuple[str, str, str]
 """(key there, key of the recipe or empty, note)."""

@@ -73,7 +73,7 @@ def job_kind(spec: ModelSpec, job: MemoryJob) -> Kind:
     return Kind(
         model_type=spec.model_type,
         task=spec.task,
-        engine=job.engine + _sharing(job),
+        engine=job.engine.name + _sharing(job),
         zero_stage=job.zero_stage,
         precision=job.precision,
         quantization=job.quantization,

@@ -20,7 +20,6 @@ from launcher.memory.calibration import (
     memory_range,
     prior_range,
 )
-from launcher.memory.engines import engine_of
 from launcher.memory.host import HostMemory, host_memory
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.loss import evaluation_bytes
@@ -164,7 +163,7 @@ def _other_peaks(
 
     `length`: tokens of a sample. Ranks that share its tokens in training evaluate whole samples.
     """
-    engine = engine_of(job)
+    engine = job.engine
     states, buffers = engine.states(spec, job), engine.buffers(spec, job)
     states = replace(
         states,
@@ -193,7 +192,7 @@ def memory_notes(job: MemoryJob, hardware: Hardware) -> tuple[str, ...]:
         notes.append(f"optimizer states of {job.optim} are counted as AdamW's, an upper bound")
     if optimizer.paged and not hardware.is_cpu:
         notes.append("paged optimizer states are counted in host memory, where CUDA moves them on demand")
-    return (*notes, *engine_of(job).notes(job))
+    return (*notes, *job.engine.notes(job))
 
 
 def kept_predictions(spec: ModelSpec, job: MemoryJob) -> int:

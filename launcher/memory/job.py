@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.memory.engine import EngineMemory
 
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one value."""
@@ -25,8 +29,7 @@ class MemoryJob:
     double_quant: bool
     trainable_params: int
     adapter: bool
-    engine: str
-    """ddp | fsdp | deepspeed"""
+    engine: EngineMemory
     zero_stage: int
     offload_optimizer: str
     """none | cpu | nvme"""
@@ -92,6 +95,10 @@ class MemoryJob:
     """Values of one of those; DeepSpeed's default."""
     params_in_host: int = 1_000_000_000
     """Offload to NVMe: values of a rank's parameters that stay in host memory all the same (max_in_cpu)."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, with the engine's name."""
+        return {**asdict(self), "engine": self.engine.name}
 
     @property
     def rows(self) -> tuple[int, int]:

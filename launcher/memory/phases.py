@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from launcher.facts.hardware import MIB, Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import Stack, make_stacks, mask_bytes, shared_bytes
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import Held
+from launcher.memory.engine import Held
 from launcher.memory.job import Components, MemoryJob
 from launcher.memory.layers import Block, Dtypes, LayerCost, layer_cost
 from launcher.memory.loss import HeadCost, head_cost
@@ -126,7 +125,7 @@ class _Pass:
 
 def _pass(part: ModelSpec, job: MemoryJob, d: Dtypes, gradient_width: float, unsharded: float) -> _Pass:
     """`gradient_width`: bytes that a trained parameter's gradient keeps; `unsharded`: see Held."""
-    stacks, keeps = make_stacks(part, job, d), engine_of(job).keeps_gradients(job)
+    stacks, keeps = make_stacks(part, job, d), job.engine.keeps_gradients(job)
     # What FSDP2 reduces after each micro-batch is added to the shards, not to what a layer has just made.
     accumulated = keeps and not job.reduces_each
     running = max(gradient_width, unsharded)
@@ -153,7 +152,7 @@ def _batch_bytes(block: Block) -> int:
 
 def training_phases(spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> dict[str, Components]:
     """Components at each moment of a step that may be its peak."""
-    engine = engine_of(job)
+    engine = job.engine
     states, held = engine.states(spec, job), engine.held(spec, job)
     resident = Components(
         weights=states.weights,

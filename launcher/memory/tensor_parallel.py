@@ -14,8 +14,7 @@ from launcher.errors import Problem, RecipeError
 from launcher.facts.architectures import Layout, Linear
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import Head, ModelSpec
-from launcher.memory.engines import engine_of
-from launcher.memory.engines.engine import EngineMemory
+from launcher.memory.engine import EngineMemory
 from launcher.memory.job import MemoryJob
 from launcher.memory.states import model_shapes
 
@@ -143,7 +142,7 @@ def on_rank(spec: ModelSpec, job: MemoryJob) -> tuple[ModelSpec, MemoryJob]:
     job = on_token_rank(job)
     if job.tensor_parallel == 1:
         return spec, job
-    part = rank_spec(spec, job.tensor_parallel, engine_of(job))
+    part = rank_spec(spec, job.tensor_parallel, job.engine)
     if job.adapter:
         widths = [
             sum((linear.in_features + linear.out_features) * linear.count for linear in one.linears)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from launcher.errors import Problem, RecipeError
 from launcher.plan.plan import Provenance, Source
 from launcher.plan.settings import HasSettings, Settings
 from launcher.recipe.loading import Origin
@@ -49,6 +50,11 @@ class Draft(HasSettings):
         """Add a warning to the plan, once."""
         if text not in self.warnings:
             self.warnings.append(text)
+
+    def refuse(self, code: str, dotted: str, message: str, hint: str) -> RecipeError:
+        """A refusal at the recipe line of a setting."""
+        file, line = self.place(dotted)
+        return RecipeError(Problem(code, message, file=file, line=line, path=dotted, hint=hint))
 
     def put_recipe(
         self, dotted: str, value: object, default_reason: str, *, origin: str | None = None

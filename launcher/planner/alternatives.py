@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import RecipeError
 from launcher.facts.hardware import DEVICES, Hardware, device_facts
 from launcher.plan.inputs import Facts
+from launcher.planner.candidates import Candidate
 from launcher.planner.search import could_fit, search
-from launcher.planner.strategy import Candidate
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 
@@ -176,7 +177,7 @@ def _pinned(recipe: Recipe) -> Iterator[tuple[str, object]]:
         yield "trainer.activation_checkpointing", True
     if recipe.trainer.get("per_device_train_batch_size", 1) != 1:
         yield "trainer.per_device_train_batch_size", None
-    if recipe.sharding.engine in ("ddp", "fsdp"):
+    if recipe.sharding.engine not in ("auto", DEEPSPEED.name):
         yield "sharding.engine", "auto"
     if recipe.sharding.zero_stage != "auto":
         yield "sharding.zero_stage", "auto"

@@ -10,7 +10,7 @@ from launcher.facts.capabilities import is_varlen
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
-from launcher.planner.decide import AMPERE, refuse, shares
+from launcher.planner.decide import AMPERE, shares
 from launcher.planner.fixes.packing import VERIFIED_FAMILIES
 from launcher.planner.record import ONLY_EAGER
 from launcher.recipe.schema import Recipe
@@ -139,7 +139,7 @@ def _check_kernel(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if why:
         draft.put_recipe(ATTENTION, asked, "")
         message = f"{asked} cannot be had here: {why}"
-        raise refuse(draft, "attention-conflict", ATTENTION, message, "drop it: the plan chooses a kernel")
+        raise draft.refuse("attention-conflict", ATTENTION, message, "drop it: the plan chooses a kernel")
 
 
 def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:

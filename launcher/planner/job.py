@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.errors import Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.lora import Adapted, adapted_by
@@ -12,7 +13,6 @@ from launcher.facts.model import ModelSpec
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.plan.draft import Draft
 from launcher.planner.decide import AMPERE
-from launcher.planner.fsdp import reduces_each
 
 KERNEL_WIDTHS = 256
 """The widest head that torch's kernel for documents of any length takes; widths are multiples of 8."""
@@ -28,7 +28,8 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
     small = hardware.device_bytes is not None and hardware.device_bytes <= SMALL_DEVICE_BYTES
     bucket = 50_000_000 if small else 200_000_000
     task, one_row = draft.task, bool(draft.data.padding_free)
-    return MemoryJob(
+    engine = engine_of(draft)
+    job = MemoryJob(
         micro_batch=1,
         sequence_length=spec.tokens_per_sample or _length(draft),
         sequences_per_sample=task.sequences_per_sample,
@@ -49,10 +50,8 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         adapter=has_adapter,
         **_adapter(adapter, spec),
         adapter_dropout=draft.adapter.lora_dropout,
-        engine=draft.sharding.engine,
+        engine=engine,
         zero_stage=0,
-        reduces_each=reduces_each(draft),
-        each_loads=draft.fsdp.cpu_ram_efficient_loading is False,
         offload_optimizer=draft.sharding.offload_optimizer,
         offload_param=draft.sharding.offload_param,
         optim=draft.trainer.optim,
@@ -66,6 +65,7 @@ def base_job(draft: Draft, spec: ModelSpec, hardware: Hardware, copies: int) -> 
         padded=_padded(draft, spec),
         extra_frozen=_token_rows(draft, spec) if has_adapter else 0,
     )
+    return engine.completed(job, draft)
 
 
 def _adapter(adapter: Adapted | None, spec: ModelSpec) -> dict[str, Any]:

@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.errors import DoesNotFit, EffilaunchError, Problem, RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
+from launcher.planner.candidates import UPSTREAM_MICRO_BATCH
 from launcher.planner.decide import AMPERE
 from launcher.planner.planner import make_plan
-from launcher.planner.strategy import UPSTREAM_MICRO_BATCH
 from launcher.recipe.loading import LoadedRecipe, with_changes
 from launcher.recipe.schema import Recipe
 from launcher.recipe.suggestions import close_key
@@ -149,7 +150,7 @@ def _zero3(ground: Ground) -> Changes:
     of_each = _divisor(ground.batch, ranks)
     micro = max(m for m in divisors(of_each) if m <= ground.micro_batch)
     return {
-        "sharding": {"engine": "deepspeed", "zero_stage": 3},
+        "sharding": {"engine": DEEPSPEED.name, "zero_stage": 3},
         "trainer.per_device_train_batch_size": micro,
     }
 
@@ -165,7 +166,7 @@ def _offload(ground: Ground) -> Changes:
     # DeepSpeedCPUAdam is what updates in host memory.
     return {
         **_zero3(ground),
-        "sharding": {"engine": "deepspeed", "zero_stage": 3, **both},
+        "sharding": {"engine": DEEPSPEED.name, "zero_stage": 3, **both},
         "trainer.optim": "adamw_torch",
     }
 

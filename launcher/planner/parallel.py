@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import lcm
 
+from launcher.engines import engine_of
+from launcher.engines.deepspeed_config import key_of
 from launcher.errors import RecipeError
 from launcher.facts.capabilities import has_tp_plan
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
 from launcher.plan.draft import Draft
-from launcher.planner.decide import processes_of, refuse
+from launcher.planner.decide import processes_of, ranks_of_copy
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
@@ -36,17 +38,6 @@ _SCALED = (
     "sequence_parallel_size", "data_parallel_size",
 )  # fmt: skip
 """Keys of a profile under which DeepSpeed scales the gradients of ranks that share a sample otherwise."""
-
-
-def ranks_of_copy(recipe: Recipe) -> int:
-    """Ranks that compute one copy's micro-batch together."""
-    sharding = recipe.sharding
-    return sharding.tp_size * sharding.sp_size * sharding.cp_size
-
-
-def copies_of(recipe: Recipe, hardware: Hardware) -> int:
-    """Data-parallel copies: what a global batch is divided among."""
-    return processes_of(recipe, hardware) // ranks_of_copy(recipe)
 
 
 def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Hardware) -> None:
@@ -76,15 +67,15 @@ def decide_parallel(draft: Draft, recipe: Recipe, spec: ModelSpec, hardware: Har
 
 
 def trains_in_parts(job: MemoryJob) -> bool:
-    """Whether a plan takes this job with its tensor-parallel ranks, as far as a job says it."""
+    """Whether a plan would accept this job with its tensor-parallel ranks, as far as the job tells."""
     if job.tensor_parallel == 1:
         return True
     moved = {job.offload_optimizer, job.offload_param} != {"none"}
     if moved or job.adapter or job.quantization != "none" or job.optim not in IN_SHARDS:
         return False
-    if job.engine != "deepspeed" or job.precision == "fp16":
-        return False
-    return job.zero_stage in ((1, 2) if job.precision == "bf16" else (0, 1, 2))
+    engine = engine_of(job)
+    tests = "tp_size" in engine.shares and job.precision != "fp16"
+    return tests and job.zero_stage in engine.stages_to_try(job)
 
 
 def _first(recipe: Recipe) -> str:
@@ -111,73 +102,34 @@ def _shape(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeE
     key = f"sharding.{many[0]}"
     if len(many) > 1:
         message = f"{' and '.join(many)} above 1: the installed versions were not tried with two at once"
-        yield refuse(draft, "parallel-combination", key, message, "keep one of them; ZeRO goes with each")
+        yield draft.refuse("parallel-combination", key, message, "keep one of them; ZeRO goes with each")
     processes, group = processes_of(recipe, hardware), ranks_of_copy(recipe)
     if processes == 1:
         why = "model.device_map makes one process" if recipe.model.device_map else hardware.label
         message = f"{group} ranks of one copy, but there is one process ({why})"
         hint = f"drop {key}, or name hardware with a multiple of {group} devices"
-        yield refuse(draft, "parallel-devices", key, message, hint)
+        yield draft.refuse("parallel-devices", key, message, hint)
     per_node = hardware.devices_per_node
     if processes % group:
         message = f"{processes} devices of {hardware.label} do not divide into groups of {group}"
         hint = f"use a divisor of {processes}"
-        yield refuse(draft, "parallel-devices", key, message, hint)
+        yield draft.refuse("parallel-devices", key, message, hint)
     if per_node % group and group % per_node:
         message = f"groups of {group} do not fit machines of {per_node} devices"
-        yield refuse(draft, "parallel-devices", key, message, f"use a divisor of {per_node}")
+        yield draft.refuse("parallel-devices", key, message, f"use a divisor of {per_node}")
 
 
 def _engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> Iterator[RecipeError]:
     """Which engine can do what, and at which stage."""
-    sharding, engine = recipe.sharding, draft.sharding.engine
-    stage = draft.sharding.zero_stage
-
-    def no(message: str, hint: str) -> RecipeError:
-        return refuse(draft, "parallel-engine", f"sharding.{_first(recipe)}", message, hint)
-
-    if sharding.sp_size > 1 and engine != "deepspeed":
-        hint = "use sharding.engine: deepspeed" + ("; fsdp has cp_size" if engine == "fsdp" else "")
-        yield no(f"engine {engine} has no sequence parallelism: Ulysses is DeepSpeed's", hint)
-    if sharding.cp_size > 1 and hardware.is_cpu:
+    name = _first(recipe)
+    if name == "cp_size" and hardware.is_cpu:
         message = "context parallelism needs GPUs: torch's ring attention has no kernel for a CPU"
-        yield no(message, "use sp_size, which runs there")
-    if sharding.cp_size > 1 and engine != "fsdp":
-        hint = "use sharding.engine: fsdp" + ("; deepspeed has sp_size" if engine == "deepspeed" else "")
-        yield no(f"engine {engine} has no context parallelism: accelerate has it with FSDP2 alone", hint)
-    if sharding.tp_size > 1 and engine == "fsdp":
-        message = (
-            "tensor parallelism with engine fsdp: transformers cuts the layers among all ranks when it reads "
-            "them, which leaves accelerate's FSDP2 none to shard over"
-        )
-        yield no(message, "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)")
-    if sharding.tp_size > 1 and engine == "ddp":
-        message = (
-            "engine ddp has no tensor parallelism: transformers can shard a model while loading it, but "
-            "cannot save its optimizer, so such a run could not be resumed"
-        )
-        yield no(message, "use sharding.engine: deepspeed (AutoTP, ZeRO 0 to 2)")
-    if sharding.tp_size > 1 and stage == 3:
-        message = "tensor parallelism with ZeRO-3 was not tried: both cut the weights"
-        yield no(message, "use zero_stage: 2 or below, or ZeRO-3 alone")
-    if sharding.tp_size > 1 and engine == "deepspeed" and stage == 0 and draft.precision == "bf16":
-        message = (
-            "tensor parallelism in bf16 at ZeRO-0: DeepSpeed clips there by the gradient norm of the first "
-            "rank's parts alone"
-        )
-        path = _said_at(draft, "sharding.zero_stage")
-        yield refuse(draft, "parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
+        yield draft.refuse("parallel-engine", f"sharding.{name}", message, "use sp_size, which runs there")
+    yield from engine_of(draft).sharing_conflicts(draft, name)
     for what in ("offload_optimizer", "offload_param"):
         if getattr(draft.sharding, what) != "none":
-            message = f"{what} was not tried with {_first(recipe)}"
-            path = _said_at(draft, f"sharding.{what}")
-            yield refuse(draft, "parallel-engine", path, message, f"drop {what}")
-
-
-def _said_at(draft: Draft, dotted: str) -> str:
-    """The recipe's key behind a setting that the base profile may have said."""
-    from_profile = draft.origin(dotted) is None and draft.origin("sharding.config") is not None
-    return "sharding.config" if from_profile else dotted
+            path = key_of(draft, f"sharding.{what}")
+            yield draft.refuse("parallel-engine", path, f"{what} was not tested with {name}", f"drop {what}")
 
 
 def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[RecipeError]:
@@ -185,27 +137,27 @@ def _model(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Recip
     if not task_named(spec.task).tensor_parallel:
         message = f"task {spec.task} was not tried with {key}: only causal-lm was"
         hint = f"drop {key}; ZeRO-3 and FSDP2 share the weights of any task"
-        yield refuse(draft, "parallel-task", "task", message, hint)
+        yield draft.refuse("parallel-task", "task", message, hint)
     if spec.model_type not in FAMILIES:
         plan = has_tp_plan(spec.model_type)
         why = "has no tensor-parallel plan in transformers" if not plan and "tp" in key else "was not tried"
         message = f"{spec.model_type} {why}; known here: {', '.join(FAMILIES)}"
         hint = f"drop {key}; ZeRO-3 and FSDP2 share the weights of any model"
-        yield refuse(draft, "parallel-model", key, message, hint)
+        yield draft.refuse("parallel-model", key, message, hint)
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     if heads % size:
         message = f"the {heads} attention heads of {spec.name} do not divide among {size} ranks"
-        yield refuse(draft, "parallel-heads", key, message, "use a divisor of them")
+        yield draft.refuse("parallel-heads", key, message, "use a divisor of them")
     if "cp" not in key and kv_heads % size:
         message = f"the {kv_heads} key-value heads of {spec.name} do not divide among {size} ranks"
-        yield refuse(draft, "parallel-heads", key, message, "use a divisor of them")
+        yield draft.refuse("parallel-heads", key, message, "use a divisor of them")
 
 
 def _training(draft: Draft, hardware: Hardware, key: str) -> Iterator[RecipeError]:
     """What holds for all three kinds."""
 
     def no(dotted: str, message: str, hint: str) -> RecipeError:
-        return refuse(draft, "parallel-conflict", dotted, message, hint)
+        return draft.refuse("parallel-conflict", dotted, message, hint)
 
     if draft.model.quantization != "none":
         message = f"a quantised base cannot be shared by {key}: its packed weights have no parts"
@@ -240,13 +192,13 @@ def _tensor(draft: Draft, spec: ModelSpec, size: int) -> Iterator[RecipeError]:
     key = "sharding.tp_size"
 
     def no(dotted: str, message: str, hint: str) -> RecipeError:
-        return refuse(draft, "parallel-conflict", dotted, message, hint)
+        return draft.refuse("parallel-conflict", dotted, message, hint)
 
     for what, width in (("intermediate_size", spec.intermediate_size), ("hidden_size", spec.hidden_size),
                         ("vocab_size", spec.vocab_size)):  # fmt: skip
         if width % size:
             message = f"{what} {width} of {spec.name} does not divide among {size} ranks"
-            yield refuse(draft, "parallel-heads", key, message, "use a divisor of it")
+            yield draft.refuse("parallel-heads", key, message, "use a divisor of it")
     if draft.adapter.type:
         message = "an adapter beside weights that are cut into parts: its own matrices stay whole"
         yield no("adapter", message, "drop tp_size: ZeRO-3 and FSDP2 share a frozen base among the ranks")
@@ -271,14 +223,14 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
     """Sequence and context parallelism: each rank has a part of the tokens of a sample."""
 
     def no(dotted: str, message: str, hint: str) -> RecipeError:
-        return refuse(draft, "parallel-conflict", dotted, message, hint)
+        return draft.refuse("parallel-conflict", dotted, message, hint)
 
     parts = size if key.endswith("sp_size") else 2 * size
     length = draft.data.max_length
     if length % parts:
         near = " or ".join(str(n * parts) for n in (length // parts, length // parts + 1) if n)
         message = f"{length} tokens do not divide into {parts} parts"
-        yield refuse(draft, "parallel-length", "data.max_length", message, f"use {near}")
+        yield draft.refuse("parallel-length", "data.max_length", message, f"use {near}")
     for what in ("data.packing", "data.padding_free"):
         if draft.at(what):
             message = f"documents of one row would see each other: {key} takes their mask away"
@@ -290,7 +242,7 @@ def _tokens(draft: Draft, spec: ModelSpec, key: str, size: int) -> Iterator[Reci
         yield no("model.attn_implementation", message, f"use {kernels[0]}")
     if _windowed(spec) or "sliding_attention" in (spec.config.get("layer_types") or ()):
         message = f"{spec.name} attends within a window, which {key} does not keep: it would see everything"
-        yield refuse(draft, "parallel-model", key, message, f"drop {key}; ZeRO-3 takes such models")
+        yield draft.refuse("parallel-model", key, message, f"drop {key}; ZeRO-3 takes such models")
     if not key.endswith("sp_size") and draft.data.eval is not None:
         yield no("data.eval", f"evaluations were not tried with {key}", "drop data.eval, or use sp_size")
     micro = draft.trainer.per_device_train_batch_size

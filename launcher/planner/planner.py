@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from launcher.engines.deepspeed_config import idle_keys
 from launcher.errors import DoesNotFit, Problem
 from launcher.facts.capabilities import PLAIN_HEADS
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
+from launcher.planner.candidates import Candidate
 from launcher.planner.fixes import apply_fixes
-from launcher.planner.profile import idle_keys
-from launcher.planner.search import Search, search, situation_of
-from launcher.planner.settling import record_size
+from launcher.planner.search import Search, record_size, search, situation_of
 from launcher.planner.stopping import settle_stop
-from launcher.planner.strategy import Candidate
 from launcher.planner.throughput import settle_compile
 from launcher.planner.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe

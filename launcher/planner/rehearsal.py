@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from launcher.engines import engine_of
 from launcher.errors import Problem, RecipeError
 from launcher.facts.rehearsal_course import Course
-from launcher.memory.engines import engine_of
 from launcher.memory.tensor_parallel import on_rank
 from launcher.plan.plan import Plan
 
@@ -22,8 +22,6 @@ LARGE = 64 * 2**20
 """Bytes from which on a message shows the bandwidth, on every network that exists."""
 MOST = 2**30
 """Bytes of the largest message: two copies of it have room on every device."""
-DDP_BUCKET_MB = 25
-"""torch's default of bucket_cap_mb."""
 CAP = 2**30
 """Bytes that a rank saves at most: more than a disk's cache of writes takes in at once, and soon written."""
 TOKEN = 2**16
@@ -61,14 +59,7 @@ def message_sizes(plan: Plan) -> tuple[int, ...]:
 
 def bucket_bytes(plan: Plan) -> int:
     """Bytes of a message in which the run reduces its gradients."""
-    job, gradients = plan.job, max(1, _gradient_bytes(plan))
-    if job.engine == "deepspeed":
-        return min(gradients, job.reduce_bucket_size * _gradient_width(plan))
-    if job.engine == "fsdp":  # a layer is the unit whose gradients are scattered
-        return min(gradients, gradients // max(1, plan.spec.num_layers))
-    given = plan.trainer.ddp_bucket_cap_mb
-    megabytes = DDP_BUCKET_MB if given is None else given
-    return min(gradients, megabytes * 2**20)
+    return engine_of(plan).bucket_bytes(plan, max(1, _gradient_bytes(plan)))
 
 
 def _gradient_bytes(plan: Plan) -> int:
@@ -78,9 +69,7 @@ def _gradient_bytes(plan: Plan) -> int:
 
 
 def _gradient_width(plan: Plan) -> int:
-    job = plan.job
-    widths = engine_of(job).widths(job)
-    return max(1, int(widths.gradient))
+    return int(plan.job.engine.widths(plan.job).gradient)
 
 
 def _shares(plan: Plan) -> tuple[int, int]:
@@ -88,16 +77,11 @@ def _shares(plan: Plan) -> tuple[int, int]:
 
     Sharded states are written by all ranks, the model of the run by the first one.
     """
-    job, ranks = plan.job, plan.hardware.num_devices
-    weights = engine_of(job).result(plan.spec, job)
+    job = plan.job
+    weights = job.engine.result(plan.spec, job)
     if plan.trainer.save_only_model:
         return weights, 0
-    widths = engine_of(job).widths(job)
+    widths = job.engine.widths(job)
     _, part = on_rank(plan.spec, job)  # tensor-parallel ranks have states of their own matrices alone
     states = int(part.trainable_params * widths.optimizer)
-    if job.engine == "fsdp":  # SHARDED_STATE_DICT: model and states alike
-        return (weights + states) // ranks, (weights + states) // ranks
-    if job.engine == "deepspeed" and job.zero_stage > 0:
-        times, each = 2 if job.zero_stage < 3 else 1, states // part.data_parallel
-        return times * weights + each, each
-    return (2 if job.engine == "deepspeed" else 1) * weights + states, 0
+    return engine_of(plan).written_shares(plan, weights, states, part.data_parallel)

@@ -8,25 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from launcher.engines import engine_of
 from launcher.errors import RecipeError
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix
 from launcher.planner import decide
-from launcher.planner.arguments import decide_runtime, decide_trainer
+from launcher.planner.arguments import (
+    check_accelerator_config,
+    check_layerwise,
+    decide_runtime,
+    decide_trainer,
+)
+from launcher.planner.candidates import Bench, Candidate, Variant, variants
 from launcher.planner.fixes import apply_fixes, check_disabled
 from launcher.planner.fixes.fix import Situation
-from launcher.planner.fsdp import decide_fsdp
-from launcher.planner.loading_rows import check_accelerator_config
-from launcher.planner.nvme import decide_nvme
-from launcher.planner.optimizers import decide_optimizer
 from launcher.planner.parallel import decide_parallel
-from launcher.planner.profile import record_profile
 from launcher.planner.record import record_recipe
-from launcher.planner.settling import record_size
-from launcher.planner.strategy import Bench, Candidate
 from launcher.planner.throughput import decide_throughput
-from launcher.planner.variants import Variant, filled_in, origins_without, variants
 from launcher.recipe.loading import LoadedRecipe
 
 
@@ -40,8 +39,7 @@ class LeftOut:
 
     @property
     def what(self) -> str:
-        told = ", ".join(f"{key} {value}" for key, value in self.values.items())
-        return told or "the recipe as it stands"
+        return ", ".join(f"{key} {value}" for key, value in self.values.items()) or "the recipe as it stands"
 
     @property
     def reason(self) -> str:
@@ -54,7 +52,7 @@ class Search:
     largest, since a smaller one is never faster at the same global batch."""
 
     ranked: tuple[Candidate, ...]
-    """What fits, fastest first; behind them what fits by its estimate but not with all of its range."""
+    """What fits, fastest first; at the end what fits by its estimate, not by the upper end of its range."""
     misses: tuple[Candidate, ...]
     """What does not, nearest first."""
     left_out: tuple[LeftOut, ...]
@@ -143,8 +141,8 @@ def could_fit(loaded: LoadedRecipe, facts: Facts) -> bool:
 
 def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Draft, list[AppliedFix]]:
     """Everything that does not depend on sizes, for one variant, with the early fixes."""
-    recipe = filled_in(loaded.recipe, variant)
-    draft = Draft(origins_without(loaded.origins, variant))
+    recipe = variant.filled_in(loaded.recipe)
+    draft = Draft(variant.origins_without(loaded.origins))
     record_recipe(draft, recipe, facts.model.config, facts.hooks)
     decide.decide_precision(draft, recipe, facts.hardware)
     decide.decide_engine(draft, recipe, facts.hardware)
@@ -152,14 +150,12 @@ def make_draft(loaded: LoadedRecipe, facts: Facts, variant: Variant) -> tuple[Dr
     decide.decide_weights(draft, recipe, facts.hardware)
     decide_throughput(draft, recipe, facts)
     decide_trainer(draft, recipe, facts.hardware)
-    decide_fsdp(draft, recipe, facts.hardware)
     decide_runtime(draft, facts.cpu_cores, facts.hardware, recipe.launch.env)
     processes = decide.processes_of(recipe, facts.hardware)
-    record_profile(draft, facts.profile, processes)
-    decide_optimizer(draft, recipe, facts.hardware)
-    check_accelerator_config(draft, recipe, facts.hardware)
+    check_layerwise(draft, processes)
+    engine_of(draft).decide(draft, recipe, facts, processes)
+    check_accelerator_config(draft, recipe, processes)
     decide_parallel(draft, recipe, facts.model, facts.hardware)
-    decide_nvme(draft, facts.profile, facts.model, facts.hardware, processes)
     draft.put("tiny", facts.tiny, "asked for by --tiny" if facts.tiny else "not asked for")
     early = apply_fixes(situation_of(draft, facts), recipe.fixes.disable, early=True)
     return draft, early
@@ -178,7 +174,7 @@ def _check(bench: Bench, candidate: Candidate, loaded: LoadedRecipe, facts: Fact
 
 def _values(bench: Bench, strategy: tuple[int, bool]) -> dict[str, object]:
     stage, again = strategy
-    sharded = {"sharding.zero_stage": stage} if bench.draft.sharding.engine == "deepspeed" else {}
+    sharded = {"sharding.zero_stage": stage} if engine_of(bench.draft).has_stages else {}
     return {**bench.variant.values, **sharded, "trainer.activation_checkpointing": again}
 
 
@@ -195,3 +191,51 @@ def _by_reason(left_out: list[LeftOut]) -> Iterator[LeftOut]:
             if all(entry.values.get(key) == value for entry in entries)
         }
         yield LeftOut(shared, first.error)
+
+
+def record_size(draft: Draft, chosen: Candidate, reasons: Mapping[str, str] | None = None) -> None:
+    """Record what the search chose. `reasons`: dotted setting -> what it was compared with."""
+    why = reasons or {}
+    batch = chosen.batch
+    if chosen.zero_stage is None:
+        draft.put("sharding.zero_stage", None, f"engine {chosen.job.engine.name} has no stages")
+    elif draft.sharding.zero_stage is None:
+        reason = why.get("sharding.zero_stage", "")
+        draft.put("sharding.zero_stage", chosen.zero_stage, reason, source="search")
+    for dotted in chosen.variant.values:
+        draft.explain(dotted, why.get(dotted, ""), source="search")
+    micro, again = "trainer.per_device_train_batch_size", "trainer.activation_checkpointing"
+    sizes: dict[str, tuple[object, str]] = {
+        micro: (batch.micro, why.get(micro, "")),
+        "trainer.gradient_accumulation_steps": (
+            batch.accumulation,
+            f"{batch.global_size} samples a step / {batch.data_parallel} ranks / micro-batch {batch.micro}",
+        ),
+        "trainer.per_device_eval_batch_size": (chosen.job.eval_batch or batch.micro, _why_evaluated(chosen)),
+        again: (chosen.job.checkpointing, why.get(again, "")),
+    }
+    for dotted, (value, reason) in sizes.items():
+        if draft.at(dotted) is None:
+            draft.put(dotted, value, reason, source="search")
+    buckets = {
+        "deepspeed.reduce_bucket_size": chosen.job.reduce_bucket_size,
+        "deepspeed.allgather_bucket_size": chosen.job.allgather_bucket_size,
+        "deepspeed.overlap_comm": chosen.job.overlap_comm,
+    }
+    if chosen.zero_stage is not None:
+        for dotted, bucket in buckets.items():
+            draft.put(dotted, bucket, "as counted by the memory estimate")
+    draft.put_recipe("global_batch_size", batch.global_size, "micro x accumulation x ranks")
+    draft.put("model.enable_input_require_grads", False, "only adapters with checkpointing need it")
+    draft.put("model.prepare_for_kbit", False, "only a quantised base needs it")
+    draft.put("model.pad_token", "keep", "the tokenizer's own")
+    draft.put("runtime.autocast", None, "the Trainer's own autocast suffices")
+    draft.put("runtime.training_arguments_first", False, "the order matters under ZeRO-3 only")
+
+
+def _why_evaluated(chosen: Candidate) -> str:
+    if chosen.job.eval_batch == 0:
+        return "nothing is evaluated"
+    if chosen.job.eval_batch == chosen.batch.micro:
+        return "the micro-batch of training is known to fit"
+    return "the micro-batch of training, halved until an evaluation fits"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 
-from launcher.memory.engines import engine_of
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.settings import HasSettings
-from launcher.planner.strategy import Candidate
+from launcher.planner.candidates import Candidate
 from launcher.recipe.schema import Recipe
 
 KILL_S = 30
@@ -61,7 +60,7 @@ def settle_stop(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -
 def stop_seconds(draft: Draft, chosen: Candidate, facts: Facts) -> tuple[int, str]:
     """(seconds, what was counted): the slowest step that is predicted or was seen, and one save."""
     alone = bool(draft.trainer.save_only_model)
-    size = engine_of(chosen.job).checkpoint(facts.model, chosen.job, weights_alone=alone)
+    size = chosen.job.engine.checkpoint(facts.model, chosen.job, weights_alone=alone)
     save = size / WRITE_BYTES + SETTLE_S
     said = f"a checkpoint of {size / 1e9:.1f} GB at an assumed {WRITE_BYTES / 1e6:.0f} MB/s"
     if facts.pace.save is not None and facts.pace.save > save:

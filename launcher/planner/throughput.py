@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from launcher.engines import engine_of
 from launcher.facts.capabilities import PLAIN_HEADS, chunk_rows
 from launcher.facts.lora import adapted_by
 from launcher.facts.model import ModelSpec
 from launcher.memory.activations import LIGER_FAMILIES
+from launcher.memory.states import MIXED
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.planner.batches import decide_batches, is_foreign, tensor_multiple
-from launcher.planner.decide import AMPERE, VOLTA, refuse, shares
-from launcher.planner.strategy import Candidate
+from launcher.planner.candidates import Candidate
+from launcher.planner.decide import AMPERE, VOLTA, shares
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
@@ -82,7 +84,7 @@ def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     full = _why_full(draft, recipe, facts)
     if asked is not None:
         if asked == "chunked" and full:
-            raise refuse(draft, "loss-conflict", key, f"chunked cannot be had here: {full}", "use loss: full")
+            raise draft.refuse("loss-conflict", key, f"chunked cannot be had here: {full}", "use loss: full")
         draft.put_recipe(key, asked, "")
         return
     if full:
@@ -138,7 +140,7 @@ def _decide_compile(draft: Draft, recipe: Recipe) -> None:
     key, asked = "model.compile_blocks", recipe.model.compile_blocks
     if asked and shares(recipe):
         message = "was not tried with ranks that share a copy"
-        raise refuse(draft, "compile-conflict", key, message, "drop it, or tp_size, sp_size and cp_size")
+        raise draft.refuse("compile-conflict", key, message, "drop it, or tp_size, sp_size and cp_size")
     draft.put_recipe(key, bool(asked), "")
 
 
@@ -172,7 +174,7 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
         return "bitsandbytes' products break the graph"
     if shares(recipe):
         return "was not tried with ranks that share a copy"
-    if job.engine == "fsdp" or (job.engine == "deepspeed" and job.zero_stage > 2):
+    if job.engine.stage(job) > 2:
         return "weights that are gathered layer by layer break the graph"
     if draft.trainer.torch_compile:
         return "trainer.torch_compile compiles the whole model"
@@ -190,13 +192,13 @@ def _decide_casts(draft: Draft, recipe: Recipe) -> None:
     key, own = "adapter.cast_input_dtype_enabled", "adapter.autocast_adapter_dtype"
     if not recipe.adapter.autocast_adapter_dtype and draft.precision == "fp16":
         message = "false makes float16 adapters, whose gradients the loss scaler refuses"
-        raise refuse(draft, "adapter-dtype", own, message, "drop it, or use another precision")
+        raise draft.refuse("adapter-dtype", own, message, "drop it, or use another precision")
     draft.put_recipe(own, recipe.adapter.autocast_adapter_dtype, _FLOAT_ADAPTER)
     if recipe.adapter.cast_input_dtype_enabled is not None:
         draft.put_recipe(key, recipe.adapter.cast_input_dtype_enabled, "")
         return
     more = sorted({k for k, v in recipe.adapter.model_dump().items() if v} - PLAIN_LORA)
-    autocast = draft.precision in ("bf16", "fp16") and draft.sharding.engine != "deepspeed"
+    autocast = draft.precision in MIXED and engine_of(draft).has_autocast
     if not autocast:
         draft.put(key, True, "peft's default: no autocast here, so products need it")
     elif draft.adapter.path is not None:
@@ -218,9 +220,7 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if asked is not None:
         if shares(recipe):
             message = "an embedding that is cut into parts cannot get further rows"
-            raise refuse(
-                draft, "vocabulary-conflict", key, message, "drop it, or change the model beforehand"
-            )
+            raise draft.refuse("vocabulary-conflict", key, message, "drop it, or change the model beforehand")
         draft.put_recipe(key, asked, "")
         return
     reason = "further words would take part in every softmax: another model"
@@ -257,7 +257,7 @@ def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if workers in draft.names:
         if asking and draft.trainer.dataloader_num_workers == 0:
             message = f"there are no workers for it: {workers.removeprefix('trainer.')} is 0"
-            raise refuse(draft, "workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
+            raise draft.refuse("workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
         return
     count, reason = _workers(recipe, facts)
     if count == 0 and asking:

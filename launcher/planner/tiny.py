@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from launcher.engines import engine_named
+from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
 from launcher.planner.decide import shares
 from launcher.recipe.loading import LoadedRecipe, Origin
@@ -146,17 +148,17 @@ def _is_set(loaded: LoadedRecipe, dotted: str) -> bool:
 def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention and flex by SDPA, FSDP by auto, tf32,
     context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
-    recipe = loaded.recipe
+    recipe, asked = loaded.recipe, loaded.recipe.sharding.engine
     update: dict[str, Any] = {}
     if recipe.sharding.offload_param == "nvme":
         alone: dict[str, Any] = {} if recipe.sharding.offload_optimizer == "nvme" else {"nvme_path": None}
         update["sharding"] = recipe.sharding.model_copy(update={"offload_param": "none", **alone})
-    if recipe.sharding.engine == "fsdp":
+    if asked != "auto" and not engine_named(asked).shards_on_cpu:
         update["sharding"] = recipe.sharding.model_copy(update={"engine": "auto"})
     if shares(recipe):
-        # Two processes at most, cut by DeepSpeed: accelerate cuts nothing over CPU processes.
+        # Two processes at most, under the engine that shares a copy over CPU processes.
         fewer = {"tp_size": min(2, recipe.sharding.tp_size), "sp_size": min(2, recipe.sharding.sp_size)}
-        engine = "deepspeed" if max(fewer.values()) > 1 else "auto"
+        engine = DEEPSPEED.name if max(fewer.values()) > 1 else "auto"
         update["sharding"] = recipe.sharding.model_copy(update={**fewer, "cp_size": 1, "engine": engine})
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
@@ -174,7 +176,7 @@ def tiny_on_gpus(loaded: LoadedRecipe, found: Hardware) -> LoadedRecipe:
     sharding = loaded.recipe.sharding
     most = 2 if found.num_devices > 1 else 1
     update: dict[str, Any] = {name: min(most, getattr(sharding, name)) for name in _SIZES}
-    if most == 1 and sharding.engine == "fsdp":
+    if most == 1 and sharding.engine != "auto" and engine_named(sharding.engine).needs_ranks:
         update["engine"] = "auto"
     recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=update)})
     return replace(loaded, recipe=recipe)

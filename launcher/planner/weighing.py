@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from launcher.engines import ENGINES
+from launcher.planner.candidates import Candidate
 from launcher.planner.search import Search
-from launcher.planner.strategy import Candidate
 
 MICRO = "trainer.per_device_train_batch_size"
 ACCUMULATION = "trainer.gradient_accumulation_steps"
@@ -100,7 +101,7 @@ def _without(found: Search, candidate: Candidate) -> Iterator[tuple[str, Candida
     if stage > min(bench.stages()):
         yield f"ZeRO-{stage}", bench.candidate((min(bench.stages()), again), candidate.batch)
     for dotted, value in candidate.variant.values.items():
-        plain = "deepspeed" if dotted == "sharding.engine" else "none"
+        plain = ENGINES[0].name if dotted == "sharding.engine" else "none"
         twin = found.benches.get(candidate.variant.changed(dotted, plain))
         if value == plain or twin is None:
             continue

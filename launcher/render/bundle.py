@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.engines import engine_of
 from launcher.facts.hardware import Hardware
 from launcher.plan.plan import Plan
 from launcher.recipe.env import split_references
@@ -22,7 +23,6 @@ from launcher.render.command import (
     render_prepare,
     render_worker,
 )
-from launcher.render.ds_config import render_ds_config
 
 PLAN_KEYS_LATE = ("{master_port}", "{run_dir}", "{devices}", "{master_addr}", "{node_rank}")
 """Values that are bound when the bundle is executed."""
@@ -67,7 +67,7 @@ def render(plan: Plan, worker: str = WORKER) -> Bundle:
 
     worker: the module that the launcher starts.
     """
-    ds_config = render_ds_config(plan)
+    ds_config = engine_of(plan).ds_config(plan)
     command, env = render_command(plan, worker), render_env(plan)
     prepare = render_prepare(plan)
     files = {

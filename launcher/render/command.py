@@ -6,6 +6,7 @@ in a plan for several machines `{master_addr}` and `{node_rank}`, too.
 
 from __future__ import annotations
 
+from launcher.engines import engine_of
 from launcher.facts.redaction import GIVEN
 from launcher.plan.plan import Plan
 from launcher.recipe.env import has_reference
@@ -93,10 +94,8 @@ def render_env(plan: Plan) -> dict[str, str]:
     launcher = plan.launch.launcher
     if not plan.hardware.is_cpu and launcher != "deepspeed":
         env["CUDA_VISIBLE_DEVICES"] = "{devices}"
-    if launcher == "python" and plan.sharding.engine == "deepspeed":
-        # Without these DeepSpeed looks for MPI and stops: No module named 'mpi4py'.
-        env |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "{master_port}"}  # fmt: skip
+    if launcher == "python":
+        env |= engine_of(plan).alone_env
     return env
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launcher.engines import engine_named
 from launcher.report.tables import gib, table, wrapped
 
-ENGINES = {"ddp": "DDP", "fsdp": "FSDP2"}
-"""Names of the engines that have no stages."""
 GIB = 2**30
 SHOWN, MISSES_SHOWN = 12, 3
 _OFFLOADS = {
@@ -94,7 +93,7 @@ def _block(rows: Sequence[Mapping[str, Any]], *, timed: bool) -> list[str]:
 def strategy_name(settings: Mapping[str, Any]) -> str:
     """`ZeRO-2, nf4, checkpointing` of the settings of a row."""
     stage, quantization = settings["sharding.zero_stage"], settings["model.quantization"]
-    words = [ENGINES.get(settings["sharding.engine"], f"ZeRO-{stage}")]
+    words = [engine_named(settings["sharding.engine"]).label(stage)]
     words += [] if quantization == "none" else [quantization]
     words += ["checkpointing"] if settings["trainer.activation_checkpointing"] else []
     offloads = tuple(settings[f"sharding.offload_{what}"] != "none" for what in ("optimizer", "param"))

@@ -12,7 +12,7 @@ from typing import Any
 from launcher.errors import Problem, RecipeError
 from launcher.facts.safe_files import LARGEST_RECORD, read_json
 from launcher.plan.settings import OTHERS, HasSettings, Settings
-from launcher.planner.resuming import BEFORE
+from launcher.plan.stored import BEFORE
 from launcher.recipe.env import resolve_env
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.knowledge.failures.failure import Failure
 
-_RENDERED = "worker launcher.render.ds_config:render_ds_config"
+_RENDERED = "worker launcher.engines.deepspeed_config:render_ds_config"
 """The plan's own ds_config.json cannot have it."""
 
 DEEPSPEED_CONFIG = (
@@ -218,7 +218,7 @@ DEEPSPEED_ENGINE = (
         "Without it, torch's fused AdamW is used.",
         fix="remove the optimizer section and set `trainer.optim`",
         source="deepspeed/runtime/engine.py _configure_basic_optimizer",
-        places=("worker launcher.render.ds_config:render_ds_config", "lint ds-optimizer-block"),
+        places=("worker launcher.engines.deepspeed_config:render_ds_config", "lint ds-optimizer-block"),
     ),
     Failure(
         id="ds-offload-optimizer-swap",
@@ -297,7 +297,7 @@ DEEPSPEED_ENGINE = (
         "tensors.",
         fix="set it to true, as the plan does; zero_to_fp32.py in the checkpoint recovers the weights",
         source="transformers/trainer.py save_model",
-        places=("worker launcher.render.ds_config:_zero", "lint ds-zero3-no-gather"),
+        places=("worker launcher.engines.deepspeed_config:_zero", "lint ds-zero3-no-gather"),
         patterns=(
             r"Cannot get 16bit model weights because `stage3_gather_16bit_weights_on_model_save`",
             r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint",

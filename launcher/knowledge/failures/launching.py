@@ -436,7 +436,7 @@ PARALLEL = (
         "at any stage. Otherwise the Trainer saves DeepSpeed states instead of model.safetensors.",
         fix="set the key in zero_optimization, as `effilaunch run` does",
         source="accelerate/accelerator.py get_state_dict; transformers/trainer.py save_model",
-        places=("worker launcher.render.ds_config:render_ds_config",),
+        places=("worker launcher.engines.deepspeed_config:render_ds_config",),
     ),
     Failure(
         id="tensor-parallel-resume",

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from launcher.engines.deepspeed_config import STAGE3_ONLY
 from launcher.knowledge.lint.consistency import ZERO, offloads, stage, value
 from launcher.knowledge.lint.document import Document, Finding, Member
 from launcher.knowledge.lint.keys import deepspeed_version
-from launcher.planner.profile import STAGE3_ONLY
 
 # Handed to no optimizer, whatever the stage. At stages 1 and 2, true is what happens anyway.
 READ_NOWHERE = frozenset({"allgather_partitions"})

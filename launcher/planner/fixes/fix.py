@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher.engines import engine_of
+from launcher.engines.engine import Engine
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.plan.draft import Draft
@@ -43,9 +45,8 @@ class Situation(HasSettings):
         return capability is not None and capability < (8, 0)
 
     @property
-    def zero_stage(self) -> int | None:
-        """The ZeRO stage; None for engines without stages."""
-        return self.sharding.zero_stage if self.sharding.engine == "deepspeed" else None
+    def engine(self) -> Engine:
+        return engine_of(self)
 
     @property
     def processes(self) -> int:

@@ -1,13 +1,15 @@
-"""A base DeepSpeed profile (`sharding.config`): kept where the plan owns nothing, refused where it fights."""
+"""DeepSpeed's configuration: the base profile that is read, ds_config.json that is made."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from typing import Any
 
 from launcher.errors import Problem, RecipeError
 from launcher.plan.draft import Draft
+from launcher.plan.plan import Plan
 
-# Keys that the plan owns -> the recipe key that says the same thing.
 OWNED = {
     "train_batch_size": "global_batch_size",
     "train_micro_batch_size_per_gpu": "trainer.per_device_train_batch_size",
@@ -19,17 +21,16 @@ OWNED = {
     "zero_optimization.offload_optimizer.device": "sharding.offload_optimizer",
     "zero_optimization.offload_param.device": "sharding.offload_param",
 }
-# optimizer.params key -> TrainingArguments field that must say the same.
+"""Keys that the plan owns -> the recipe key with the same meaning."""
 ELSEWHERE = {
-    "tensor_parallel": "say sharding.tp_size: N, so that the batch, the memory and the save know of it",
-    "sequence_parallel_size": "say sharding.sp_size: N, so that the batch and the loss know of it",
-    "pipeline": "no engine here cuts a model by its layers: use sharding.tp_size, or zero_stage: 3",
-    "expert_parallel": "experts are not shared out here: use zero_stage: 3",
+    "tensor_parallel": "set sharding.tp_size: N, so that batch, memory and save take it into account",
+    "sequence_parallel_size": "set sharding.sp_size: N, so that batch and loss take it into account",
+    "pipeline": "no engine here has pipeline parallelism: use sharding.tp_size, or zero_stage: 3",
+    "expert_parallel": "there is no expert parallelism here: use zero_stage: 3",
 }
-"""Blocks of a profile that would change who computes what, without the plan."""
+"""Blocks of a profile that would change what each rank computes without the plan's knowledge."""
 _ZERO = "zero_optimization."
 _GROUP = f"{_ZERO}zero_hpz_partition_size"
-# Read at stage 3 alone (deepspeed/runtime/engine.py hands them to no other optimizer).
 STAGE3_ONLY = frozenset(
     {
         "sub_group_size",
@@ -57,15 +58,19 @@ STAGE3_ONLY = frozenset(
         "cpu_offload_param",
     }
 )
+"""Read at stage 3 alone (deepspeed/runtime/engine.py passes them to no other optimizer)."""
 OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
+"""optimizer.params key -> TrainingArguments field that must have the same value."""
 FROM_PROFILE = "from the base profile"
-"""The reason of a setting that the profile says."""
+"""The reason of a setting that the profile sets."""
+PRINT_NEVER = 1_000_000_000
+"""steps_per_print: DeepSpeed's own step lines are off, since the Trainer logs."""
 
 
 def record_profile(draft: Draft, profile: Mapping[str, object] | None, processes: int) -> None:
     """Put the profile's stage and offload into the draft and the rest into `deepspeed.profile`.
 
-    processes: of the whole run. Raises RecipeError with every value that contradicts the plan's own.
+    processes: of the run. Raises RecipeError with every value that contradicts the plan's own.
     """
     if profile is None:
         draft.put("deepspeed.profile", {}, "no base profile")
@@ -105,7 +110,7 @@ def record_profile(draft: Draft, profile: Mapping[str, object] | None, processes
 
 
 def _blocks(draft: Draft, profile: Mapping[str, object]) -> list[Problem]:
-    """Blocks that would do something behind the plan."""
+    """Blocks that would override the plan."""
     file, line = draft.place("sharding.config")
     problems = [
         Problem(
@@ -123,7 +128,7 @@ def _blocks(draft: Draft, profile: Mapping[str, object]) -> list[Problem]:
         problems.append(
             Problem(
                 "profile-scheduler",
-                "a scheduler block replaces trainer.lr_scheduler_type without a word",
+                "a scheduler block silently replaces trainer.lr_scheduler_type",
                 file=file,
                 line=line,
                 path="sharding.config",
@@ -134,31 +139,37 @@ def _blocks(draft: Draft, profile: Mapping[str, object]) -> list[Problem]:
 
 
 def _groups(draft: Draft, size: object, processes: int) -> list[Problem]:
-    """Groups of ranks with a copy of the weights (hpZ), which have to be alike. Read at stage 3 alone."""
+    """Groups of ranks with a copy of the weights (hpZ) need the same size. Read at stage 3 alone."""
     ranks = min(size, processes) if isinstance(size, int) and size > 1 else 1
     if draft.sharding.zero_stage not in (None, 3) or processes % ranks == 0:
         return []
     fit = ", ".join(str(n) for n in range(2, processes + 1) if processes % n == 0)
     file, line = draft.place("sharding.config")
     message = f"{processes} ranks do not divide into groups of {_GROUP} = {size}; DeepSpeed refuses that"
-    hint = f"write a divisor of {processes} ({fit}), in general the devices of one machine"
+    hint = f"write a divisor of {processes} ({fit}), in general the devices of one node"
     return [Problem("profile-conflict", message, file=file, line=line, path="sharding.config", hint=hint)]
 
 
+def key_of(draft: Draft, dotted: str) -> str:
+    """The recipe's key for a setting that the base profile may have set."""
+    from_profile = draft.origin(dotted) is None and draft.origin("sharding.config") is not None
+    return "sharding.config" if from_profile else dotted
+
+
 def idle_keys(profile: Mapping[str, object], stage: int) -> list[str]:
-    """Keys of a flat profile that DeepSpeed reads at stage 3 alone, where the plan has another."""
+    """Keys of a flat profile without effect: DeepSpeed reads them at stage 3 alone."""
     named = {key: key.removeprefix(_ZERO).removeprefix("stage3_") for key in profile if key.startswith(_ZERO)}
     given = [key for key in named if profile[key] is not None and profile[key] is not False]
     return [key for key in given if stage < 3 and named[key].partition(".")[0] in STAGE3_ONLY]
 
 
 def profile_value(profile: Mapping[str, object], dotted: str) -> object:
-    """What a profile says for a dotted key, None where it says nothing."""
+    """A profile's value of a dotted key; None where it has none."""
     return flatten(profile).get(dotted)
 
 
 def _kept(key: str, value: object) -> bool:
-    """ "auto" means: whatever the plan decides; only optimizer params have to be looked up."""
+    """Whether a key stays: "auto" means the plan's value, which only optimizer params need written out."""
     return value != "auto" or key.startswith("optimizer.params.")
 
 
@@ -184,12 +195,92 @@ def _conflict(draft: Draft, key: str, value: object, setting: str) -> Problem:
     file, line = draft.place("sharding.config")
     return Problem(
         "profile-conflict",
-        f"the base profile says {key} = {value!r}, the plan says {setting} = {draft.at(setting)!r}",
+        f"the base profile has {key} = {value!r}, the plan {setting} = {draft.at(setting)!r}",
         file=file,
         line=line,
         path="sharding.config",
-        hint=f'write "auto" for {key} in the profile and say {setting} in the recipe',
+        hint=f'write "auto" for {key} in the profile and set {setting} in the recipe',
     )
+
+
+def render_ds_config(plan: Plan) -> dict[str, Any]:
+    """The content of ds_config.json: numbers from their TrainingArguments twins, no "auto"."""
+    config: dict[str, Any] = {
+        # train_batch_size is left out: DeepSpeed computes it, so it cannot disagree.
+        "train_micro_batch_size_per_gpu": plan.batch.micro,
+        "gradient_accumulation_steps": plan.batch.accumulation,
+        "gradient_clipping": float(plan.trainer.max_grad_norm),
+        "zero_optimization": _zero(plan),
+        "steps_per_print": PRINT_NEVER,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    tensor = plan.sharding.tp_size
+    if tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": tensor}
+        # Without it accelerate does not join the parts, and the Trainer saves no model at all.
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    precision = plan.precision
+    if precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    elif precision == "fp16":
+        # 0 is dynamic scaling; the others are DeepSpeed's defaults, written out.
+        config["fp16"] = {
+            "enabled": True,
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 1000,
+            "hysteresis": 2,
+            "min_loss_scale": 1,
+        }
+    if plan.deepspeed.aio:
+        config["aio"] = dict(plan.deepspeed.aio)
+    for dotted, value in plan.deepspeed.profile.items():
+        _put(config, dotted.split("."), copy.deepcopy(value))
+    return config
+
+
+def _zero(plan: Plan) -> dict[str, Any]:
+    stage = plan.sharding.zero_stage
+    assert stage is not None, "every plan of this engine has one"
+    zero: dict[str, Any] = {"stage": stage}
+    if stage >= 1:
+        zero["reduce_bucket_size"] = plan.deepspeed.reduce_bucket_size
+        zero["overlap_comm"] = plan.deepspeed.overlap_comm
+        zero["contiguous_gradients"] = True
+    if stage in (1, 2):
+        zero["allgather_bucket_size"] = plan.deepspeed.allgather_bucket_size
+    if stage == 3:
+        width = plan.spec.hidden_size
+        # The integers that the Trainer computes for "auto" (transformers/integrations/deepspeed.py).
+        zero["stage3_prefetch_bucket_size"] = int(0.9 * width * width)
+        zero["stage3_param_persistence_threshold"] = 10 * width
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    offloads = {
+        "offload_optimizer": plan.sharding.offload_optimizer,
+        "offload_param": plan.sharding.offload_param,
+    }
+    for what, device in offloads.items():
+        if device == "nvme":
+            prefix = f"{what}."
+            buffers = {
+                name.removeprefix(prefix): value
+                for name, value in plan.fields(plan.deepspeed).items()
+                if name.startswith(prefix)
+            }
+            zero[what] = {"device": device, "nvme_path": plan.sharding.nvme_path, **buffers}
+        elif device != "none":
+            zero[what] = {"device": device, "pin_memory": not plan.hardware.is_cpu}
+    if plan.sharding.offload_param == "nvme":
+        zero["stage3_max_reuse_distance"] = plan.deepspeed.stage3_max_reuse_distance
+    return zero
+
+
+def _put(config: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Set a nested key that the plan does not own; the plan's own values stay."""
+    for key in keys[:-1]:
+        config = config.setdefault(key, {})
+    config.setdefault(keys[-1], value)
 
 
 def flatten(mapping: Mapping[str, object], prefix: str = "") -> dict[str, object]:

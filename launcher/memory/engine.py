@@ -1,8 +1,7 @@
-"""What an engine holds on a device at each moment of a run: the protocol, and what engines share.
+"""What an engine holds in memory and sends between ranks: the part of an engine that the estimate reads.
 
-One module per engine, `ENGINES` in `__init__.py` lists them. The base class describes an engine that keeps a
-whole copy of the model on each rank; the others override what they shard, cast or gather. Pure arithmetic in
-bytes.
+The base class describes an engine that keeps a complete copy of the model on each rank; `launcher/engines/`
+has the engines, which override what they shard, cast or gather. Pure arithmetic in bytes.
 """
 
 from __future__ import annotations
@@ -59,9 +58,14 @@ class Held:
 
 
 class EngineMemory:
-    """An engine that keeps a whole copy of the model on each rank."""
+    """An engine that keeps a complete copy of the model on each rank."""
 
     name: ClassVar[str]
+    """As in `sharding.engine`. In capitals it names the engine's only instance in its module."""
+    has_stages: ClassVar[bool] = False
+    """Whether `sharding.zero_stage` says what is sharded."""
+    ring_attention: ClassVar[bool] = False
+    """Whether ranks that share a sample pass keys and values round; else they swap tokens for heads."""
     steps_on_shards: ClassVar[bool] = False
     """The optimizer updates shards, so a traced step of one whole copy says nothing about it."""
     named_parameters: ClassVar[bool] = True
@@ -69,7 +73,11 @@ class EngineMemory:
     splits_tied_head: ClassVar[bool] = False
     """Tensor parallelism leaves the logits of a tied head distributed, and computes the loss of them."""
 
-    def label(self, job: MemoryJob) -> str:
+    def __reduce__(self) -> str:
+        """Pickle and copy as the engine's only instance."""
+        return self.name.upper()
+
+    def label(self, zero_stage: int | None) -> str:
         """Name of the strategy in tables."""
         raise NotImplementedError
 
@@ -82,6 +90,10 @@ class EngineMemory:
     def stages(self, job: MemoryJob) -> Sequence[int]:
         """Stages that a recipe which sets none may choose between."""
         return (job.zero_stage,)
+
+    def reduces_each(self, job: MemoryJob) -> bool:
+        """Whether gradients are reduced after every micro-batch, not after the last one of a step."""
+        return False
 
     def offloads(self) -> Sequence[tuple[str, str]]:
         """(optimizer, parameters): offloading that a recipe which sets none may choose between."""
@@ -108,6 +120,10 @@ class EngineMemory:
     def trained_width(self, job: MemoryJob) -> int:
         """A trained value as the module holds it."""
         return 4 if job.adapter else WIDTHS[job.dtype]
+
+    def reduced_width(self, job: MemoryJob) -> int:
+        """A gradient as it is sent to be reduced."""
+        return int(self.widths(job).gradient)
 
     def optimizer_width(self, job: MemoryJob) -> int:
         """A trained value as the optimizer sees it."""
@@ -284,10 +300,10 @@ class EngineMemory:
         return self.checkpoint_copies(job) * weights + optimizer
 
     def checkpoint_copies(self, job: MemoryJob) -> int:
-        """Files of weights in a checkpoint."""
+        """Copies of the weights in a checkpoint."""
         return 1
 
-    # Words.
+    # Text.
 
     def untraceable(self, job: MemoryJob) -> str | None:
         """Why a trace of one whole copy does not hold for this engine; None where it does."""
