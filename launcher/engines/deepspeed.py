@@ -90,7 +90,7 @@ class DeepSpeed(Engine):
     def offloads(self) -> Sequence[tuple[str, str]]:
         return ("none", "none"), ("cpu", "none"), ("cpu", "cpu")
 
-    def casts(self, job: MemoryJob) -> bool:
+    def casts(self, precision: str) -> bool:
         return True
 
     def keeps_gradients(self, job: MemoryJob) -> bool:

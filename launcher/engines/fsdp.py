@@ -56,9 +56,9 @@ class Fsdp(Engine):
     def stage(self, job: MemoryJob) -> int:
         return 3
 
-    def casts(self, job: MemoryJob) -> bool:
+    def casts(self, precision: str) -> bool:
         """Layers are cast when they are gathered."""
-        return job.precision in MIXED
+        return precision in MIXED
 
     def trained_width(self, job: MemoryJob) -> int:
         """accelerate casts trained parameters up to float32 before it shards them."""
@@ -162,7 +162,7 @@ class Fsdp(Engine):
         return self.saved_params(spec, job) * self.trained_width(job)
 
     def untraceable(self, job: MemoryJob) -> str | None:
-        if self.casts(job) and job.quantization != "none":
+        if self.casts(job.precision) and job.quantization != "none":
             return "FSDP2 casts the weights that are not quantized when it gathers them"
         return None
 

@@ -99,7 +99,7 @@ class EngineMemory:
         """(optimizer, parameters): offloading that a recipe which sets none may choose between."""
         return ()
 
-    def casts(self, job: MemoryJob) -> bool:
+    def casts(self, precision: str) -> bool:
         """Whether the engine casts the weights for the forward pass."""
         return False
 

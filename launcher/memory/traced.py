@@ -32,7 +32,7 @@ def choices_of(job: MemoryJob, hardware: Hardware) -> dict[str, Any]:
     capability = hardware.compute_capability
     return {
         **{name: getattr(job, name) for name in _CHOICES},
-        "cast_by": job.engine.name if job.engine.casts(job) else None,
+        "cast_by": job.engine.name if job.engine.casts(job.precision) else None,
         "keeps_gradients": job.accumulation != 1 and not job.reduces_each,
         "on_cpu": hardware.is_cpu,
         "flash": capability is not None and capability >= _FLASH,

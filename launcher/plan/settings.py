@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, TypeVar
 from launcher.tasks import task_named
 from launcher.tasks.task import Task
 
-Engine = Literal["ddp", "deepspeed", "fsdp"]
+EngineName = Literal["ddp", "deepspeed", "fsdp"]
 Launcher = Literal["python", "accelerate", "deepspeed"]
 Precision = Literal["fp32", "bf16", "fp16", "bf16-true", "fp16-true"]
 Offload = Literal["none", "cpu", "nvme"]
@@ -182,7 +182,7 @@ class PythonSettings(Section):
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShardingSettings(Section):
     PATH: ClassVar[str] = "sharding"
-    engine: Engine
+    engine: EngineName
     offload_optimizer: Offload
     offload_param: Offload
     tp_size: int
@@ -191,6 +191,11 @@ class ShardingSettings(Section):
     zero_stage: int | None = None
     """None in a draft whose recipe and profile leave it open, and in a plan whose engine has no stages."""
     nvme_path: str | None = None
+
+    @property
+    def ranks_of_copy(self) -> int:
+        """Ranks that compute one copy's micro-batch together."""
+        return self.tp_size * self.sp_size * self.cp_size
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -11,6 +11,8 @@ from launcher.recipe.schema import Quantization, Recipe
 
 AMPERE = (8, 0)
 VOLTA = (7, 0)
+SIZES = ("tp_size", "sp_size", "cp_size")
+"""The keys of `sharding` by which ranks share a copy."""
 HALF = {"bf16": "bfloat16", "bf16-true": "bfloat16", "fp16": "float16", "fp16-true": "float16"}
 
 
@@ -99,7 +101,7 @@ def decide_engine(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
 
 def _sharing_engine(recipe: Recipe) -> tuple[str, str]:
     """The engine where ranks share a copy, and why."""
-    sizes = [name for name in ("cp_size", "sp_size", "tp_size") if getattr(recipe.sharding, name) > 1]
+    sizes = [name for name in reversed(SIZES) if getattr(recipe.sharding, name) > 1]
     return next((engine.name, engine.shares[sizes[0]]) for engine in ENGINES if sizes[0] in engine.shares)
 
 

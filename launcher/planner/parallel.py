@@ -18,12 +18,11 @@ from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
 from launcher.plan.draft import Draft
-from launcher.planner.decide import processes_of, ranks_of_copy
+from launcher.planner.decide import SIZES, processes_of, ranks_of_copy
 from launcher.recipe.optimizer_needs import IN_SHARDS
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
-SIZES = ("tp_size", "sp_size", "cp_size")
 NAMES = {"tp_size": "tensor", "sp_size": "sequence", "cp_size": "context"}
 FAMILIES = ("gemma", "llama", "mistral", "qwen2", "qwen3")
 """Families whose parts were compared with the whole: their attention is causal and nothing else."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launcher.plan.draft import Draft
+from launcher.planner.decide import SIZES
 from launcher.recipe.schema import AdapterSection, DataSection, Recipe
 
 MODEL_LEAVES = (
@@ -50,7 +51,7 @@ def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], ho
         draft.put_recipe("sharding.zero_stage", recipe.sharding.zero_stage, "")
     for name in ("offload_optimizer", "offload_param"):
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "nothing is offloaded")
-    for name in ("tp_size", "sp_size", "cp_size"):
+    for name in SIZES:
         draft.put_recipe(f"sharding.{name}", getattr(recipe.sharding, name), "each device has a copy's work")
     draft.put_recipe("sharding.nvme_path", recipe.sharding.nvme_path, "nothing is offloaded to a disk")
     for name, value in recipe.trainer.items():

@@ -240,7 +240,7 @@ def _weight_traffic(spec: ModelSpec, job: MemoryJob) -> float:
         packed = 1.0 if job.quantization == "int8" else 0.5
         return weights * 2 + spec.linear_weights * (packed + DEQUANTIZED_BYTES - 2)
     computed = 4 if job.precision == "fp32" else 2
-    if job.engine.casts(job):
+    if job.engine.casts(job.precision):
         return float(weights * computed)
     stored = WIDTHS[job.dtype]
     # Autocast reads the stored weight, writes its 16-bit copy, and reads that.

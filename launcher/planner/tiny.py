@@ -10,13 +10,12 @@ from typing import Any
 from launcher.engines import engine_named
 from launcher.engines.deepspeed import DEEPSPEED
 from launcher.facts.hardware import Hardware
-from launcher.planner.decide import shares
+from launcher.planner.decide import SIZES, shares
 from launcher.recipe.loading import LoadedRecipe, Origin
 from launcher.recipe.schema import AdapterSection, Recipe
 from launcher.tasks import task_named
 
 STEPS = 4
-_SIZES = ("tp_size", "sp_size", "cp_size")
 MAX_LENGTH = 128
 # Every spelling of width and depth that the supported configurations use.
 NARROW: Mapping[str, object] = {
@@ -175,7 +174,7 @@ def tiny_on_gpus(loaded: LoadedRecipe, found: Hardware) -> LoadedRecipe:
         return loaded
     sharding = loaded.recipe.sharding
     most = 2 if found.num_devices > 1 else 1
-    update: dict[str, Any] = {name: min(most, getattr(sharding, name)) for name in _SIZES}
+    update: dict[str, Any] = {name: min(most, getattr(sharding, name)) for name in SIZES}
     if most == 1 and sharding.engine != "auto" and engine_named(sharding.engine).needs_ranks:
         update["engine"] = "auto"
     recipe = loaded.recipe.model_copy(update={"sharding": sharding.model_copy(update=update)})

@@ -14,7 +14,8 @@ from launcher.facts.capabilities import tp_plans
 from launcher.facts.model import read_model_spec
 from launcher.facts.probe import shipped_model_config
 from launcher.plan.stored import StoredPlan
-from launcher.planner.parallel import FAMILIES, SIZES
+from launcher.planner.decide import SIZES
+from launcher.planner.parallel import FAMILIES
 from launcher.planner.planner import make_plan
 from launcher.planner.resuming import compare_plans, compare_settings, rule_of
 from launcher.planner.search import search

@@ -107,7 +107,7 @@ DISTRIBUTED = (
         source="deepspeed/comm/comm.py mpi_discovery",
         places=(
             "worker launcher.render.command:render_env",
-            "worker launcher.train.worker:stand_in_for_launcher",
+            "worker launcher.train.engines.deepspeed:stand_in_for_launcher",
         ),
         patterns=(
             r"No module named '?mpi4py'?",
@@ -519,7 +519,7 @@ PARALLEL = (
         cause="Tensor-parallel ranks must process the same rows; AutoTP checks the first batch.",
         fix="give all ranks of a replica the same rows, as `effilaunch run` does",
         source="deepspeed/runtime/engine.py check_dataloader_inputs_same_across_ranks",
-        places=("worker launcher.train.engines.sharing:copies", _CONFLICT),
+        places=("worker launcher.train.job:copies", _CONFLICT),
         patterns=(r"Data inconsistency within the TP group",),
     ),
     Failure(

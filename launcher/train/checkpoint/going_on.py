@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 from launcher.facts.checkpoint import MANIFEST, SUPERSEDED, defect
 from launcher.facts.safe_files import parse_json
 from launcher.train.agreeing import evaluation_owed
-from launcher.train.engines.restoring import universal_folder
+from launcher.train.engines.universal import universal_folder
 from launcher.train.job import rank, read_job
 from launcher.train.together import of_rank_0
 

@@ -57,22 +57,18 @@ _READ = (
 """Of the checkpoint's own folder. rng_state*.pth is put aside where it is not safe, and nobody reads
 training_args.bin."""
 _SUFFIXES = (".pt", ".pth", ".bin")
-_ENUMS = {
-    "deepspeed": ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-    "fsdp": ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-}
-"""Engine -> the enumeration that its checkpoints hold members of."""
 
 
-def save_members_by_value(engine: str) -> None:
-    """Before the first save: let checkpoints hold members of enumerations as every Python can read them.
+def save_members_by_value(enumeration: tuple[str, str]) -> None:
+    """Before the first save: let checkpoints hold members of an enumeration as every Python can read them.
+
+    enumeration: (module, name).
 
     Python 3.11.2 (Debian 12's) pickles a member as a call of getattr, by which a pickle reaches everything:
     `check_pickles` refuses it. Later ones pickle its value, as is done here.
     """
-    if engine in _ENUMS:
-        module, name = _ENUMS[engine]
-        getattr(importlib.import_module(module), name).__reduce_ex__ = _by_value
+    module, name = enumeration
+    getattr(importlib.import_module(module), name).__reduce_ex__ = _by_value
 
 
 def _by_value(member: enum.Enum, _protocol: int) -> tuple[type[enum.Enum], tuple[Any]]:

@@ -9,7 +9,7 @@ every stage from 1 on (deepspeed 0.19.8):
 - each stage looks for the file of its own name beside them (engine.py _get_all_ckpt_names), and stage 3 for
   the step and the parameter groups at another place in optimizer_state.pt.
 
-What stage 3 gets wrong when it reads them is fixed by `launcher.train.engines.restoring`.
+What stage 3 restores incorrectly is fixed by `launcher.train.engines.deepspeed`.
 Runs on the CPU, alone, in a process of its own. TO appears when it is finished; FROM stays as it is.
 RUN_DIR/logs gets its status.
 """
@@ -42,8 +42,18 @@ STATES = "zero/optimizer_state.pt"
 """Below the universal folder: the parameter groups, the step and the scale of the loss."""
 MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 """What stages 1 and 2 look for, and what stage 3 does."""
+LATEST = "latest_universal"
+"""File of a converted checkpoint with the universal folder's name."""
+STAGES = ("deepspeed.runtime.zero.config", "ZeroStageEnum")
+"""(module, name) of the enumeration whose members checkpoints hold."""
 _TENSORS = ("fp32", "exp_avg", "exp_avg_sq")
 _MAKING = ".making"
+
+
+def universal_folder(checkpoint: Path) -> Path | None:
+    """The universal part of a converted checkpoint; None for one that was saved by a run."""
+    latest = checkpoint / LATEST
+    return checkpoint / latest.read_text("utf-8").strip() if latest.is_file() else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def convert(source: Path, target: Path) -> None:
     """Write the universal twin of a whole checkpoint. RecipeError where its pickles hold code."""
     begun = time.monotonic()
-    save_members_by_value("deepspeed")
+    save_members_by_value(STAGES)
     check_pickles(source)
     manifest = read_manifest(source)
     assert manifest is not None, "the caller has verified the checkpoint"

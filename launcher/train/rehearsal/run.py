@@ -19,7 +19,7 @@ from launcher.facts.safe_files import parse_json, write_json
 from launcher.train.job import Job, rank, read_job, world_size
 from launcher.train.outcome import COMPLETED
 from launcher.train.status import status
-from launcher.train.worker import as_rank, join_processes, leave, set_timeouts, stand_in_for_launcher
+from launcher.train.worker import as_rank, leave, set_timeouts
 
 SCHEMA_VERSION = 1
 
@@ -57,7 +57,6 @@ class Measured:
 def rehearse(job: Job, course: Course) -> None:
     """All parts, one after the other; every rank runs it."""
     status().enter("load")
-    stand_in_for_launcher(job)
     measured = Measured(job.run_dir)
     backend = "gloo" if job.trainer.use_cpu else "nccl"
     if world_size() > 1:
@@ -80,7 +79,6 @@ def alone(job: Job, course: Course, measured: Measured) -> None:
     measured.add(ranks=ranks, backend=None)
     vigil.begin("joining as the run would", course.join_s)
     device = make_arguments(job).device
-    join_processes(job)
     status().enter("train")
     vigil.begin("its device", course.devices_s)
     measured.add(devices=[{"rank": 0, **speed(device)}])
@@ -126,9 +124,7 @@ def join(job: Job) -> Any:
     from launcher.train.arguments import make_arguments
 
     set_timeouts(job)
-    device = make_arguments(job).device
-    join_processes(job)
-    return device
+    return make_arguments(job).device
 
 
 def measure(
