@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -34,7 +35,9 @@ from unittest import mock
 
 from warm_python import Started
 
-RANKS = tuple(f"launcher.train.{name}" for name in ("worker", "prepare", "rehearse"))
+import launcher
+
+RANKS = tuple(f"launcher.train.{name}" for name in ("worker", "prepare", "rehearsal.run"))
 """Modules that take their arguments, and that are imported here already."""
 KILL = "TEST_KILL_AFTER"
 """The variable with the step after which a rank with `KILL_HOOKS` kills itself."""
@@ -63,10 +66,14 @@ HEAVY = (
     "transformers.trainer", "transformers.models.llama.modeling_llama", "transformers.integrations.deepspeed",
     "torch.utils.cpp_extension", "deepspeed.ops.op_builder.all_ops", "deepspeed.module_inject.auto_ep_layer",
     "deepspeed.runtime.zero.muon.muon_optimizer",
-    *(f"launcher.train.{name}" for name in (
-        "worker", "prepare", "adapters", "models", "processing", "training", "outcome", "metrics",
-        "memory_meter", "memory_record", "data.build", "data.gate", "data.prepare", "data.stream",
-    )),
+    *(
+        module.name
+        for folder in ("", ".data", ".model", ".checkpoint")
+        for module in pkgutil.iter_modules(
+            [str(Path(launcher.__file__).parent / "train" / folder.strip("."))], f"launcher.train{folder}."
+        )
+        if not module.ispkg and module.name not in ("launcher.train.loopback", "launcher.train.machine")
+    ),
 )  # fmt: skip
 
 

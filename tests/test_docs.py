@@ -88,9 +88,10 @@ def test_the_site_publishes_pages_and_pictures_alone(tmp_path, monkeypatch):
 def test_the_site_names_sources_that_it_cannot_link_to():
     site = module_of(ROOT / "docs" / "site_hooks.py")
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_path="reference/fixes.md"))
-    text = "[`plan`](../../launcher/planner/planner.py#L1), [cli.py](../../launcher/cli.py), [us](../a.md)"
+    link = "[`make_plan`](../../launcher/planner/planner.py#L1)"
+    text = f"{link}, [cli.py](../../launcher/cli.py), [us](../a.md)"
     assert site.on_page_markdown(text, page=page) == (
-        "`plan` (`launcher/planner/planner.py`), `launcher/cli.py`, [us](../a.md)"
+        "`make_plan` (`launcher/planner/planner.py`), `launcher/cli.py`, [us](../a.md)"
     )
 
 

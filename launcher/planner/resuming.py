@@ -17,8 +17,9 @@ from launcher.errors import Problem
 from launcher.plan.stored import StoredPlan
 from launcher.tasks import TASKS
 
-Verdict = Literal["equal", "word", "free", "states"]
-"""Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint."""
+Verdict = Literal["equal", "word", "free", "states", "samples"]
+"""Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · depends on
+the prepared samples, and must be equal where rows are streamed."""
 
 FIX = "restore the value, or start a new run in another --output-dir"
 _WEIGHTS = "start a new run from these weights: adapter.path, or model.name_or_path, names the folder"
@@ -175,6 +176,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("python.hooks", *_LOSS), "equal", "what is minimised would be other"),
     Rule(("seed", "trainer.data_seed", "trainer.group_by_length", "trainer.train_sampling_strategy"),
          "equal", _PLACE),
+    Rule(("data.loss_on_inserted",), "samples", _PLACE),
     Rule(("data.*",), "equal", _PLACE),
     Rule(("*",), "equal", _LEARNT),
 )  # fmt: skip
@@ -225,12 +227,14 @@ def compare_settings(old: StoredPlan, new: StoredPlan) -> list[Difference]:
     for setting in sorted({*old.names, *new.names}):
         before, after = old.at(setting), new.at(setting)
         rule = rule_of(setting)
-        if before == after or rule.verdict in ("free", "states"):
+        prepared = rule.verdict == "samples" and not new.at("data.streaming")
+        if before == after or prepared or rule.verdict in ("free", "states"):
             continue
         reason = rule.reason
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
             reason = "the run ends at another step than it was started for"
-        found.append(Difference(setting, before, after, rule.verdict == "equal", reason, new.by(setting)))
+        refused = rule.verdict in ("equal", "samples")
+        found.append(Difference(setting, before, after, refused, reason, new.by(setting)))
     return sorted(found, key=lambda difference: not difference.refused)
 
 

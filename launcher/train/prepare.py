@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EffilaunchError, Problem, RecipeError
+from launcher.facts.checkpoint import same_samples
 from launcher.facts.rank_status import LEFT_EARLY, PREPARE_STAGE, PREPARED, PREPARES
 from launcher.facts.safe_files import read_record, write_json
 from launcher.recipe.suggestions import listed
@@ -140,7 +141,10 @@ def _refuse_other_data(job: Job, record: dict[str, Any]) -> None:
     path = job.run_dir / RECORD
     if not any(job.checkpoints.glob("checkpoint-*")):
         return  # nothing was learnt from the old data yet
-    if path.is_file() and read_record(path).get("key") != record["key"]:
+    if not path.is_file() or (old := read_record(path)).get("key") == record["key"]:
+        return
+    folder, now = old.get("folder"), record.get("folder")
+    if not folder or not now or not same_samples(Path(folder), Path(now)):
         message = "the data or the tokenizer has changed since the run was started"
         hint = "bring the old files back, or start a new run"
         raise RecipeError(Problem("resume-differs", message, file=str(path), path="data", hint=hint))

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.engines.deepspeed import ADAM
 from launcher.errors import RecipeError
+from launcher.facts.checkpoint import same_samples
 from launcher.plan.stored import StoredPlan
 from launcher.planner.resuming import (
     RULES,
@@ -83,7 +84,7 @@ def test_each_rule_judges_a_change_and_not_its_absence(rule):
         new["settings"][setting] = {"value": 2, "by": "r.yaml:9"}
         found = compare_settings(StoredPlan(old), StoredPlan(new))
         assert compare_settings(StoredPlan(old), StoredPlan(copy.deepcopy(old))) == []
-        if rule.verdict in ("free", "states"):
+        if rule.verdict in ("free", "states", "samples"):
             assert found == []
             continue
         (difference,) = found
@@ -263,6 +264,29 @@ def test_other_data_is_refused():
     (difference,) = compare_data("abc", "xyz")
     assert difference.refused
     assert "bring the old files back" in difference.problem().hint
+
+
+def test_what_decides_only_the_samples_is_judged_by_the_prepared_samples():
+    """A plan written before `data.loss_on_inserted` existed learned what a template inserts."""
+    now = {"data__loss_on_inserted": False}
+    assert refused(plan(), plan(**now)) == []
+    stream = {"data__streaming": True, "sharding__engine": "ddp", "sharding__zero_stage": None}
+    assert refused(plan(**stream), plan(**now, **stream)) == ["data.loss_on_inserted"]
+
+
+def test_the_same_samples_under_two_keys_are_the_same_data(tmp_path):
+    old, new = tmp_path / "a", tmp_path / "b"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "train.arrow").write_bytes(b"samples")
+        (folder / "data.json").write_text(folder.name)
+    assert same_samples(old, new)
+    (new / "eval.arrow").write_bytes(b"more")
+    assert not same_samples(old, new)
+    (old / "eval.arrow").write_bytes(b"less")
+    assert not same_samples(old, new)
+    assert not same_samples(tmp_path / "gone", new)
+    assert not same_samples(tmp_path / "gone", tmp_path / "gone too")
 
 
 NEW = {

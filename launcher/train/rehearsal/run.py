@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A signal ends a rehearsal at once: there is nothing to save.
     """
-    return as_rank("rehearse", lambda run_dir: rehearse(read_job(run_dir), read_course(run_dir)), argv)
+    return as_rank("rehearsal.run", lambda run_dir: rehearse(read_job(run_dir), read_course(run_dir)), argv)
 
 
 def read_course(run_dir: Path) -> Course:
