@@ -22,7 +22,6 @@ from launcher.knowledge.doctor.needs import NEEDED
 from launcher.memory.estimate import MemoryEstimate
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
-from launcher.planner.as_run import predict_as_run
 from launcher.planner.ladder import (
     RUNGS,
     Step,
@@ -31,6 +30,7 @@ from launcher.planner.ladder import (
     sentence,
     start_batch,
 )
+from launcher.planner.planner import predict_as_run
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import dump_json, render
 from launcher.report.ladder import ladder_page, ladder_text, rung_line

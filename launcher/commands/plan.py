@@ -127,7 +127,7 @@ def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: 
 
 def _ranking(found: Search, plan: Plan) -> dict[str, Any]:
     """The keys that `--search` adds to `plan --json`."""
-    from launcher.planner.weighing import search_rows
+    from launcher.planner.search import search_rows
 
     return {
         "search": search_rows(found, plan.schedule.steps),

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import idle_keys
 from launcher.errors import DoesNotFit, Problem
 from launcher.facts.capabilities import PLAIN_HEADS
+from launcher.memory.estimate import MemoryEstimate, estimate_memory
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import AppliedFix, Plan, Schedule
 from launcher.planner.candidates import Candidate
 from launcher.planner.fixes import apply_fixes
-from launcher.planner.search import Search, record_size, search, situation_of
+from launcher.planner.search import Search, reasons, record_size, search, situation_of
 from launcher.planner.stopping import settle_stop
 from launcher.planner.throughput import settle_compile
-from launcher.planner.weighing import reasons
 from launcher.recipe.loading import LoadedRecipe
 
 if TYPE_CHECKING:
@@ -175,3 +176,14 @@ def missing_data(loaded: LoadedRecipe, exists: Mapping[str, bool]) -> list[Probl
                 )
             )
     return problems
+
+
+def predict_as_run(plan: Plan, facts: Facts, tokens: int | None) -> MemoryEstimate:
+    """What the planner predicts for batches as they were, where rows are shorter than data.max_length.
+
+    tokens: of the largest micro-batch, padding included; None where it is not made of tokens.
+    """
+    job = plan.job
+    if tokens is not None:
+        job = replace(job, sequence_length=-(-tokens // (job.micro_batch * job.sequences_per_sample)))
+    return estimate_memory(plan.spec, job, plan.hardware, trace=facts.trace, calibration=facts.calibration)

@@ -18,8 +18,8 @@ from launcher.plan.stored import StoredPlan
 from launcher.tasks import TASKS
 
 Verdict = Literal["equal", "word", "free", "states", "samples"]
-"""Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · depends on
-the prepared samples, and must be equal where rows are streamed."""
+"""Must be equal · may differ, with a message · may differ · depends on the files of the checkpoint · on the
+prepared samples, and must be equal where rows are streamed."""
 
 FIX = "restore the value, or start a new run in another --output-dir"
 _WEIGHTS = "start a new run from these weights: adapter.path, or model.name_or_path, names the folder"

@@ -12,13 +12,13 @@ from factories import BASE, facts, recipe
 from launcher.errors import RecipeError
 from launcher.facts.hardware import parse_hardware
 from launcher.inputs.planning_facts import gather
-from launcher.planner.as_run import predict_as_run
 from launcher.planner.ladder import (
     RUNGS,
     choose_rungs,
     plan_ladder,
     start_batch,
 )
+from launcher.planner.planner import predict_as_run
 from launcher.recipe.loading import load_recipe, with_changes
 from launcher.report.ladder import ladder_page, ladder_text, rung_line
 
