@@ -59,7 +59,7 @@ def plan_command(
     except DoesNotFit as error:
         bundle, problems = render(error.nearest_miss), error.problems
         extra = {"would_fit": [other.to_json() for other in error.would_fit]}
-        others = [other.said for other in error.would_fit]
+        others = [other.text for other in error.would_fit]
     for warning in nvme_warnings(bundle.plan):
         note(warning)
     code = DoesNotFit.exit_code if problems else 0

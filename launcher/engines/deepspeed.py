@@ -2,7 +2,7 @@
 
 The memory as read in DeepSpeed 0.19.8 (runtime/engine.py, runtime/zero/stage_1_and_2.py, stage3.py,
 partitioned_param_coordinator.py). On CUDA the copies run on streams of their own, and a buffer is free again
-when its stream is through; the figures are those of the moments at which the code lets go of it. On a CPU
+when its stream is through; the figures are those of the moments at which the code releases it. On a CPU
 gloo copies what it scatters, NCCL does not; these copies are left out.
 """
 
@@ -15,13 +15,12 @@ from typing import Any
 from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_config
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
 from launcher.engines.engine import RANKS, Engine, Reading, refuse_unused_path
-from launcher.errors import RecipeError
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.layers import Dtypes
 from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
-from launcher.plan.draft import Draft
+from launcher.plan.draft import Draft, Refusal
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.settings import HasSettings
@@ -43,7 +42,7 @@ _NEXT_STAGE = {0: 2, 1: 2, 2: 3}
 
 
 def engine_width(precision: str) -> int:
-    """Bytes of a value in the module, which the engine casts as a whole."""
+    """Bytes of a value in the module, which the engine casts completely."""
     return 4 if precision == "fp32" else 2
 
 
@@ -94,14 +93,14 @@ class DeepSpeed(Engine):
         return True
 
     def keeps_gradients(self, job: MemoryJob) -> bool:
-        """ZeRO-3 allocates its partition of gradients for the whole run."""
+        """ZeRO-3 allocates its partition of gradients for the entire run."""
         return job.accumulation != 1 or (job.zero_stage == 3 and job.offload_optimizer == "none")
 
     def frees_gradients(self, job: MemoryJob) -> bool:
         return job.zero_stage != 3
 
     def whole_copies(self, job: MemoryJob) -> int:
-        """peft cannot train single rows of sharded weights, so ZeRO-3 trains copies of whole embeddings."""
+        """peft cannot train single rows of sharded weights: ZeRO-3 trains copies of complete embeddings."""
         return job.extra_frozen // WIDTHS[job.dtype] if job.zero_stage == 3 else 0
 
     def frozen_copies(self, job: MemoryJob) -> int:
@@ -118,7 +117,7 @@ class DeepSpeed(Engine):
         return 4 if job.zero_stage or job.precision != "fp32" else 0
 
     def adapter_width(self, job: MemoryJob) -> int:
-        """The engine casts the whole module, but not one whose weights were sharded while they were created.
+        """The engine casts the complete module, except one whose weights were sharded when created.
 
         Stage 3 leaves adapters in peft's float32, and each of their products casts its input up.
         """
@@ -173,7 +172,7 @@ class DeepSpeed(Engine):
         owned = -(-(job.trainable_params + self.whole_copies(job)) // ranks)
         updated = states.optimizer + 4 * owned
         if job.zero_stage == 3:
-            # The partition of 16-bit gradients is page-locked for the whole run.
+            # The partition of 16-bit gradients is page-locked for the entire run.
             staging = width * owned
             if job.offload_optimizer == "nvme":
                 staging += job.optimizer_buffers * 4 * self._sub_group(spec, job, owned)
@@ -239,7 +238,7 @@ class DeepSpeed(Engine):
         return Held(waiting, waiting, filled, filled, filled)
 
     def step_gradients(self, job: MemoryJob, updated: int) -> int:
-        """Gradients in float32, beside the master copy."""
+        """Gradients in float32, in addition to the master copy."""
         return 4 * updated if self.master_width(job) else 0
 
     def _gathered_module(self, spec: ModelSpec, job: MemoryJob) -> int:
@@ -262,14 +261,14 @@ class DeepSpeed(Engine):
         optimizer = local * 4 * owned if job.zero_stage and not on_cpu else 0
         if job.zero_stage == 3:
             return max(width * self.saved_params(spec, job), optimizer)
-        # accelerate clones the whole state dict on every rank, frozen weights included.
+        # accelerate clones the complete state dict on every rank, frozen weights included.
         base = base_weight_bytes(
             spec, self.frozen_dtype(job), job.quantization, double_quant=job.double_quant
         )
         return max(local * (base + (width * job.trainable_params if job.adapter else 0)), optimizer)
 
     def checkpoint_copies(self, job: MemoryJob) -> int:
-        """Below stage 3 the module's states are written beside the model's own file."""
+        """Below stage 3 the module's states are written in addition to the model's own file."""
         return 2 if job.zero_stage < 3 else 1
 
     def untraceable(self, job: MemoryJob) -> str | None:
@@ -298,7 +297,7 @@ class DeepSpeed(Engine):
         else:
             refuse_unused_path(draft)
 
-    def sharing_conflicts(self, draft: Draft, name: str) -> Iterator[RecipeError]:
+    def sharing_conflicts(self, draft: Draft, name: str) -> Iterator[Refusal]:
         yield from super().sharing_conflicts(draft, name)
         if name != "tp_size":
             return
@@ -306,14 +305,14 @@ class DeepSpeed(Engine):
         if stage == 3:
             message = "tensor parallelism with ZeRO-3 was not tested: both split the weights"
             hint = "use zero_stage: 2 or below, or ZeRO-3 alone"
-            yield draft.refuse("parallel-engine", "sharding.tp_size", message, hint)
+            yield ("parallel-engine", "sharding.tp_size", message, hint)
         if stage == 0 and draft.precision == "bf16":
             message = (
                 "tensor parallelism in bf16 at ZeRO-0: DeepSpeed clips there by the gradient norm of the "
                 "first rank's parts alone"
             )
             path = key_of(draft, "sharding.zero_stage")
-            yield draft.refuse("parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
+            yield ("parallel-engine", path, message, "use zero_stage: 1, or precision: fp32")
 
     def completed(self, job: MemoryJob, draft: Draft) -> MemoryJob:
         return with_buffers(job, draft)

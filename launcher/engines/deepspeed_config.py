@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from launcher.errors import Problem, RecipeError
-from launcher.plan.draft import Draft
+from launcher.errors import RecipeError
+from launcher.plan.draft import Draft, Refusal
 from launcher.plan.plan import Plan
 
 OWNED = {
@@ -33,31 +33,16 @@ _ZERO = "zero_optimization."
 _GROUP = f"{_ZERO}zero_hpz_partition_size"
 STAGE3_ONLY = frozenset(
     {
-        "sub_group_size",
-        "prefetch_bucket_size",
-        "param_persistence_threshold",
-        "model_persistence_threshold",
-        "max_live_parameters",
-        "max_reuse_distance",
-        "gather_16bit_weights_on_model_save",
-        "gather_fp16_weights_on_model_save",
-        "module_granularity_threshold",
-        "use_all_reduce_for_fetch_params",
-        "allgather_sequential",
-        "zero_hpz_partition_size",
-        "zero_quantized_weights",
-        "zero_quantized_nontrainable_weights",
-        "zero_quantized_gradients",
-        "memory_efficient_linear",
-        "override_module_apply",
-        "log_trace_cache_warnings",
-        "enable_sanity_checks",
-        "save_muon_momentum_buffer_in_memory",
-        "leaf_module",
-        "pipeline_loading_checkpoint",
-        "cpu_offload_param",
+        "sub_group_size", "prefetch_bucket_size", "param_persistence_threshold",
+        "model_persistence_threshold", "max_live_parameters", "max_reuse_distance",
+        "gather_16bit_weights_on_model_save", "gather_fp16_weights_on_model_save",
+        "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
+        "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
+        "zero_quantized_gradients", "memory_efficient_linear", "override_module_apply",
+        "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory",
+        "leaf_module", "pipeline_loading_checkpoint", "cpu_offload_param",
     }
-)
+)  # fmt: skip
 """Read at stage 3 alone (deepspeed/runtime/engine.py passes them to no other optimizer)."""
 OPTIMIZER_PARAMS = {"lr": "learning_rate", "weight_decay": "weight_decay", "eps": "adam_epsilon"}
 """optimizer.params key -> TrainingArguments field that must have the same value."""
@@ -75,23 +60,22 @@ def record_profile(draft: Draft, profile: Mapping[str, object] | None, processes
     if profile is None:
         draft.put("deepspeed.profile", {}, "no base profile")
         return
-    problems: list[Problem] = []
-    flat = flatten(profile)
+    flat, problems = flatten(profile), [*_blocks(profile)]
     for key in ("stage", "offload_optimizer.device", "offload_param.device"):
-        value = flat.get(f"zero_optimization.{key}")
-        setting = OWNED[f"zero_optimization.{key}"]
+        key = f"zero_optimization.{key}"
+        value, setting = flat.get(key), OWNED[key]
         if value in (None, "auto"):
             continue
         if draft.explicit(setting) and draft.at(setting) not in (value, "auto"):
-            problems.append(_conflict(draft, f"zero_optimization.{key}", value, setting))
+            problems.append(_conflict(draft, key, value, setting))
         else:
             origin = draft.place("sharding.config")[0] or "sharding.config"
             draft.put(setting, value, FROM_PROFILE, source="recipe", by=origin)
-    precision = draft.precision
-    for kind in ("bf16", "fp16"):
-        value = flat.get(f"{kind}.enabled")
-        if isinstance(value, bool) and value and precision != kind:
-            problems.append(_conflict(draft, f"{kind}.enabled", value, "precision"))
+    problems += [
+        _conflict(draft, f"{kind}.enabled", True, "precision")
+        for kind in ("bf16", "fp16")
+        if flat.get(f"{kind}.enabled") is True and draft.precision != kind
+    ]
     for key in (
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
@@ -101,53 +85,34 @@ def record_profile(draft: Draft, profile: Mapping[str, object] | None, processes
         value = flat.get(key)
         if value not in (None, "auto") and value != draft.at(OWNED[key]):
             problems.append(_conflict(draft, key, value, OWNED[key]))
-    problems += [*_blocks(draft, profile), *_groups(draft, flat.get(_GROUP), processes)]
+    problems += _groups(draft, flat.get(_GROUP), processes)
     extras = {key: value for key, value in flat.items() if key not in OWNED}
     extras = {k: _resolve(k, v, draft, problems) for k, v in extras.items() if _kept(k, v)}
     if problems:
-        raise RecipeError(problems)
+        raise RecipeError([draft.problem(*problem) for problem in problems])
     draft.put_recipe("deepspeed.profile", extras, FROM_PROFILE)
 
 
-def _blocks(draft: Draft, profile: Mapping[str, object]) -> list[Problem]:
+def _blocks(profile: Mapping[str, object]) -> Iterator[Refusal]:
     """Blocks that would override the plan."""
-    file, line = draft.place("sharding.config")
-    problems = [
-        Problem(
-            "profile-parallel",
-            f"`{block}` in the base profile changes what the ranks compute, which the plan decides",
-            file=file,
-            line=line,
-            path="sharding.config",
-            hint=hint,
-        )
-        for block, hint in ELSEWHERE.items()
-        if block in profile
-    ]
+    for block, hint in ELSEWHERE.items():
+        if block in profile:
+            message = f"`{block}` in the base profile changes what the ranks compute, which the plan decides"
+            yield "profile-parallel", "sharding.config", message, hint
     if "scheduler" in profile:
-        problems.append(
-            Problem(
-                "profile-scheduler",
-                "a scheduler block silently replaces trainer.lr_scheduler_type",
-                file=file,
-                line=line,
-                path="sharding.config",
-                hint="remove the block and set trainer.lr_scheduler_type and warmup_steps",
-            )
-        )
-    return problems
+        message = "a scheduler block silently replaces trainer.lr_scheduler_type"
+        hint = "remove the block and set trainer.lr_scheduler_type and warmup_steps"
+        yield "profile-scheduler", "sharding.config", message, hint
 
 
-def _groups(draft: Draft, size: object, processes: int) -> list[Problem]:
+def _groups(draft: Draft, size: object, processes: int) -> Iterator[Refusal]:
     """Groups of ranks with a copy of the weights (hpZ) need the same size. Read at stage 3 alone."""
     ranks = min(size, processes) if isinstance(size, int) and size > 1 else 1
-    if draft.sharding.zero_stage not in (None, 3) or processes % ranks == 0:
-        return []
-    fit = ", ".join(str(n) for n in range(2, processes + 1) if processes % n == 0)
-    file, line = draft.place("sharding.config")
-    message = f"{processes} ranks do not divide into groups of {_GROUP} = {size}; DeepSpeed refuses that"
-    hint = f"write a divisor of {processes} ({fit}), in general the devices of one node"
-    return [Problem("profile-conflict", message, file=file, line=line, path="sharding.config", hint=hint)]
+    if draft.sharding.zero_stage in (None, 3) and processes % ranks:
+        fit = ", ".join(str(n) for n in range(2, processes + 1) if processes % n == 0)
+        message = f"{processes} ranks do not divide into groups of {_GROUP} = {size}; DeepSpeed refuses that"
+        hint = f"write a divisor of {processes} ({fit}), in general the devices of one node"
+        yield "profile-conflict", "sharding.config", message, hint
 
 
 def key_of(draft: Draft, dotted: str) -> str:
@@ -173,7 +138,7 @@ def _kept(key: str, value: object) -> bool:
     return value != "auto" or key.startswith("optimizer.params.")
 
 
-def _resolve(key: str, value: object, draft: Draft, problems: list[Problem]) -> object:
+def _resolve(key: str, value: object, draft: Draft, problems: list[Refusal]) -> object:
     prefix = "optimizer.params."
     if not key.startswith(prefix):
         return value
@@ -191,16 +156,10 @@ def _resolve(key: str, value: object, draft: Draft, problems: list[Problem]) -> 
     return ours
 
 
-def _conflict(draft: Draft, key: str, value: object, setting: str) -> Problem:
-    file, line = draft.place("sharding.config")
-    return Problem(
-        "profile-conflict",
-        f"the base profile has {key} = {value!r}, the plan {setting} = {draft.at(setting)!r}",
-        file=file,
-        line=line,
-        path="sharding.config",
-        hint=f'write "auto" for {key} in the profile and set {setting} in the recipe',
-    )
+def _conflict(draft: Draft, key: str, value: object, setting: str) -> Refusal:
+    message = f"the base profile has {key} = {value!r}, the plan {setting} = {draft.at(setting)!r}"
+    hint = f'write "auto" for {key} in the profile and set {setting} in the recipe'
+    return "profile-conflict", "sharding.config", message, hint
 
 
 def render_ds_config(plan: Plan) -> dict[str, Any]:

@@ -61,20 +61,16 @@ def decide_nvme(
     used = on_nvme(draft)
     stage = draft.sharding.zero_stage
     if stage not in (None, 3):
-        raise draft.refuse(
-            "nvme-stage",
-            f"sharding.{used[0]}",
-            f"offload to NVMe needs ZeRO-3: at stage {stage} DeepSpeed keeps the states in host memory",
-            f"write zero_stage: 3 (or auto), or {used[0]}: cpu",
-        )
+        message = f"offload to NVMe needs ZeRO-3: at stage {stage} DeepSpeed keeps the states in host memory"
+        hint = f"write zero_stage: 3 (or auto), or {used[0]}: cpu"
+        raise draft.refuse("nvme-stage", f"sharding.{used[0]}", message, hint)
     if PARAM in used and hardware.is_cpu and processes == 1:
-        raise draft.refuse(
-            "nvme-one-cpu",
-            f"sharding.{PARAM}",
+        message = (
             "one process on a CPU computes on the buffer into which DeepSpeed then reads the next parameter: "
-            "the losses would silently be wrong",
-            "use several processes, or offload_param: none",
+            "the losses would silently be wrong"
         )
+        hint = "use several processes, or offload_param: none"
+        raise draft.refuse("nvme-one-cpu", f"sharding.{PARAM}", message, hint)
     _check_restarts(draft)
     _decide_path(draft, profile, used)
     given = _Given(draft, profile or {})
@@ -111,37 +107,30 @@ class _Given:
 
     def put(self, name: str, value: object, reason: str) -> object:
         """Record the profile's value of `name` (block.key), else `value`; return the recorded one."""
-        said = profile_value(self._profile, name if name.startswith(AIO) else f"{_ZERO}.{name}")
+        given = profile_value(self._profile, name if name.startswith(AIO) else f"{_ZERO}.{name}")
         setting = f"deepspeed.{name}"
-        if said in (None, "auto"):
+        if given in (None, "auto"):
             self.draft.put(setting, value, reason)
             return value
         origin = self.draft.origin("sharding.config")
         by = "sharding.config" if origin is None else origin.by
-        self.draft.put(setting, said, FROM_PROFILE, source="recipe", by=by)
-        return said
+        self.draft.put(setting, given, FROM_PROFILE, source="recipe", by=by)
+        return given
 
     def small(self, name: str, value: object, least: int, why: str) -> None:
         """RecipeError where a profile's number makes DeepSpeed stop."""
         if isinstance(value, (int, float)) and value >= least:
             return
-        raise self.draft.refuse(
-            "nvme-buffers",
-            "sharding.config",
-            f"{name} = {value!r} in the base profile: {why}, at least {least:,}",
-            "write a larger one, or remove it: the plan computes it",
-        )
+        message = f"{name} = {value!r} in the base profile: {why}, at least {least:,}"
+        hint = "write a larger one, or remove it: the plan computes it"
+        raise self.draft.refuse("nvme-buffers", "sharding.config", message, hint)
 
 
 def _check_restarts(draft: Draft) -> None:
     """Such a run cannot resume from a checkpoint: launcher/train/checkpoint/resuming.py refuses it."""
     if draft.launch.max_restarts:
-        raise draft.refuse(
-            "nvme-restarts",
-            "launch.max_restarts",
-            f"a restart resumes from a checkpoint, which states on NVMe do not allow: {NO_RESUME}",
-            "remove it, or offload to cpu",
-        )
+        message = f"a restart resumes from a checkpoint, which states on NVMe do not allow: {NO_RESUME}"
+        raise draft.refuse("nvme-restarts", "launch.max_restarts", message, "remove it, or offload to cpu")
     draft.warn(f"a run that offloads to NVMe cannot be resumed: {NO_RESUME}; its saved weights are complete")
 
 
@@ -149,24 +138,18 @@ def _decide_path(draft: Draft, profile: Mapping[str, object] | None, used: tuple
     """The recipe's folder, else the profile's: one for both offloads."""
     if draft.sharding.nvme_path is not None:
         return
-    said = {profile_value(profile or {}, f"{_ZERO}.{name}.nvme_path") for name in used} - {None, "auto"}
-    if len(said) > 1:
-        raise draft.refuse(
-            "nvme-path-missing",
-            "sharding.config",
-            f"the base profile names {' and '.join(sorted(map(str, said)))}: one folder is checked",
-            "name one folder with sharding.nvme_path",
-        )
-    if not said:
-        raise draft.refuse(
-            "nvme-path-missing",
-            f"sharding.{used[0]}",
-            "offload to NVMe needs a folder on a local disk",
-            "write e.g. nvme_path: /local/nvme under `sharding:`, or `${ENV:TMPDIR}`",
-        )
+    folders = {profile_value(profile or {}, f"{_ZERO}.{name}.nvme_path") for name in used} - {None, "auto"}
+    if len(folders) > 1:
+        message = f"the base profile names {' and '.join(sorted(map(str, folders)))}: one folder is checked"
+        hint = "name one folder with sharding.nvme_path"
+        raise draft.refuse("nvme-path-missing", "sharding.config", message, hint)
+    if not folders:
+        message = "offload to NVMe needs a folder on a local disk"
+        hint = "write e.g. nvme_path: /local/nvme under `sharding:`, or `${ENV:TMPDIR}`"
+        raise draft.refuse("nvme-path-missing", f"sharding.{used[0]}", message, hint)
     origin = draft.origin("sharding.config")
     by = "sharding.config" if origin is None else origin.by
-    draft.put(PATH, str(said.pop()), FROM_PROFILE, source="recipe", by=by)
+    draft.put(PATH, str(folders.pop()), FROM_PROFILE, source="recipe", by=by)
 
 
 def _decide_optimizer(given: _Given) -> None:
@@ -200,7 +183,7 @@ def _decide_param(given: _Given, spec: ModelSpec, processes: int) -> None:
 
 
 def param_buffer_values(spec: ModelSpec, processes: int, added_tokens: int = 0) -> int:
-    """Values of one parameter buffer: the largest partition of a parameter, rounded up to whole requests.
+    """Values of one parameter buffer: the largest partition of a parameter, rounded up to complete requests.
 
     transformers holds the experts of a layer in one parameter; embeddings grow by the added tokens.
     """

@@ -6,17 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from launcher.errors import RecipeError
 from launcher.memory.engine import EngineMemory
 from launcher.memory.job import MemoryJob
-from launcher.plan.draft import Draft
+from launcher.plan.draft import Draft, Refusal
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.plan.settings import HasSettings
 from launcher.recipe.schema import Recipe
 
 RANKS = "number of ranks"
-"""What stands for a setting where the number of processes has changed."""
+"""In place of a setting, where the number of processes has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +75,11 @@ class Engine(EngineMemory):
         draft.put("deepspeed.profile", {}, "no base profile")
         refuse_unused_path(draft)
 
-    def sharing_conflicts(self, draft: Draft, name: str) -> Iterator[RecipeError]:
+    def sharing_conflicts(self, draft: Draft, name: str) -> Iterator[Refusal]:
         """Refusals of ranks that share a copy by one of `tp_size`, `sp_size` and `cp_size`."""
         if name in self.lacks:
             message, hint = self.lacks[name]
-            yield draft.refuse("parallel-engine", f"sharding.{name}", message, hint)
+            yield ("parallel-engine", f"sharding.{name}", message, hint)
 
     def completed(self, job: MemoryJob, draft: Draft) -> MemoryJob:
         """The memory job of a draft with what this engine's settings decide."""
@@ -106,7 +105,7 @@ class Engine(EngineMemory):
     def written_shares(self, plan: Plan, weights: int, states: int, copies: int) -> tuple[int, int]:
         """Bytes of a checkpoint that rank 0 writes, and every other rank.
 
-        weights, states: bytes of the result, and of the optimizer's states before they are shared out;
+        weights, states: bytes of the result, and of the optimizer's states before they are sharded;
         copies: ranks that share these.
         """
         return self.checkpoint_copies(plan.job) * weights + states, 0

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from launcher.engines.engine import Engine
-from launcher.errors import RecipeError
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.layers import Dtypes
 from launcher.memory.states import MIXED, States
-from launcher.plan.draft import Draft
+from launcher.plan.draft import Draft, Refusal
 from launcher.plan.inputs import Facts
 from launcher.plan.plan import Plan
 from launcher.recipe.optimizer_needs import IN_SHARDS
@@ -78,7 +77,7 @@ class Fsdp(Engine):
         return super().dtypes(job, on_cpu=on_cpu)
 
     def waits_unsharded(self, job: MemoryJob) -> bool:
-        """Whether whole gradients are kept between the micro-batches of a step."""
+        """Whether complete gradients are kept between the micro-batches of a step."""
         return job.accumulation != 1 and not job.reduces_each and job.data_parallel > 1
 
     def states(self, spec: ModelSpec, job: MemoryJob) -> States:
@@ -87,7 +86,7 @@ class Fsdp(Engine):
             # CPUOffloadPolicy moves parameters, gradients and optimizer states together.
             return replace(states, weights=0, gradients=0, optimizer=0, host=states.total)
         if self.waits_unsharded(job):
-            # Nothing is reduced between micro-batches: the last backward pass turns whole gradients into
+            # Nothing is reduced between micro-batches: the last backward pass turns complete gradients into
             # shards, layer by layer.
             waiting = job.trainable_params * self._gathered_width(job)
             return replace(states, gradients=max(states.gradients, waiting))
@@ -98,7 +97,7 @@ class Fsdp(Engine):
 
     def frozen_bytes(self, spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
         frozen, _ = super().frozen_bytes(spec, job)
-        # accelerate ignores Params4bit whose storage is uint8: quantized weights stay whole.
+        # accelerate ignores Params4bit whose storage is uint8: quantized weights stay complete.
         return (0, frozen) if job.quantization != "none" else (frozen, 0)
 
     def frozen_copies(self, job: MemoryJob) -> int:
@@ -110,12 +109,12 @@ class Fsdp(Engine):
 
         A gathered unit is copied out of its receive buffer; in the forward pass that buffer lives until the
         next unit is there, in the backward pass it is fetched while the previous unit runs. Gradients are
-        whole until their unit has run, then copied into a buffer that is freed when the next unit's is
+        complete until their unit has run, then copied into a buffer that is freed when the next unit's is
         filled. A unit whose input needs no gradient (the embedding, with a tied head) is reduced at the end.
 
         Rows of added tokens are written into a copy of the gathered table when it is used
         (TrainableTokensLayer of peft, get_merged_weights): the head keeps its copy for the backward pass, and
-        each table has a whole gradient.
+        each table has a complete gradient.
         """
         width = self._gathered_width(job)
         head = width * spec.head.in_features * spec.head.out_features
@@ -185,7 +184,7 @@ class Fsdp(Engine):
     def decide(self, draft: Draft, recipe: Recipe, facts: Facts, processes: int) -> None:
         super().decide(draft, recipe, facts, processes)
         for conflict in _conflicts(draft, processes):
-            raise conflict
+            raise draft.refuse(*conflict)
         if facts.hardware.is_cpu:
             draft.warn(
                 "accelerate does not shard over CPU processes: it sets up DDP in place of FSDP2, and the run "
@@ -276,28 +275,28 @@ def _reduces_each(draft: Draft) -> bool:
     return isinstance(given, Mapping) and bool(given.get("sync_each_batch"))
 
 
-def _conflicts(draft: Draft, processes: int) -> Iterator[RecipeError]:
+def _conflicts(draft: Draft, processes: int) -> Iterator[Refusal]:
     """A refusal for each thing that FSDP2 cannot train, with what can."""
     optim, other = draft.trainer.optim, "use sharding.engine: deepspeed"
     if processes == 1:
         message = "engine fsdp over one process has nothing to shard, and the Trainer refuses it"
         hint = "use sharding.engine: auto, or hardware with several devices"
-        yield draft.refuse("engine-conflict", "sharding.engine", message, hint)
+        yield ("engine-conflict", "sharding.engine", message, hint)
     if draft.task.is_encoder_decoder:
         message = (
             "engine fsdp and an encoder-decoder: both sides share an embedding, which FSDP2 refuses in two "
             "groups ('is shared with a parameter already managed by another FSDP group')"
         )
-        yield draft.refuse("engine-conflict", "sharding.engine", message, other)
+        yield ("engine-conflict", "sharding.engine", message, other)
     if draft.model.quantization != "none":
         message = "engine fsdp cannot shard int8 and 4-bit weights: FSDP2 leaves all of them on every rank"
         hint = f"{other} (int8 with zero_stage 2), or drop model.quantization"
-        yield draft.refuse("fsdp-quantized", "model.quantization", message, hint)
+        yield ("fsdp-quantized", "model.quantization", message, hint)
     every_save = draft.trainer.push_to_hub and draft.trainer.hub_strategy == "every_save"
     if every_save and not draft.trainer.save_only_model:
         hint = "use hub_strategy: end, or checkpoint to upload what a run can be resumed from"
-        yield draft.refuse("fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
+        yield ("fsdp-push", "trainer.hub_strategy", _SHARDS, hint)
     if optim not in IN_SHARDS:
         message = f"optimizer {optim} does not update FSDP2's shards"
         hint = f"use one of {', '.join(IN_SHARDS)}, or {other}"
-        yield draft.refuse("fsdp-optimizer", "trainer.optim", message, hint)
+        yield ("fsdp-optimizer", "trainer.optim", message, hint)

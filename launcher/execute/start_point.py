@@ -164,7 +164,7 @@ def _plan_of(checkpoint: Path) -> StoredPlan:
     """The plan of the run that wrote the checkpoint."""
     try:
         plan = StoredPlan(parse_json((checkpoint / PLAN).read_text("utf-8")))
-        _ = plan.ranks, plan.at("task"), plan.settings
+        _ = plan.ranks, plan.settings
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RecipeError(
             Problem(

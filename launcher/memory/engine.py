@@ -63,11 +63,11 @@ class EngineMemory:
     name: ClassVar[str]
     """As in `sharding.engine`. In capitals it names the engine's only instance in its module."""
     has_stages: ClassVar[bool] = False
-    """Whether `sharding.zero_stage` says what is sharded."""
+    """Whether `sharding.zero_stage` decides what is sharded."""
     ring_attention: ClassVar[bool] = False
     """Whether ranks that share a sample pass keys and values round; else they swap tokens for heads."""
     steps_on_shards: ClassVar[bool] = False
-    """The optimizer updates shards, so a traced step of one whole copy says nothing about it."""
+    """The optimizer updates shards, so a traced step of one complete copy does not predict it."""
     named_parameters: ClassVar[bool] = True
     """The optimizer gets the model's own parameters, by which bitsandbytes finds the embeddings."""
     splits_tied_head: ClassVar[bool] = False
@@ -112,7 +112,7 @@ class EngineMemory:
         return True
 
     def whole_copies(self, job: MemoryJob) -> int:
-        """Values of embedding copies that are trained whole (adapters over added tokens)."""
+        """Values of embedding copies that are trained completely (adapters over added tokens)."""
         return 0
 
     # Bytes per value.
@@ -130,7 +130,7 @@ class EngineMemory:
         return self.trained_width(job)
 
     def master_width(self, job: MemoryJob) -> int:
-        """The master copy that the engine keeps beside the module."""
+        """The master copy that the engine keeps in addition to the module."""
         return 0
 
     def frozen_dtype(self, job: MemoryJob) -> str:
@@ -168,7 +168,7 @@ class EngineMemory:
         return replace(states, weights=states.weights + whole, pageable=-(-moments_.pageable // ranks))
 
     def frozen_bytes(self, spec: ModelSpec, job: MemoryJob) -> tuple[int, int]:
-        """Bytes of frozen weights before sharding, and of those that each device holds whole."""
+        """Bytes of frozen weights before sharding, and of those that every device holds completely."""
         dtype = self.frozen_dtype(job)
         frozen = 0
         if job.adapter:
@@ -182,7 +182,7 @@ class EngineMemory:
         return frozen + self.frozen_copies(job), 0
 
     def frozen_copies(self, job: MemoryJob) -> int:
-        """Bytes of embedding copies that stay for the whole run and are not trained."""
+        """Bytes of embedding copies that stay for the entire run and are not trained."""
         return job.extra_frozen
 
     def trained_shapes(self, spec: ModelSpec, job: MemoryJob) -> list[Shape]:
@@ -203,7 +203,7 @@ class EngineMemory:
         return Moments(kept.device * trained // counted, kept.pageable * trained // counted)
 
     def buffers(self, spec: ModelSpec, job: MemoryJob) -> int:
-        """The model's own buffers, and what the engine allocates for the whole run to reduce gradients."""
+        """The model's own buffers, and what the engine allocates for the entire run to reduce gradients."""
         held = spec.layout.mask_buffer
         if job.document_mask and holds_mask(job.attention):
             rows, length = job.rows
@@ -212,15 +212,15 @@ class EngineMemory:
         return held + self.reduction_buffers(spec, job)
 
     def reduction_buffers(self, spec: ModelSpec, job: MemoryJob) -> int:
-        """What the engine allocates for the whole run to reduce gradients."""
+        """What the engine allocates for the entire run to reduce gradients."""
         return 0
 
     def held(self, spec: ModelSpec, job: MemoryJob) -> Held:
-        """What comes and goes with the moments of a step; `buffers` stay for the whole run."""
+        """What comes and goes with the moments of a step; `buffers` stay for the entire run."""
         return Held()
 
     def step(self, spec: ModelSpec, job: MemoryJob, hardware: Hardware) -> int:
-        """Bytes beside states and gradients at the worst moment of the optimizer's step.
+        """Bytes besides states and gradients at the worst moment of the optimizer's step.
 
         As read in torch 2.13 (optim/adamw.py and others: on CUDA `foreach` updates all tensors at once, a CPU
         one after another; fused kernels and plain SGD allocate nothing) and transformers 5.23
@@ -266,7 +266,7 @@ class EngineMemory:
         return max(weights, whole) + 2 * max(linear.weights for linear in spec.linears)
 
     def gathered_to_load(self, spec: ModelSpec, job: MemoryJob) -> int:
-        """Bytes of the tensor or module that is whole on the device while its shard is cut."""
+        """Bytes of the tensor or module that is complete on the device while its shard is made."""
         return 0
 
     # Bytes in host memory and on disk.
@@ -306,7 +306,7 @@ class EngineMemory:
     # Text.
 
     def untraceable(self, job: MemoryJob) -> str | None:
-        """Why a trace of one whole copy does not hold for this engine; None where it does."""
+        """Why a trace of one complete copy does not hold for this engine; None where it does."""
         return None
 
     def notes(self, job: MemoryJob) -> list[str]:

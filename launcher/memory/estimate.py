@@ -1,6 +1,6 @@
 """Peak memory of a training job on one device, in closed form: no model is built.
 
-The moments of a training step are compared (phases.py), beside saving and evaluating. The components
+The moments of a training step are compared (phases.py), and saving and evaluating. The components
 reported are those of the moment of training that rules.
 """
 
@@ -37,7 +37,7 @@ MARGIN = 0.05
 other processes; in closed form the caching allocator's fragmentation, too.
 
 A trace replays that fragmentation, which is then part of `temporary`: something that the device does hold.
-The margin stays whole beside it.
+The margin is not reduced by it.
 """
 
 
@@ -159,9 +159,9 @@ def estimate_memory(
 def _other_peaks(
     spec: ModelSpec, job: MemoryJob, hardware: Hardware, context: int, length: int
 ) -> dict[str, int]:
-    """Bytes on one device beside training steps: saving, evaluating and loading.
+    """Bytes on one device besides training steps: saving, evaluating and loading.
 
-    `length`: tokens of a sample. Ranks that share its tokens in training evaluate whole samples.
+    `length`: tokens of a sample. Ranks that share its tokens in training evaluate complete samples.
     """
     engine = job.engine
     states, buffers = engine.states(spec, job), engine.buffers(spec, job)

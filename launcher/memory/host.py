@@ -14,7 +14,7 @@ from launcher.memory.states import base_weight_bytes
 from launcher.memory.tensor_parallel import on_rank
 
 PROCESS_BYTES = 1 << 30
-"""Host memory of one worker beside tensors: interpreter and libraries, rounded up."""
+"""Host memory of one worker besides tensors: interpreter and libraries, rounded up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class HostMemory:
     saving: int
     """The model, or shards of the optimizer, gathered to be written."""
     nvme: int
-    """Files beside host memory, not part of `peak`."""
+    """Files on NVMe, not part of `peak`."""
 
     @property
     def peak(self) -> int:

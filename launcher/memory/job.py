@@ -56,9 +56,9 @@ class MemoryJob:
     spread: int = 1
     """Devices over which one process spreads its layers (device_map)."""
     one_row: bool = False
-    """The sequences of a micro-batch lie side by side in one row."""
+    """The sequences of a micro-batch are laid end to end in one row."""
     liger: bool = False
-    """Liger's kernels: no logits of the whole vocabulary, leaner norms and feed-forward blocks."""
+    """Liger's kernels: no logits of the complete vocabulary, leaner norms and feed-forward blocks."""
     chunked: bool = False
     """The loss takes the logits of some hundred tokens at a time (model.loss)."""
     one_by_one: bool = False
@@ -78,7 +78,7 @@ class MemoryJob:
     uneven: bool = False
     """Layers have different adapters: in closed form all count as if they had the mean of them."""
     whole: tuple[str, ...] = ()
-    """Paths of modules that are trained whole beside an adapter."""
+    """Paths of modules that are trained completely beside an adapter."""
     extra_frozen: int = 0
     """Bytes of embedding copies that adapters over added tokens hold; ZeRO-3 trains them (`whole_copies`)."""
     reduces_each: bool = False

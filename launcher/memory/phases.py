@@ -32,7 +32,7 @@ class _Pass:
     """Read by all layers: checkpoints keep them, else they go when the forward pass ends."""
     checkpointing: bool
     gradient_width: float
-    """Of a trained parameter behind the layer that runs; 0 where all gradients exist already."""
+    """Of a trained parameter after the layer that runs; 0 where all gradients exist already."""
 
     def layer_saved(self, cost: LayerCost, stack: Stack) -> tuple[int, int]:
         """Activations and copies of weights that a layer keeps until its turn comes."""
@@ -52,7 +52,7 @@ class _Pass:
         return saved, weights
 
     def above(self, index: int, layer: int) -> int:
-        """Bytes of gradients of head and layers behind `layer` of stack `index`."""
+        """Bytes of gradients of head and layers after `layer` of stack `index`."""
         params = self.head.params
         for i, (stack, cost, _) in enumerate(self.costs):
             count = stack.layers if i > index else stack.layers - 1 - layer if i == index else 0

@@ -1,4 +1,4 @@
-"""The moments of a step from a trace: the engine's states, and what the real model keeps beside them. Pure.
+"""The moments of a step from a trace: the engine's states, and what the real model keeps. Pure.
 
 A trace knows one device that shards nothing. Weights, optimizer states and buffers are the engine's
 (engines/), gradients are sharded as the engine shards them; activations, logits and temporaries are traced.
@@ -107,7 +107,7 @@ def _fullest(
 
 
 def _held_at(phase: str, logits: int, held: Held) -> int:
-    """What the engine holds at a traced moment; the loss is told from the layers by its logits."""
+    """What the engine holds at a traced moment; the loss differs from the layers by its logits."""
     if phase == "forward":
         return held.forward
     if phase != "backward":

@@ -9,6 +9,8 @@ from launcher.plan.plan import Provenance, Source
 from launcher.plan.settings import HasSettings, Settings
 from launcher.recipe.loading import Origin
 
+Refusal = tuple[str, str, str, str]
+"""(code, setting at fault, message, hint)"""
 EXPLICIT: frozenset[Source] = frozenset({"recipe", "parent", "override"})
 
 
@@ -51,10 +53,14 @@ class Draft(HasSettings):
         if text not in self.warnings:
             self.warnings.append(text)
 
-    def refuse(self, code: str, dotted: str, message: str, hint: str) -> RecipeError:
-        """A refusal at the recipe line of a setting."""
+    def problem(self, code: str, dotted: str, message: str, hint: str) -> Problem:
+        """A problem at the recipe line of a setting."""
         file, line = self.place(dotted)
-        return RecipeError(Problem(code, message, file=file, line=line, path=dotted, hint=hint))
+        return Problem(code, message, file, line, dotted, hint)
+
+    def refuse(self, *refusal: *Refusal) -> RecipeError:
+        """The error of a problem at the recipe line of a setting."""
+        return RecipeError(self.problem(*refusal))
 
     def put_recipe(
         self, dotted: str, value: object, default_reason: str, *, origin: str | None = None

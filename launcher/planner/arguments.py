@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from launcher.engines import engine_of
-from launcher.errors import RecipeError
 from launcher.facts.hardware import Hardware
 from launcher.facts.safe_files import parse_json
-from launcher.plan.draft import Draft
+from launcher.plan.draft import Draft, Refusal
 from launcher.planner.decide import shares
 from launcher.recipe.optimizer_needs import needs_of
 from launcher.recipe.schema import Recipe
 from launcher.tasks import task_named
 
-_CONFIG = "trainer.accelerator_config"
+_CODE, _CONFIG = "accelerator-config", "trainer.accelerator_config"
 EVALUATIONS = 10
-"""How often a run is evaluated by steps where the recipe does not say after how many."""
+"""Evaluations of a run where the recipe does not set their interval."""
 MOST_STEPS_BETWEEN = 500
 """Steps between two evaluations at most, where the number of all steps is known."""
 
 
 def decide_trainer(draft: Draft, recipe: Recipe, hardware: Hardware) -> None:
-    """What the recipe leaves out of `trainer:`; upstream's defaults are said explicitly."""
+    """What the recipe leaves out of `trainer:`, upstream's defaults included."""
     precision = draft.precision
     owned: Mapping[str, tuple[object, str]] = {
         "bf16": (precision == "bf16", f"precision {precision}"),
@@ -114,7 +113,7 @@ def _own_metrics(draft: Draft) -> bool:
 
 
 def _generation(draft: Draft, recipe: Recipe) -> dict[str, tuple[object, str]]:
-    """Whether evaluations let the model write, and how long its answers may be."""
+    """Whether evaluations generate text, and its maximal length."""
     written = [name for name in recipe.data.metrics if name in task_named(recipe.task).generated_metrics]
     reads = recipe.data.eval is not None and (bool(written) or _own_metrics(draft))
     reason = f"{', '.join(written) or 'compute_metrics'}: read from generated text"
@@ -164,30 +163,27 @@ def check_accelerator_config(draft: Draft, recipe: Recipe, processes: int) -> No
     """RecipeError where `trainer.accelerator_config` changes the batch or the number of batches of a rank."""
     if processes > 1:
         for conflict in _batch_conflicts(draft, recipe):
-            raise conflict
+            raise draft.refuse(*conflict)
 
 
-def _batch_conflicts(draft: Draft, recipe: Recipe) -> Iterator[RecipeError]:
+def _batch_conflicts(draft: Draft, recipe: Recipe) -> Iterator[Refusal]:
     given = _read(draft.trainer.accelerator_config)
-
-    def no(message: str, hint: str) -> RecipeError:
-        return draft.refuse("accelerator-config", _CONFIG, message, hint)
 
     if given is None:
         message = "a file whose batches the plan cannot see: split_batches and even_batches change them"
-        yield no(message, "write its content into the recipe, as a mapping")
+        yield _CODE, _CONFIG, message, "write its content into the recipe, as a mapping"
         return
     if given.get("split_batches"):
         message = "split_batches: true divides each micro-batch among the processes: not the plan's batch"
-        yield no(message, "drop it, and set trainer.per_device_train_batch_size")
+        yield _CODE, _CONFIG, message, "drop it, and set trainer.per_device_train_batch_size"
     if given.get("even_batches") is False:
         message = (
             "even_batches: false gives some ranks fewer batches than others, and these wait for them forever"
         )
-        yield no(message, "drop it: true is the default")
+        yield _CODE, _CONFIG, message, "drop it: true is the default"
     if given.get("dispatch_batches") and shares(recipe):
         message = "dispatch_batches: true ignores that ranks share a copy, and gives them different rows"
-        yield no(message, "drop it: each rank reads its own rows")
+        yield _CODE, _CONFIG, message, "drop it: each rank reads its own rows"
 
 
 def _read(given: object) -> Mapping[str, object] | None:

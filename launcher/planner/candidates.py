@@ -1,7 +1,7 @@
 """The configurations that a recipe allows, each estimated once, when it is asked for. Pure.
 
 A variant fills in what changes more than sizes: engine, quantisation, offload. The engine is open where the
-recipe leaves it out or says `auto`, the others where it says `auto`. Within a variant, ZeRO stage,
+recipe leaves it out or has `auto`, the others where it has `auto`. Within a variant, ZeRO stage,
 checkpointing and micro-batch differ at a fixed global batch.
 """
 
@@ -139,7 +139,7 @@ class Candidate:
 
     @property
     def seconds_per_sample(self) -> float:
-        """Of the whole job: a recipe without a global batch may have batches of several sizes."""
+        """Of the complete job: a recipe without a global batch may have batches of several sizes."""
         return self.time.likely / self.batch.global_size
 
     @property
@@ -297,20 +297,14 @@ def _batches(draft: Draft, recipe: Recipe, copies: int) -> list[Batch]:
         per_rank, rest = divmod(recipe.global_batch_size, copies)
         if rest:
             near = [size * copies for size in (per_rank, per_rank + 1) if size]
-            raise draft.refuse(
-                "batch-not-divisible",
-                "global_batch_size",
-                f"{recipe.global_batch_size} samples do not divide among {copies} data-parallel ranks",
-                f"use {' or '.join(map(str, near))}",
-            )
+            message = f"{recipe.global_batch_size} samples do not divide among {copies} data-parallel ranks"
+            hint = f"use {' or '.join(map(str, near))}"
+            raise draft.refuse("batch-not-divisible", "global_batch_size", message, hint)
     if pinned is not None:
         if per_rank % pinned:
-            raise draft.refuse(
-                "batch-not-divisible",
-                "trainer.per_device_train_batch_size",
-                f"micro-batch {pinned} does not divide the {per_rank} samples of each rank",
-                f"use a divisor of {per_rank}, or change global_batch_size",
-            )
+            message = f"micro-batch {pinned} does not divide the {per_rank} samples of each rank"
+            hint = f"use a divisor of {per_rank}, or change global_batch_size"
+            raise draft.refuse("batch-not-divisible", "trainer.per_device_train_batch_size", message, hint)
         return [Batch(pinned, per_rank // pinned, copies)]
     return [Batch(m, per_rank // m, copies) for m in reversed(divisors(per_rank))]
 

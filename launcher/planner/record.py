@@ -25,7 +25,7 @@ ONLY_EAGER = ("gemma2",)
 
 
 def record_recipe(draft: Draft, recipe: Recipe, config: Mapping[str, object], hooks: tuple[str, ...]) -> None:
-    """Copy what the recipe says. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
+    """Copy the recipe's values. `config`: the model's; `hooks`: functions found in the recipe's `python`."""
     draft.put_recipe("task", recipe.task, "schema default")
     draft.put_recipe("seed", recipe.seed, "schema default")
     draft.put_recipe("on_oom", recipe.on_oom, "schema default")
@@ -92,10 +92,7 @@ def _record_adapter(draft: Draft, adapter: AdapterSection | None) -> None:
     fields: dict[str, object] = adapter.model_dump()
     draft.put_recipe("adapter.type", fields.pop("type"), "the adapter method")
     path = fields.pop("path")
-    for name in (
-        "cast_input_dtype_enabled",
-        "autocast_adapter_dtype",
-    ):  # plan/throughput.py
+    for name in ("cast_input_dtype_enabled", "autocast_adapter_dtype"):  # throughput.py decides them
         del fields[name]
     if path is not None:
         draft.put_recipe("adapter.path", path, "")

@@ -71,20 +71,20 @@ class Difference:
 
 
 _FOLLOWS = "follows from the settings that are compared, and is in no checkpoint"
-_REPORTS = "changes what is reported, not what is learnt"
-_KEPT = "the checkpoint brings its own value along, which would stay without a word"
+_REPORTS = "changes what is reported, not what is learned"
+_KEPT = "the checkpoint brings its own value along, which would silently stay"
 _SHAPE = "the tensors of the checkpoint have other names or shapes"
 _LOSS = tuple(f"trainer.{name}" for task in TASKS for name in task.loss_arguments)
-_LEARNT = "it decides what was learnt up to here"
+_LEARNT = "it decides what was learned so far"
 _PLACE = "the place in the data that the checkpoint names would be another one"
-_NUMBERS = "the numbers go on from here with other roundings"
+_NUMBERS = "the numbers are rounded differently from here on"
 
 RULES: tuple[Rule, ...] = (
-    # how long, how often, who is told
+    # length, intervals, reports
     Rule(
         ("trainer.max_steps", "trainer.num_train_epochs"),
         "word",
-        "a schedule that ends with the run has another end: the learning rate makes a jump here",
+        "a schedule that ends with the run has another end: the learning rate jumps here",
     ),
     Rule(("trainer.save_only_model",), "free", "the next checkpoints differ, not the one that is read"),
     Rule(
@@ -146,9 +146,9 @@ RULES: tuple[Rule, ...] = (
         "each rank has written the states of its own part of the model",
     ),
     Rule(("trainer.optim",), "states", "each optimizer has states of its own"),
-    Rule(("fsdp.state_dict_type",), "equal", "the weights and states lie in files of another kind"),
+    Rule(("fsdp.state_dict_type",), "equal", "the weights and states are in files of another kind"),
     Rule(("fsdp.*",), "word", _NUMBERS),
-    # what is learnt
+    # what is learned
     Rule(("global_batch_size",), "equal", "steps, schedule and the place in the data are counted in batches"),
     Rule(
         ("trainer.learning_rate", "trainer.weight_decay", "trainer.adam_*", "trainer.optim_args"),
@@ -158,17 +158,17 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("trainer.lr_scheduler_*", "trainer.warmup_*"),
         "equal",
-        "the schedule's state would go on under another curve",
+        "the schedule's state would continue on another curve",
     ),
     Rule(("trainer.max_grad_norm",), "equal", "ZeRO brings its own value along, others take the new one"),
     Rule(("adapter.lora_dropout",), "word", "the noise changes from here on, the tensors do not"),
-    Rule(("adapter.lora_alpha", "adapter.use_rslora"), "equal", "it scales all that the adapter has learnt"),
+    Rule(("adapter.lora_alpha", "adapter.use_rslora"), "equal", "it scales all that the adapter has learned"),
     Rule(("adapter.autocast_adapter_dtype",), "equal", "its weights and states are of another type"),
     Rule(("adapter.*",), "equal", _SHAPE),
     Rule(
         ("model.quantization", "model.prepare_for_kbit"),
         "equal",
-        "what is trained was learnt on other frozen weights",
+        "what is trained was learned on other frozen weights",
     ),
     Rule(("precision", "model.dtype", "runtime.autocast"), "equal", "weights and states are of another type"),
     Rule(("model.*",), "equal", _SHAPE),
@@ -227,8 +227,9 @@ def compare_settings(old: StoredPlan, new: StoredPlan) -> list[Difference]:
     for setting in sorted({*old.names, *new.names}):
         before, after = old.at(setting), new.at(setting)
         rule = rule_of(setting)
-        prepared = rule.verdict == "samples" and not new.at("data.streaming")
-        if before == after or prepared or rule.verdict in ("free", "states"):
+        if before == after or rule.verdict in ("free", "states"):
+            continue
+        if rule.verdict == "samples" and not new.data.streaming:
             continue
         reason = rule.reason
         if setting in ("trainer.max_steps", "trainer.num_train_epochs") and not _stretched(new):
@@ -288,8 +289,8 @@ def _order(old: StoredPlan, new: StoredPlan, ranks: int) -> list[Difference]:
             found.append(_refuse(old, new, "trainer.dataloader_num_workers", _STREAM))
         if new.ranks != ranks:
             found.append(_ranks(new, ranks, True, _STREAM))
-    strategy = new.at("trainer.train_sampling_strategy")
-    by_length = new.at("trainer.group_by_length") or strategy == "group_by_length"
+    others = new.trainer.others
+    by_length = others.get("group_by_length") or others.get("train_sampling_strategy") == "group_by_length"
     if by_length and old.samples_of_rank != new.samples_of_rank:
         reason = "rows are grouped by length within the batches of a rank: their order would be another one"
         found.append(_refuse(old, new, "trainer.per_device_train_batch_size", reason))

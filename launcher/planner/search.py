@@ -258,12 +258,12 @@ def reasons(found: Search) -> dict[str, str]:
     chosen = found.first
     if not chosen.fits:
         return dict.fromkeys((*chosen.choices, MICRO), "nothing fits: this misses by least")
-    told = {}
+    why = {}
     for dotted, value in chosen.choices.items():
-        words = [_against(chosen, best, dotted) for best in _others(found, dotted, value)]
-        told[dotted] = "; ".join(words) or "nothing else can run here"
-    told[MICRO] = _larger(found, chosen)
-    return told
+        others = [_against(chosen, best, dotted) for best in _others(found, dotted, value)]
+        why[dotted] = "; ".join(others) or "nothing else can run here"
+    why[MICRO] = _larger(found, chosen)
+    return why
 
 
 def _others(found: Search, dotted: str, value: object) -> Iterator[Candidate]:
@@ -322,8 +322,8 @@ def _larger(found: Search, chosen: Candidate) -> str:
 
 def trade(found: Search, candidate: Candidate) -> str:
     """What each thing that a configuration does saves and costs, against the same without it."""
-    told = [_traded(label, candidate, other) for label, other in _without(found, candidate)]
-    return "; ".join(told) or "nothing is traded"
+    trades = [_traded(label, candidate, other) for label, other in _without(found, candidate)]
+    return "; ".join(trades) or "nothing is traded"
 
 
 def _without(found: Search, candidate: Candidate) -> Iterator[tuple[str, Candidate]]:

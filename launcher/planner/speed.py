@@ -34,14 +34,14 @@ SINGLE_SHARE = Assumption(0.5, 0.75, 0.95)
 MEMORY_SHARE = Assumption(0.4, 0.65, 0.9)
 """Assumption: share of the memory's bandwidth that elementwise operations and updates reach."""
 PROCESSOR_SHARE = Assumption(0.04, 0.08, 0.3)
-"""Assumption: of a processor's bf16 peak, matrix units as a rule. Set by hand beside measured rows of both
+"""Assumption: of a processor's bf16 peak, matrix units as a rule. Set manually by measured rows of both
 halves of benchmarks/speed_grid.py (2 cores with AMX), whose products are small."""
 LINK_SHARE = Assumption(0.2, 0.5, 0.8)
 """Assumption: share of the link's bandwidth that collectives reach."""
 EXPOSED_SHARE = Assumption(1.0, 0.5, 0.0)
 """Assumption: share of the communication that no computation hides."""
 NETWORK_BYTES = Assumption(3e9, 25e9, 400e9)
-"""Assumption: bytes a second and direction between nodes, which no recipe says: from 25 Gbit/s Ethernet
+"""Assumption: bytes a second and direction between nodes, which no recipe gives: from 25 Gbit/s Ethernet
 to eight adapters of 400 Gbit/s."""
 HOST_SHARE = Assumption(0.3, 0.6, 0.9)
 """Assumption: share of the PCIe bandwidth that copies to and from the host reach."""
@@ -179,7 +179,7 @@ def _shared(spec: ModelSpec, job: MemoryJob) -> float:
     """Bytes that a device sends to those it shares a copy with, in one pass over the layers.
 
     Tensor parallelism adds up what attention and feed-forward block return. Ulysses swaps tokens for heads
-    before attention and back behind it; context parallelism hands keys and values round.
+    before attention and back after it; context parallelism passes keys and values round.
     """
     rows, length = job.rows
     width = 4 if job.precision == "fp32" else 2

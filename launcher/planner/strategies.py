@@ -115,7 +115,7 @@ def open_jobs(job: MemoryJob, fixed: Collection[str]) -> list[tuple[str, MemoryJ
 
 
 def strategy_name(job: MemoryJob) -> str:
-    """Engine, offload and checkpointing of a job in a few words."""
+    """Engine, offload and checkpointing of a job as a short text."""
     parts = [job.engine.label(job.zero_stage)]
     if job.tensor_parallel > 1:
         parts.append(f"{job.tensor_parallel} tensor-parallel")
@@ -134,7 +134,7 @@ def strategy_name(job: MemoryJob) -> str:
 def on_hardware(job: MemoryJob, hardware: Hardware, tensor_parallel: int) -> MemoryJob:
     """The job on all devices of `hardware`; bfloat16 becomes float16 on devices that lack it.
 
-    tensor_parallel: ranks that share each layer, where the job does not say so itself. RecipeError
+    tensor_parallel: ranks that share each layer, where the job does not set them itself. RecipeError
     `bad-tensor-parallel` where it does, too, or where the devices do not divide among its ranks.
     """
     tensor = _tensor_ranks(job, tensor_parallel)

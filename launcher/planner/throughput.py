@@ -30,7 +30,7 @@ ATTENTION, FREE, MULTIPLE = "model.attn_implementation", "data.padding_free", "d
 LIGER = "liger-kernel"
 MOST_WORKERS, WORKERS_ELSEWHERE, PREFETCHED = 4, 2, 2
 COMPILED_FROM_SECONDS = 3600
-"""Predicted length of a run from which on the minutes of compiling its blocks are earned back."""
+"""Predicted length of a run from which compiling its blocks, which takes minutes, pays off."""
 PLAIN_LORA = frozenset(
     {
         "r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "modules_to_save", "bias",
@@ -46,7 +46,7 @@ also takes the norm of weights in the input's dtype."""
 def decide_throughput(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     """Kernel, batches, loss, casts and workers; after precision, engine and weights are decided.
 
-    RecipeError for what the recipe asks and cannot have.
+    RecipeError for what the recipe asks for and is impossible.
     """
     _decide_batches(draft, recipe, facts)
     _decide_liger(draft, recipe, facts)
@@ -59,7 +59,7 @@ def decide_throughput(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 
 def _decide_batches(draft: Draft, recipe: Recipe, facts: Facts) -> None:
-    """Kernel, padding, the multiple of a row. RecipeError for a kernel that cannot be."""
+    """Kernel, padding, the multiple of a row. RecipeError for an impossible kernel."""
     _check_kernel(draft, recipe, facts)
     asked = recipe.model.attn_implementation
     padded = _why_padded(draft, recipe, facts.model)
@@ -99,7 +99,7 @@ def _decide_padding_free(draft: Draft, recipe: Recipe, padded: str) -> None:
 
 
 def _why_padded(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
-    """Why the samples of a batch are not laid in one row by themselves; empty where they may be."""
+    """Why the samples of a batch are not put into one row by default; empty where they may be."""
     noise = "trainer.neftune_noise_alpha"
     if not draft.task.flattens:
         return "not asked for; its samples are padded"
@@ -134,7 +134,7 @@ def _reads_predictions(draft: Draft, recipe: Recipe) -> bool:
 
 
 def _why_not_chosen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
-    """Why the kernel is not taken by itself; empty where it is."""
+    """Why the kernel is not the default; empty where it is."""
     if _attention_dropout(facts.model) > 0:
         return f"{facts.model.name} drops attention weights, which torch's kernel for it does not"
     return _why_not_varlen(draft, recipe, facts)
@@ -157,13 +157,13 @@ def _why_not_varlen(draft: Draft, recipe: Recipe, facts: Facts) -> str:
 
 
 def _attention_dropout(spec: ModelSpec) -> float:
-    said = spec.config.get("attention_dropout")
-    drops = [float(said)] if isinstance(said, (int, float)) else []
+    given = spec.config.get("attention_dropout")
+    drops = [float(given)] if isinstance(given, (int, float)) else []
     return max(drops + [stack.attention_dropout for stack in spec.layout.stacks])
 
 
 def _check_kernel(draft: Draft, recipe: Recipe, facts: Facts) -> None:
-    """RecipeError for varlen or flex_attention that the recipe asks for and this model cannot have."""
+    """RecipeError for varlen or flex_attention that the recipe asks for and the model cannot use."""
     asked, spec = recipe.model.attn_implementation, facts.model
     why = ""
     if asked == "varlen":
@@ -178,17 +178,17 @@ def _check_kernel(draft: Draft, recipe: Recipe, facts: Facts) -> None:
         why = "ranks that share a copy divide attention in their own way"
     if why:
         draft.put_recipe(ATTENTION, asked, "")
-        message = f"{asked} cannot be had here: {why}"
+        message = f"{asked} is impossible here: {why}"
         raise draft.refuse("attention-conflict", ATTENTION, message, "drop it: the plan chooses a kernel")
 
 
 def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
-    """To a multiple of how many tokens the rows of a batch are filled up, None for the longest row."""
+    """The multiple of tokens to which the rows of a batch are padded; None: to the longest row."""
     hardware, asked = facts.hardware, recipe.data.pad_to_multiple_of
     if asked is not None:
         draft.put_recipe(MULTIPLE, asked, "")
         multiple = _tensor_multiple(hardware.compute_capability)
-        if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1 says that nothing is filled up
+        if not hardware.is_cpu and asked > 1 and asked % multiple:  # 1: nothing is padded
             draft.warn(f"{MULTIPLE}: {asked} is no multiple of {multiple}, which tensor cores want here")
     elif own := draft.task.own_padding:
         draft.put(MULTIPLE, None, own)
@@ -205,12 +205,12 @@ def _decide_multiple(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 
 def _tensor_multiple(capability: tuple[int, int] | None) -> int:
-    """What tensor cores want sizes to be multiples of."""
+    """The multiple that sizes need for tensor cores."""
     return 64 if capability is not None and capability >= AMPERE else 8
 
 
 def _decide_liger(draft: Draft, recipe: Recipe, facts: Facts) -> None:
-    """Said where it is on, or where a GPU could have it; upstream's default is off."""
+    """Set where it is on, or where a GPU could have it; upstream's default is off."""
     key, hardware, spec = "trainer.use_liger_kernel", facts.hardware, facts.model
     capability = hardware.compute_capability
     if key in draft.names or hardware.is_cpu or not draft.task.causal_loss:
@@ -240,7 +240,7 @@ def _decide_loss(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     full = _why_full(draft, recipe, facts)
     if asked is not None:
         if asked == "chunked" and full:
-            raise draft.refuse("loss-conflict", key, f"chunked cannot be had here: {full}", "use loss: full")
+            raise draft.refuse("loss-conflict", key, f"chunked is impossible here: {full}", "use loss: full")
         draft.put_recipe(key, asked, "")
         return
     if full:
@@ -266,11 +266,11 @@ def _why_full(draft: Draft, recipe: Recipe, facts: Facts) -> str:
     if shares(recipe):
         return "ranks that share a copy have a loss of their own"
     if draft.model.device_map:
-        return "model.device_map lets the head lie on another device"
+        return "model.device_map may put the head on another device"
     if draft.trainer.label_smoothing_factor:
         return "label smoothing reads all logits"
     if draft.trainer.torch_compile:
-        return "trainer.torch_compile compiles the whole model, and the learnt tokens of a batch vary"
+        return "trainer.torch_compile compiles the complete model, and the number of target tokens varies"
     return _changed_head(draft, recipe, spec)
 
 
@@ -281,7 +281,7 @@ def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
     if draft.adapter.type is None:
         return ""
     if recipe.model.add_tokens or draft.adapter.trainable_token_indices:
-        return "the rows of added tokens are trained beside the frozen head"
+        return "the rows of added tokens are trained in addition to the frozen head"
     if draft.adapter.modules_to_save or draft.adapter.target_parameters:
         return "the adapter may train the head or the embedding tied to it"
     paths = adapted_by(spec, draft.fields(draft.adapter)).paths
@@ -292,7 +292,7 @@ def _changed_head(draft: Draft, recipe: Recipe, spec: ModelSpec) -> str:
 
 
 def _decide_compile(draft: Draft, recipe: Recipe) -> None:
-    """What is known before sizes are; `settle_compile` has the last word."""
+    """What is known before sizes are; `settle_compile` decides."""
     key, asked = "model.compile_blocks", recipe.model.compile_blocks
     if asked and shares(recipe):
         message = "was not tried with ranks that share a copy"
@@ -315,7 +315,7 @@ def _steps(draft: Draft) -> int:
 
 
 def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Facts) -> str:
-    """Empty where it pays: said of a device with known figures and of a run whose steps are known."""
+    """Empty where it pays: only for a device with known figures and a run whose steps are known."""
     hardware, job = facts.hardware, chosen.job
     capability = hardware.compute_capability
     if hardware.is_cpu:
@@ -333,7 +333,7 @@ def _why_not_compiled(draft: Draft, recipe: Recipe, chosen: Candidate, facts: Fa
     if job.engine.stage(job) > 2:
         return "weights that are gathered layer by layer break the graph"
     if draft.trainer.torch_compile:
-        return "trainer.torch_compile compiles the whole model"
+        return "trainer.torch_compile compiles the complete model"
     if not _steps(draft) or not chosen.time.figures_known:
         return "how long the run takes is not known: it pays from an hour on"
     if chosen.time.low * _steps(draft) < COMPILED_FROM_SECONDS:
@@ -375,7 +375,7 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     asked, added = recipe.model.vocab_multiple, len(recipe.model.add_tokens)
     if asked is not None:
         if shares(recipe):
-            message = "an embedding that is cut into parts cannot get further rows"
+            message = "an embedding that is split cannot get further rows"
             raise draft.refuse("vocabulary-conflict", key, message, "drop it, or change the model beforehand")
         draft.put_recipe(key, asked, "")
         return
@@ -392,7 +392,7 @@ def _decide_vocabulary(draft: Draft, recipe: Recipe, facts: Facts) -> None:
 
 
 def _decide_tf32(draft: Draft, facts: Facts) -> None:
-    """Of a device that has it; others are told nothing."""
+    """Of a device that has it; on others nothing is set."""
     key, capability = "trainer.tf32", facts.hardware.compute_capability
     if key in draft.names or capability is None or capability < AMPERE:
         return
@@ -413,7 +413,7 @@ def _decide_workers(draft: Draft, recipe: Recipe, facts: Facts) -> None:
     if workers in draft.names:
         if asking and draft.trainer.dataloader_num_workers == 0:
             message = f"there are no workers for it: {workers.removeprefix('trainer.')} is 0"
-            raise draft.refuse("workers-conflict", asking[0], message, f"drop it, or say {workers}: 1")
+            raise draft.refuse("workers-conflict", asking[0], message, f"drop it, or set {workers}: 1")
         return
     count, reason = _workers(recipe, facts)
     if count == 0 and asking:

@@ -54,7 +54,7 @@ class Bundle:
     prepare: tuple[str, ...]
     """Prepares the data, before any process group exists."""
     command: tuple[str, ...]
-    """Starts the ranks of a machine."""
+    """Starts the ranks of a node."""
     worker: tuple[str, ...]
     """Starts one rank, where each is started by a member of its own."""
     env: Mapping[str, str]
@@ -154,7 +154,7 @@ def _scalar(value: object) -> str:
 
 
 def _script(prepare: list[str], command: list[str], env: Mapping[str, str], hardware: Hardware) -> str:
-    """`command.sh`: the same start by hand. Late values become shell variables with defaults."""
+    """`command.sh`: the same start, for a shell. Late values become shell variables with defaults."""
     several = hardware.num_nodes > 1
     lines = [
         "#!/usr/bin/env bash",

@@ -233,7 +233,7 @@ def test_other_tasks_and_families_are_refused(tmp_path):
     problem = refused(tmp_path, text=gpt2, **TP)
     assert problem.code == "parallel-model"
     assert "has no tensor-parallel plan in transformers" in problem.message
-    assert "was not tried" in refused(tmp_path, text=gpt2, **SP).message
+    assert "was not tested" in refused(tmp_path, text=gpt2, **SP).message
 
 
 ABSENT = object()
@@ -328,7 +328,7 @@ def test_what_a_profile_says_is_refused_at_the_line_that_names_it(profile, sizes
 def test_fp16_that_the_device_means_is_refused_at_the_size(tmp_path):
     problem = refused(tmp_path, "8xV100-32GB", FULL + "sharding: {tp_size: 2}\n")
     assert (problem.path, problem.line) == ("sharding.tp_size", 5)
-    assert "8xV100-32GB means fp16" in problem.message
+    assert "8xV100-32GB implies fp16" in problem.message
     assert "precision: fp32" in (problem.hint or "")
 
 
@@ -355,7 +355,7 @@ def test_a_profile_does_not_share_ranks_out_behind_the_plan(block, words, tmp_pa
 
 def test_a_profile_that_scales_gradients_does_not_go_with_parts_of_samples(tmp_path):
     profile = {"zero_optimization": {"stage": 3, "reduce_scatter": False}}
-    with pytest.raises(RecipeError, match="by what gradients are divided"):
+    with pytest.raises(RecipeError, match="gradients are averaged"):
         make_plan(
             recipe(tmp_path, FULL, sharding__config="p.json", **SP),
             replace(facts("8xH100-80GB", "meta-llama/Llama-3.1-8B"), profile=profile),

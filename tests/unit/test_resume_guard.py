@@ -133,7 +133,7 @@ def test_all_differences_are_told_at_once():
 def test_more_steps_stretch_a_schedule_and_nothing_else():
     longer = judge(plan(), plan(trainer__max_steps=20), 2)
     assert not longer.refused
-    assert "has another end: the learning rate makes a jump" in longer.words[0]  # shorter runs get it, too
+    assert "has another end: the learning rate jumps" in longer.words[0]  # shorter runs get it, too
     assert "10 -> 20" in longer.words[0]
     constant = {"trainer__lr_scheduler_type": "constant"}
     (word,) = judge(plan(**constant), plan(trainer__max_steps=20, **constant), 2).words

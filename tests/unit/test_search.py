@@ -339,7 +339,7 @@ def test_nothing_fits_says_what_would_and_each_of_it_does(tmp_path):
     changes = [other.change for other in caught.value.would_fit]
     assert [set(change) for change in changes][:2] == [{"on"}, {"on"}]
     for other in caught.value.would_fit:
-        assert other.said in problem.hint
+        assert other.text in problem.hint
         hardware = parse_hardware(other.change.get("on", "2xT4-16GB"))
         asked = "".join(f"{_as_yaml(k, v)}\n" for k, v in other.change.items() if k != "on")
         made = make_plan(recipe(tmp_path, FULL + asked), replace(known, hardware=hardware))

@@ -1,4 +1,4 @@
-"""Fixes for device placement, sharding engines and what DeepSpeed changes without a word."""
+"""Fixes for device placement, sharding engines and what DeepSpeed changes silently."""
 
 from __future__ import annotations
 

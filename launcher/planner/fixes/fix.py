@@ -1,4 +1,4 @@
-"""What a known fix is: data, plus one pure function that says what it would change."""
+"""What a known fix is: data, plus one pure function of what it would change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Situation(HasSettings):
 
     @property
     def processes(self) -> int:
-        """Of the whole run. A device_map spreads one over all devices; `local` is each rank's own."""
+        """Of the run. A device_map spreads one over all devices; `local` is each rank's own."""
         spread = self.model.device_map not in (None, "local")
         return 1 if spread else self.hardware.num_devices
 
@@ -61,7 +61,7 @@ class Fix:
 
     `changes` returns dotted setting -> value for action `set` (empty: does not apply), and for `warn` and
     `refuse` a mapping whose keys are the settings at fault. `early` fixes run before sizes are chosen.
-    Where the recipe itself says another value than a `set` fix wants, the fix refuses; one that `yields`
+    Where the recipe itself has another value than a `set` fix wants, the fix refuses; one that `yields`
     warns and leaves the recipe's value.
     """
 
