@@ -1,4 +1,4 @@
-"""The accuracy of memory predictions as one self-contained page: bars, scatter, table."""
+"""The accuracy of memory predictions as one self-contained page: bars and a table."""
 
 from __future__ import annotations
 
@@ -7,56 +7,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.facts.hardware import MIB
-from launcher.report.plots import Bar, Point, Section, page, scatter, stacked_bars
+from launcher.report.html.charts import Bar, legend, stacked_bars
+from launcher.report.html.elements import joined, table, tag
+from launcher.report.html.page import Section, page
+from launcher.report.tables import BYTES, amount
 
 if TYPE_CHECKING:
     from memory_accuracy import Compared
 
-BAND = 0.12
-"""Shaded around equality: the largest error that the closed form shall make."""
-
 
 def write_page(path: Path, rows: Sequence[Compared], summaries: Sequence[str], versions: str) -> None:
     """Write the page of these rows; `summaries`: a sentence for each group."""
-    measured = [one for one in rows if one.half != "published"]
-    published = [one for one in rows if one.half == "published"]
-    sections = [
-        Section(
-            "Summary",
-            [
-                "Predicted is the peak of training by the closed form (T0), made from the configuration "
-                "alone. Measured is the peak of two real optimizer steps on a CPU, from the "
-                f"allocations that torch's profiler saw ({versions}); published is what others measured "
-                "on GPUs.",
-                *summaries,
-            ],
-        ),
-        Section("Predicted against measured", plots=_scatters(measured, published)),
-        Section("Components", ["The mark is the measured peak."], _bars(measured, published)),
-        Section("Every row", table=_table(rows)),
+    about = [
+        "Predicted is the peak of training by the closed form (T0), made from the configuration alone. "
+        "Measured is the peak of two real optimizer steps on a CPU, from the allocations that torch's "
+        f"profiler saw ({versions}); published is what others measured on GPUs.",
+        *summaries,
+        "Bars are predicted by component; the mark is the measured peak.",
     ]
-    path.write_text(page("Memory: predicted and measured", sections), encoding="utf-8")
+    sections = [
+        Section("summary", "Summary", joined(tag("p", text) for text in about)),
+        _bars("cpu", "Small models on a CPU", [one for one in rows if one.half != "published"]),
+        _bars("gpu", "Published peaks on GPUs", [one for one in rows if one.half == "published"]),
+        Section("rows", "Every row", table("Every row", HEAD, _cells(rows))),
+    ]
+    title = "Memory: predicted and measured"
+    path.write_text(
+        page(title, [tag("h1", title)], sections, "benchmarks/memory_accuracy.py"), encoding="utf-8"
+    )
 
 
-def _scatters(measured: Sequence[Compared], published: Sequence[Compared]) -> list[str]:
-    plots = []
-    for title, rows in (("Small models on a CPU", measured), ("Published peaks on GPUs", published)):
-        points = [Point(one.name, one.measured, one.t0, f"{one.half}, T0") for one in rows]
-        points += [
-            Point(one.name, one.measured, one.t1, f"{one.half}, T1") for one in rows if one.t1 is not None
-        ]
-        if points:
-            plots.append(scatter(title, points, band=BAND))
-    return plots
-
-
-def _bars(measured: Sequence[Compared], published: Sequence[Compared]) -> list[str]:
-    plots = []
-    for title, rows in (("Small models on a CPU", measured), ("Published peaks on GPUs", published)):
-        if rows:
-            bars = [Bar(one.name, one.components, one.measured, percent(one.error("t0"))) for one in rows]
-            plots.append(stacked_bars(title, bars))
-    return plots
+def _bars(name: str, title: str, rows: Sequence[Compared]) -> Section | None:
+    if not rows:
+        return None
+    bars = []
+    for one in rows:
+        text = f"{amount(one.t0, BYTES)} predicted, {amount(one.measured, BYTES)} measured"
+        bars.append(Bar(one.name, one.components, f"{text} ({percent(one.error('t0'))})", None, one.measured))
+    return Section(name, title, joined([legend(bars), stacked_bars(title, bars)]))
 
 
 def percent(error: float | None) -> str:
@@ -70,13 +58,12 @@ def mib(size: int | None) -> str:
     return "" if size is None else f"{size / MIB:,.1f}"
 
 
-def _table(rows: Sequence[Compared]) -> list[list[str]]:
-    head = ["row", "half", "measured, MiB", "T0, MiB", "error", "T1, MiB", "error", "low to high, MiB"]
+HEAD = ("row", "half", "measured, MiB", "T0, MiB", "error", "T1, MiB", "error", "low to high, MiB")
+
+
+def _cells(rows: Sequence[Compared]) -> list[list[str]]:
     return [
-        head,
-        *(
-            [one.name, one.half, mib(one.measured), mib(one.t0), percent(one.error("t0")), mib(one.t1),
-             percent(one.error("t1")), f"{mib(one.low)} to {mib(one.high)}"]
-            for one in rows
-        ),
+        [one.name, one.half, mib(one.measured), mib(one.t0), percent(one.error("t0")), mib(one.t1),
+         percent(one.error("t1")), f"{mib(one.low)} to {mib(one.high)}"]
+        for one in rows
     ]  # fmt: skip

@@ -24,8 +24,8 @@ from launcher.planner.planner import make_plan
 from launcher.planner.strategies import model_jobs, on_hardware, open_jobs, worth_a_row
 from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.recipe.merged_yaml import shipped_names
-from launcher.report.memory_text import estimate_text
 from launcher.report.outcome import Outcome
+from launcher.report.plan_text import estimate_text
 from launcher.tasks import DEFAULT_TASK, task_named
 
 

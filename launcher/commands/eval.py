@@ -11,7 +11,7 @@ from launcher.facts.software import require_modules
 from launcher.inputs.finished_run import consent_to_code, finished_run, output_on_stderr
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
-from launcher.report.results_text import evaluated_text
+from launcher.report.result_text import evaluated_text
 
 
 def eval_command(

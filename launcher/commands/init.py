@@ -22,8 +22,8 @@ from launcher.recipe.yaml_writer import recipe_text
 from launcher.render.bundle import Bundle, render
 from launcher.render.new_file import refuse_existing, write_new, writing
 from launcher.report.outcome import Outcome, note
+from launcher.report.plan_text import plan_text
 from launcher.report.questions import ask, can_ask
-from launcher.report.text import plan_text
 from launcher.tasks import task_named
 
 Given = TypeVar("Given")

@@ -18,7 +18,7 @@ from launcher.inputs.finished_run import consent_to_code, finished_run, output_o
 from launcher.knowledge.lint.document import printable
 from launcher.report.model_card import CardFacts, model_card
 from launcher.report.outcome import Outcome, note
-from launcher.report.results_text import merged_text, pushed_lines
+from launcher.report.result_text import merged_text, pushed_lines
 
 if TYPE_CHECKING:
     from launcher.train.results.publishing import Repository

@@ -66,7 +66,7 @@ def plan_command(
     compared, traced = _traced(bundle.plan, facts)
     extra |= compared
     if search:
-        from launcher.report.search_text import search_text
+        from launcher.report.plan_text import search_text
 
         shown = _ranking(found, bundle.plan)
         timed = bundle.plan.time.figures_known
@@ -83,7 +83,7 @@ def _traced(plan: Plan, facts: Facts) -> tuple[dict[str, Any], str]:
     if facts.trace is None:
         return {}, ""
     from launcher.inputs.model_trace import trace_rows
-    from launcher.report.trace_text import trace_text
+    from launcher.report.plan_text import trace_text
 
     compared = trace_rows(plan, facts)
     return ({}, "") if compared is None else ({"trace": compared}, trace_text(compared))
@@ -99,15 +99,15 @@ def _with_page(shown: Outcome, recipe: str, html: str) -> Outcome:
 
 def _page(bundle: Bundle) -> str:
     """The plan as text for stdout."""
-    from launcher.report.page import page_of
-    from launcher.report.text import plan_text
+    from launcher.report.plan_text import plan_text
+    from launcher.report.terminal import page_of
 
     return plan_text(bundle, page_of(sys.stdout))
 
 
 def _explained(bundle: Bundle, explain: str, problems: Sequence[Problem], code: int) -> Outcome:
     """Show where a setting, a section or, with "", all settings come from."""
-    from launcher.report.text import explain_text
+    from launcher.report.plan_text import explain_text
 
     text = explain_text(bundle.plan, explain)
     if not text.strip():

@@ -16,10 +16,10 @@ from launcher.inputs.planning_facts import gather
 from launcher.planner.planner import make_plan
 from launcher.recipe.loading import load_recipe
 from launcher.render.bundle import render
-from launcher.report.colour import is_coloured
 from launcher.report.outcome import Outcome
+from launcher.report.result_text import prepared_text
 from launcher.report.run_display import showing
-from launcher.report.text import prepared_text
+from launcher.report.terminal import Page, page_of
 
 NEEDED = ("transformers", "datasets")
 
@@ -45,6 +45,5 @@ def prepare_command(
             prepare_data(bundle, run_dir, samples=show or 0, echo=shown.say, look=shown.look)
         record = read_record(run_dir / "data.json")
     samples = record.pop("samples")
-    colour = not as_json and is_coloured(sys.stdout)
-    text = prepared_text(record, samples, colour=colour)
+    text = prepared_text(record, samples, Page() if as_json else page_of(sys.stdout))
     return Outcome({"data": record, "samples": samples}, text)

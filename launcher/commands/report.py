@@ -14,11 +14,10 @@ from launcher.facts.safe_files import write_text
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
 from launcher.report.html.compare import differing
-from launcher.report.html.page import compare_page, run_page
-from launcher.report.html.sections import losses, scores, steps_done
-from launcher.report.html.values import at
+from launcher.report.html.elements import at
+from launcher.report.html.run_sections import losses, scores, steps_done
 from launcher.report.outcome import Outcome
-from launcher.report.run_pages import REPORT, made, shown_record
+from launcher.report.run_pages import REPORT, compare_page, made, run_page, shown_record
 
 
 def report_command(paths: Sequence[str], *, output: str | None) -> Outcome:

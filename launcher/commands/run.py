@@ -41,8 +41,9 @@ from launcher.recipe.loading import LoadedRecipe, load_recipe
 from launcher.render.bundle import Bundle, render
 from launcher.report.diagnosis_text import edit_text
 from launcher.report.outcome import Outcome, note
+from launcher.report.plan_text import plan_text
+from launcher.report.result_text import adapted_lines, result_text
 from launcher.report.run_display import Showing, showing
-from launcher.report.text import adapted_lines, plan_text, result_text
 from launcher.schedulers.rendezvous import (
     Request,
     await_members,

@@ -33,8 +33,14 @@ from launcher.recipe.sweep import Values, combine, folder_name, refuse_same, sai
 from launcher.recipe.yaml_writer import snapshot
 from launcher.render.bundle import Bundle, render
 from launcher.report.outcome import Outcome, echo, note
-from launcher.report.submit_text import cancelled_text, dry_run_text, submitted_text, sweep_text
-from launcher.report.text import plan_text, result_text
+from launcher.report.plan_text import plan_text
+from launcher.report.result_text import (
+    cancelled_text,
+    dry_run_text,
+    result_text,
+    submitted_text,
+    sweep_text,
+)
 from launcher.schedulers import queue_named
 from launcher.schedulers.jobs import follow, judge
 from launcher.schedulers.scheduler import Job, PlannedRun, Queue, Submission
@@ -98,7 +104,7 @@ def submit_command(
             note(f"{unasked}: the job files were not checked by the scheduler")
         if dry_run:
             data = {"folder": str(folder), "files": _all_files(found, folder, files)}
-            return Outcome(data, dry_run_text(found[0].bundle, files, answers))
+            return Outcome(data, dry_run_text(plan_text(found[0].bundle), files, answers))
         say(plan_text(found[0].bundle))
         for line in answers:
             say(line)

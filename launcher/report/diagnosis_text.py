@@ -1,4 +1,4 @@
-"""Format a diagnosis: failure, cause, fix, recipe lines, then the traceback."""
+"""A diagnosis as plain text: failure, cause, fix, recipe lines, then the traceback."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ _UNFINISHED = (
     "`effilaunch run`, or the disk was full\n"
 )
 _OUTER, _INNER = 2, 6
-"""Calls that are shown of a long traceback: at its beginning and at its end."""
+"""Calls shown of a long traceback: outermost and innermost."""
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> str:
     """All findings, one block each."""
     blocks = [_finding(finding, diagnosis.ranks) for finding in diagnosis.findings]
-    blocks += [_unknown(unknown, diagnosis.ranks) for unknown in diagnosis.unknown]
+    blocks += [
+        f"unknown failure{_in_brackets(unknown, diagnosis.ranks)}\n\n{_error(unknown.error)}"
+        for unknown in diagnosis.unknown
+    ]
     if not blocks:
-        said = "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
-        return said + (_UNFINISHED.format(printable(diagnosis.unfinished)) if diagnosis.unfinished else "")
+        text = "no failure found\n" + "".join(_noticed(finding) for finding in diagnosis.noticed)
+        return text + (_UNFINISHED.format(printable(diagnosis.unfinished)) if diagnosis.unfinished else "")
     return "\n".join(blocks)
 
 
-def ranks_text(ranks: Sequence[int], total: int) -> str:
-    """`rank 3`, `ranks 0-3, 7`, `all 8 ranks`; empty where the logs name none."""
-    if not ranks:
-        return ""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) == total:
-        return f"all {total} ranks"
+def whose(ranks: Sequence[int], first: int | None, total: int) -> str:
+    """`rank 3`, `ranks 0-3, 7, first rank 2`, `all 8 ranks`; empty if the logs name none."""
+    if len(ranks) <= 1:
+        return f"rank {ranks[0]}" if ranks else ""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    return "ranks " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    named = "ranks " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    text = f"all {total} ranks" if len(ranks) == total else named
+    return text if first is None else f"{text}, first rank {first}"
 
 
 def _finding(finding: Finding, total: int) -> str:
     failure = finding.failure
-    lines = [f"{failure.id}: {failure.title}{_whose(finding.ranks, finding.first_rank, total)}"]
+    lines = [f"{failure.id}: {failure.title}{_in_brackets(finding, total)}"]
     lines += [f"  cause: {failure.cause}", f"  fix: {failure.fix}"]
     if finding.meant:
         lines.append(f"  did you mean `{finding.meant}`?")
@@ -63,16 +64,9 @@ def _noticed(finding: Finding) -> str:
     )
 
 
-def _unknown(unknown: Unknown, total: int) -> str:
-    whose = _whose(unknown.ranks, unknown.first_rank, total)
-    return f"unknown failure{whose}\n\n" + _error(unknown.error)
-
-
-def _whose(ranks: Sequence[int], first: int | None, total: int) -> str:
-    text = ranks_text(ranks, total)
-    if not text:
-        return ""
-    return f" ({text}, first rank {first})" if len(ranks) > 1 and first is not None else f" ({text})"
+def _in_brackets(found: Finding | Unknown, total: int) -> str:
+    text = whose(found.ranks, found.first_rank, total)
+    return f" ({text})" if text else ""
 
 
 def edit_text(edit: Edit) -> str:
@@ -90,7 +84,7 @@ def _value(value: Any) -> str:
 
 
 def _error(error: Error) -> str:
-    """The traceback with the middle of a long one left out, and where it stands."""
+    """The place of the error and its traceback, without the middle of a long one."""
     place = f"  in {printable(error.file)}:{error.line}\n" if error.file else ""
     calls = [printable(f"    {f.file}:{f.line} in {f.function}") for f in error.frames]
     if len(calls) > _OUTER + _INNER + 1:

@@ -6,9 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.report.plots import Bar, Section, Series, lines, page, stacked_bars
-from launcher.report.svg import BYTES, amount
-from launcher.report.tables import table
+from launcher.report.html.charts import Bar, legend, stacked_bars
+from launcher.report.html.elements import Markup, joined, tag
+from launcher.report.html.elements import table as html_table
+from launcher.report.html.page import Section, page
+from launcher.report.tables import BYTES, amount, table
 
 HEAD = ("rung", "predicted", "measured", "off", "load", "seconds", "metric", "what it does")
 REASON = 96
@@ -74,22 +76,35 @@ def ladder_page(data: Mapping[str, Any]) -> str:
     about = [
         f"{data['recipe']}: {data['model']} on {data['hardware']}; every rung trains on the samples of "
         f"{data['steps']} steps of {data['batch']}.",
-        "Bars are what was predicted for one device, by component, at the moment of training that needs "
-        "most; the marks are what was measured.",
+        "Bars are the predicted memory of one device by component, at the peak of training; marks are what "
+        "was measured.",
         f"Measured with {versions}.",
     ]
-    changed = [("rung", "changes", "keeps the changes of", "ended")]
-    changed += [
+    changed = [
         (rung["id"], _changes(rung["changed"]), ", ".join(rung["keeps"]) or "the start", _ended(rung))
         for rung in rungs
     ]
-    sections = [
-        Section("Memory", about, [_memory_plot(data)], [HEAD, *(_row(rung) for rung in rungs)]),
-        Section("Time", ["Seconds of training alone."], [_seconds_plot(rungs)]),
-        *(Section(f"At the end: {name}", plots=[plot]) for name, plot in _metric_plots(rungs)),
-        Section("What each rung changes", table=changed),
+    bars = _memory_bars(data)
+    limit = ("device", float(data["device_bytes"])) if data["device_bytes"] else None
+    memory = [
+        *(tag("p", text) for text in about),
+        legend(bars),
+        stacked_bars("Predicted by component, and measured", bars, limit=limit),
+        html_table("Rungs", HEAD, [_row(rung) for rung in rungs]),
     ]
-    return page(f"Memory ladder of {data['model']}", sections)
+    head = ("rung", "changes", "keeps the changes of", "ended")
+    sections = [
+        Section("memory", "Memory", joined(memory)),
+        Section(
+            "time",
+            "Seconds of training",
+            _values("Seconds", "s", {r["id"]: r["seconds"] for r in rungs if r["seconds"] is not None}),
+        ),
+        *_metrics(rungs),
+        Section("changes", "What each rung changes", html_table("Changes", head, changed)),
+    ]
+    title = f"Memory ladder of {data['model']}"
+    return page(title, [tag("h1", title)], sections, f"ladder.json of {data['recipe']}")
 
 
 def _changes(changed: Mapping[str, Any]) -> str:
@@ -100,33 +115,35 @@ def _ended(rung: Mapping[str, Any]) -> str:
     return f"{rung['status']}: {rung['reason']}" if rung["reason"] else str(rung["status"])
 
 
-def _memory_plot(data: Mapping[str, Any]) -> str:
-    bars = [
+def _memory_bars(data: Mapping[str, Any]) -> list[Bar]:
+    return [
         Bar(
-            f"{rung['id']}",
+            rung["id"],
             {name: float(size) for name, size in (rung["components"] or {}).items()},
-            rung["measured"],
-            "" if rung["status"] == "done" else f"{rung['status']}: {rung['reason'] or ''}",
+            "" if rung["status"] == "done" else _cut(_ended(rung)),
+            measured=rung["measured"],
         )
         for rung in data["rungs"]
     ]
-    largest, held = max((bar.total for bar in bars), default=0.0), data["device_bytes"]
-    # A device that is many times larger would leave the bars without length.
-    limit = ("device", float(held)) if held and held <= 3 * largest else None
-    return stacked_bars("Predicted by component, and measured", bars, limit=limit)
 
 
-def _seconds_plot(rungs: Sequence[Mapping[str, Any]]) -> str:
-    done = [rung for rung in rungs if rung["seconds"] is not None]
-    return stacked_bars("Seconds", [Bar(r["id"], {"seconds": r["seconds"]}) for r in done], unit="s")
+def _values(title: str, unit: str, values: Mapping[str, float | None]) -> Markup:
+    """One bar a rung; only the text of a value that has no bar."""
+    bars = [
+        Bar(
+            rung, {title: value} if value and value > 0 else {}, "" if value and value > 0 else _number(value)
+        )
+        for rung, value in values.items()
+    ]
+    return stacked_bars(title, bars, unit=unit)
 
 
-def _metric_plots(rungs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """One plot for each metric, since they need not share a scale."""
+def _metrics(rungs: Sequence[Mapping[str, Any]]) -> list[Section]:
+    """One chart for each metric, since they need not share a scale."""
     found = [rung for rung in rungs if rung["metric"] is not None]
-    names = dict.fromkeys(rung["metric"]["name"] for rung in found)
-    plots = []
-    for name in names:
-        values = [r["metric"]["value"] if r["metric"]["name"] == name else None for r in found]
-        plots.append((name, lines(f"{name} at the end", [r["id"] for r in found], [Series(name, values)])))
-    return plots
+    sections = []
+    for place, name in enumerate(dict.fromkeys(rung["metric"]["name"] for rung in found)):
+        values = {r["id"]: r["metric"]["value"] for r in found if r["metric"]["name"] == name}
+        body = _values(f"{name} at the end", "", values)
+        sections.append(Section(f"metric-{place}", f"At the end: {name}", body))
+    return sections

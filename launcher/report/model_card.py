@@ -1,6 +1,6 @@
-"""The model card of a result: what it is, how to load it, what it was trained on, by which recipe. Pure.
+"""The model card of a result: what it is, how to load it, its data, its recipe. Pure.
 
-No row of the data and no folder of the machine is in it but what the recipe itself says.
+It contains no row of the data, and no folder except those in the recipe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VARIANTS = (("use_dora", "DoRA"), ("use_rslora", "rsLoRA"))
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What a run directory says, as it was read; what is absent is left out of the card."""
+    """Files of a run directory; what is absent is left out of the card."""
 
     plan: Mapping[str, Any]
     result: Mapping[str, Any]
@@ -29,13 +29,13 @@ class CardFacts:
     """data.json"""
     environment: Mapping[str, Any]
     recipe: str
-    """The recipe's text, without secrets."""
+    """The text, without secrets."""
     merged: Mapping[str, Any] | None
-    """What merging found; None for a model that was trained whole."""
+    """The result of merging; None for a full fine-tune."""
     name: str
     """The repository, or the name of the run."""
     place: str
-    """What from_pretrained takes: the repository, or the name of the folder that the card lies in."""
+    """The argument of from_pretrained: the repository, or the name of the card's folder."""
 
     def setting(self, dotted: str) -> Any:
         found = self.plan["settings"].get(dotted)
@@ -43,22 +43,23 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    """README.md of a model: metadata for the hub between two lines, then Markdown."""
+    """README.md of a model: metadata for the hub, then Markdown."""
+    versions = [(name, str(facts.environment[name])) for name in _LIBRARIES if name in facts.environment]
     parts = [
         _metadata(facts),
-        f"# {facts.name}\n\n{_what(facts)}",
+        f"# {facts.name}\n\n{_summary(facts)}",
         f"## Use\n\n```python\n{_use(facts)}\n```",
-        *_section("Results", _results(facts)),
-        *_section("Data", _data(facts)),
-        *_section("Weights", _weights(facts)),
+        _section("Results", _results(facts)),
+        _section("Data", _data(facts)),
+        _section("Weights", _weights(facts)),
         f"## Recipe\n\n{_fenced(facts.recipe, 'yaml')}" if facts.recipe else "",
-        *_section("Versions", _versions(facts)),
+        _section("Versions", versions),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _metadata(facts: CardFacts) -> str:
-    """YAML in JSON's spelling of texts. No licence: it is the owner's to choose, within the base model's."""
+    """YAML with JSON strings. Without a licence: the owner chooses it, within that of the base model."""
     base = _base_id(facts)
     lines = ["library_name: transformers"]
     task = task_named(facts.setting("task"))
@@ -66,8 +67,8 @@ def _metadata(facts: CardFacts) -> str:
         lines.append(f"pipeline_tag: {task.pipeline}")
     if base is not None:
         lines += [f"base_model: {json.dumps(base)}", "base_model_relation: finetune"]
-    datasets = _hub_datasets(facts)
-    if datasets:
+    paths = [str(source["path"]) for _, source in _sources(facts)]
+    if datasets := dict.fromkeys(path for path in paths if _is_hub_id(path)):
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in datasets)]
     kind = facts.setting("adapter.type")
     tags = ["effilaunch", *([kind] if kind else []), *task.tags]
@@ -82,7 +83,7 @@ def _base_id(facts: CardFacts) -> str | None:
 
 
 def _is_hub_id(text: str) -> bool:
-    """Whether a path of a plan is an id on the hub; what a variable holds is not known here."""
+    """Whether a path of a plan is an id on the hub; the value of a variable is unknown here."""
     return "${" not in text and is_loaded_hub_id(text)
 
 
@@ -102,24 +103,17 @@ def _sources(facts: CardFacts) -> list[tuple[str, Mapping[str, Any]]]:
     return found + [("eval", source) for source in (held_out if isinstance(held_out, list) else ())]
 
 
-def _hub_datasets(facts: CardFacts) -> list[str]:
-    """Ids of data sets of the hub, each once."""
-    paths = [str(source["path"]) for _, source in _sources(facts)]
-    return list(dict.fromkeys(path for path in paths if _is_hub_id(path)))
-
-
-def _what(facts: CardFacts) -> str:
-    kind = facts.setting("adapter.type")
-    how = "trained whole"
-    if kind:
-        name = next((said for key, said in _VARIANTS if facts.setting(f"adapter.{key}")), "LoRA")
-        how = f"fine-tuned with {name}"
+def _summary(facts: CardFacts) -> str:
+    method = "fine-tuned in all parameters"
+    if facts.setting("adapter.type"):
+        name = next((name for key, name in _VARIANTS if facts.setting(f"adapter.{key}")), "LoRA")
         rank = facts.setting("adapter.r")
-        how += f" (r {rank}, alpha {facts.setting('adapter.lora_alpha')})" if rank else ""
+        method = f"fine-tuned with {name}"
+        method += f" (r {rank}, alpha {facts.setting('adapter.lora_alpha')})" if rank else ""
     quantization = facts.setting("model.quantization")
     base = "" if quantization in (None, "none") else f" on an {quantization['type']} base"
-    whole = ", and merged: it needs no peft" if facts.merged else ""
-    return f"{_base_name(facts)}, {how}{base} for `{facts.setting('task')}`{whole}."
+    merged = ", and merged: it needs no peft" if facts.merged else ""
+    return f"{_base_name(facts)}, {method}{base} for `{facts.setting('task')}`{merged}."
 
 
 def _use(facts: CardFacts) -> str:
@@ -155,41 +149,31 @@ def _results(facts: CardFacts) -> list[tuple[str, str]]:
     for name, value in (result.get("eval") or {}).items():
         if name not in skipped:
             rows.append((f"held-out {name.removeprefix('eval_').replace('_', ' ')}", _numbers(value)))
+    # the time before the last start is not known
+    since, seconds = result.get("resumed_at"), result.get("train_seconds")
+    hardware = facts.plan.get("hardware") or {}
+    devices = hardware.get("num_nodes", 1) * hardware.get("devices_per_node", 1)
     rows += [
         ("steps", _numbers(result.get("steps"))),
         ("tokens", _numbers(result.get("tokens") or None)),
-        (_time_name(result), "" if not result.get("train_seconds") else f"{result['train_seconds']:,.0f} s"),
-        ("hardware", _hardware(facts)),
-    ]
+        (f"training time since step {since:,}" if since else "training time",
+         f"{seconds:,.0f} s" if seconds else ""),
+        ("hardware", f"{devices} x {hardware['device']}" if hardware.get("device") else ""),
+    ]  # fmt: skip
     return [row for row in rows if row[1]]
 
 
-def _time_name(result: Mapping[str, Any]) -> str:
-    """Of a run that went on, the time of the steps before is not known."""
-    since = result.get("resumed_at")
-    return f"training time since step {since:,}" if since else "training time"
-
-
-def _hardware(facts: CardFacts) -> str:
-    found = facts.plan.get("hardware") or {}
-    nodes, devices = found.get("num_nodes", 1), found.get("devices_per_node", 1)
-    return f"{nodes * devices} x {found['device']}" if found.get("device") else ""
-
-
 def _data(facts: CardFacts) -> list[tuple[str, str]]:
-    told = {
-        (split, number): source
-        for split, found in (facts.data.get("splits") or {}).items()
-        for number, source in enumerate(found.get("sources", ()))
-    }
-    rows, numbers = [], {"train": 0, "eval": 0}
+    splits = facts.data.get("splits") or {}
+    read = {split: iter(found.get("sources", ())) for split, found in splits.items()}
+    rows = []
     for split, source in _sources(facts):
-        found = told.get((split, numbers[split]), {})
-        numbers[split] += 1
+        found: Mapping[str, Any] = next(read.get(split, iter(())), {})
         path = str(source["path"])
         name = path if _is_hub_id(path) or path.startswith("package:") else PurePath(path).name
-        said = [found.get("format") or source.get("format") or "", _counted(found.get("rows"), "rows")]
-        rows.append((f"`{name}`", ", ".join(["evaluation"] * (split == "eval") + [s for s in said if s])))
+        count = "" if found.get("rows") is None else f"{found['rows']:,} rows"
+        parts = [*["evaluation"] * (split == "eval"), found.get("format") or source.get("format"), count]
+        rows.append((f"`{name}`", ", ".join(part for part in parts if part)))
     held_out, counts = facts.setting("data.eval"), facts.result.get("rows") or {}
     if isinstance(held_out, Mapping):
         rows.append(("held out for evaluation", f"{held_out['split']:.3g} of the rows, by seed"))
@@ -203,56 +187,41 @@ def _weights(facts: CardFacts) -> list[tuple[str, str]]:
     merged = facts.merged
     if merged is None:
         return []
+    dtype, kind = merged["dtype"], merged["quantization"]
     rows = [
-        ("dtype", str(merged["dtype"])),
+        ("dtype", str(dtype)),
         ("weights", _numbers(merged["params"])),
         ("logits from those of base and adapter, in float32", f"{merged['merge']['largest']:.2g} at most"),
     ]
-    if merged["dtype"] != "float32":
-        rows.append((f"the same after rounding to {merged['dtype']}", _off(merged["cast"])))
+    if dtype != "float32":
+        rows.append((f"the same after rounding to {dtype}", _difference(merged["cast"])))
     if merged["quantized"] is not None:
-        kind = merged["quantization"]
-        rows.append(
-            (f"the same from the {kind} base with the adapter, as it trained", _off(merged["quantized"]))
-        )
+        title = f"the same from the {kind} base with the adapter, as it trained"
+        rows.append((title, _difference(merged["quantized"])))
     return rows
 
 
-def _off(found: Mapping[str, float]) -> str:
-    return (
-        f"{found['largest']:.2g} at most, the same first choice at {found['same_choice']:.1%} of the tokens"
-    )
+def _difference(found: Mapping[str, float]) -> str:
+    same = f"the same first choice at {found['same_choice']:.1%} of the tokens"
+    return f"{found['largest']:.2g} at most, {same}"
 
 
-def _versions(facts: CardFacts) -> list[tuple[str, str]]:
-    return [(name, str(facts.environment[name])) for name in _LIBRARIES if name in facts.environment]
-
-
-def _section(title: str, rows: Sequence[tuple[str, str]]) -> list[str]:
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
     """A heading and a table; nothing without rows."""
-    if not rows:
-        return []
-    lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
-    return ["\n".join([f"## {title}", "", "| | |", "|---|---|", *lines])]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    cells = ((" ".join(text.replace("|", "\\|").split()) for text in row) for row in rows)
+    lines = [f"| {name} | {value} |" for name, value in cells]
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *lines]) if rows else ""
 
 
 def _fenced(text: str, language: str) -> str:
-    """A block that no line of the text can end."""
+    """A code block that no line of the text can end."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.strip()}\n{fence}"
 
 
-def _counted(count: Any, what: str) -> str:
-    return "" if count is None else f"{count:,} {what}"
-
-
 def _numbers(*values: Any) -> str:
-    """Numbers as people read them, None left out."""
+    """Formatted numbers, without None."""
     shown = [
         f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for value in values if value is not None
     ]

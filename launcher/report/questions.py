@@ -1,4 +1,4 @@
-"""Questions on a terminal: each is asked again until its answer can be used."""
+"""Questions on a terminal: each is asked again until its answer is valid."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TypeVar
 
 from launcher.errors import EffilaunchError, Interrupted, Problem
 from launcher.report.outcome import harmless, note
+from launcher.report.terminal import is_tty
 
 Answer = TypeVar("Answer")
 
 
 def can_ask() -> bool:
-    """Whether there is somebody who sees a question and can answer it."""
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    """Whether stdin and stderr are terminals."""
+    return is_tty(sys.stdin) and is_tty(sys.stderr)
 
 
 def ask(question: str, default: str, use: Callable[[str], Answer]) -> Answer:
-    """What `use` makes of the answer; an empty one stands for `default`, where there is one.
+    """The answer, or `default` if it is empty, as converted by `use`.
 
-    An answer that `use` refuses with an error is told why, and asked for again. Interrupted at the end of the
-    input.
+    An error of `use` is printed, and the question asked again. Raises Interrupted at the end of the input.
     """
     shown = f"{question} [{default}]: " if default else f"{question}: "
     while True:
@@ -37,16 +37,16 @@ def ask(question: str, default: str, use: Callable[[str], Answer]) -> Answer:
 
 
 def _line(shown: str) -> str:
-    """What was typed, without blanks around it."""
+    """The input without surrounding blanks."""
     while True:
         sys.stderr.write(shown)
         sys.stderr.flush()
         try:
             line = sys.stdin.readline()
         except UnicodeDecodeError:
-            note("  that is no UTF-8")
+            note("  the answer is not UTF-8")
             continue
         if not line:
             note("")
-            raise Interrupted(Problem("interrupted", "the answers ended, and nothing was written"))
+            raise Interrupted(Problem("interrupted", "the input ended; nothing was written"))
         return line.strip()

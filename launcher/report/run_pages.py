@@ -1,4 +1,4 @@
-"""Write the HTML page of a run or a plan to its file."""
+"""The HTML pages of a run, of a plan, of several runs compared; writing them to their files."""
 
 from __future__ import annotations
 
@@ -20,11 +20,40 @@ from launcher.knowledge.diagnose.run_recipe import recipe_of, with_recipe
 from launcher.knowledge.failures.catalogue import FAILURES
 from launcher.knowledge.lint.document import printable
 from launcher.render.new_file import write_new, writing
-from launcher.report.html.page import plan_record, run_page
+from launcher.report.html import compare, plan_sections, run_sections
+from launcher.report.html.elements import tag
+from launcher.report.html.memory import memory_section
+from launcher.report.html.page import page
 from launcher.report.outcome import note
 
 REPORT = "report.html"
 """The report in a run directory; every report of the run replaces it."""
+
+
+_SECTIONS = (
+    run_sections.ending_section,
+    run_sections.training_section,
+    run_sections.result_section,
+    memory_section,
+    plan_sections.decisions_section,
+    plan_sections.fixes_section,
+    run_sections.data_section,
+    plan_sections.environment_section,
+    plan_sections.command_section,
+)
+
+
+def run_page(record: RunRecord, footer: str) -> str:
+    """The page of one run, or of a plan."""
+    sections = [section(record) for section in _SECTIONS]
+    return page(f"{record.name}: {record.state}", run_sections.header(record), sections, footer)
+
+
+def compare_page(records: Sequence[RunRecord], names: Sequence[str], footer: str) -> str:
+    """The page of several runs. names: of the runs, each different."""
+    title = f"{len(records)} runs compared"
+    top = [tag("p", "effilaunch report", class_="over"), tag("h1", title), compare.about(records, names)]
+    return page(title, top, compare.sections(records, names), footer)
 
 
 def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems: Sequence[Problem]) -> Path:
@@ -36,10 +65,10 @@ def write_plan_page(data: Mapping[str, Any], recipe: str, output: str, problems:
     name = Path(recipe).stem
     target = Path(output or f"{name}-plan.html")
     text = str((data.get("files") or {}).get("recipe.yaml", ""))
-    record = plan_record(data, name, text, [str(problem) for problem in problems])
-    page = run_page(without_secrets(record, _hide()), made())
+    messages = [str(problem) for problem in problems]
+    record = RunRecord(name=name, state="planned", plan=data, recipe=text, problems=messages)
     with writing(target, "--html FILE"):
-        write_new(target, page)
+        write_new(target, run_page(without_secrets(record, _hide()), made()))
     return target
 
 
@@ -56,7 +85,7 @@ def reported(run_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchError | None) -> None:
     """Write the report; a failure to do so changes nothing about the run."""
-    page = run_dir / REPORT
+    target = run_dir / REPORT
     try:
         record = read_run(run_dir)
         if error is not None:
@@ -64,11 +93,11 @@ def _report_end(run_dir: Path, say: Callable[[str], None], error: EffilaunchErro
             interrupted = isinstance(error, Interrupted)
             keep_end(run_dir, messages, interrupted=interrupted)
             record = replace(record, state="stopped" if interrupted else "failed", problems=messages)
-        write_text(page, run_page(shown_record(record, run_dir), made()))
+        write_text(target, run_page(shown_record(record, run_dir), made()))
     except Exception as why:  # bugs of ours included: the run itself is over and its files are complete
-        note(f"{printable(str(page))} was not written: {why}")
+        note(f"{printable(str(target))} was not written: {why}")
     else:
-        say(f"report: {printable(str(page))}")
+        say(f"report: {printable(str(target))}")
 
 
 def shown_record(record: RunRecord, folder: Path) -> RunRecord:

@@ -1,13 +1,16 @@
-"""Columns and sizes as plain text. Pure."""
+"""Columns, sizes and durations as plain text. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from textwrap import wrap
 
 WIDTH = 100
 _LEAST = 40
-"""Columns for the last cell of a row whose first ones leave no room."""
+"""Columns of the last cell of a row whose first cells fill the width."""
+BYTES = "bytes"
+"""The unit whose values are shown in KiB, MiB or GiB."""
 
 
 def gib(size: float | None) -> str:
@@ -17,13 +20,50 @@ def gib(size: float | None) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def wrapped(text: str, indent: str = "  ", *, width: int = WIDTH) -> list[str]:
-    """A sentence over lines of at most `width` columns; what follows its first line stands further in."""
+def divisor(largest: float, unit: str) -> tuple[float, str]:
+    """What values are divided by to be shown, and the name of the shown unit."""
+    if unit != BYTES:
+        return 1.0, unit
+    for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if largest >= size:
+            return float(size), name
+    return 1.0, "B"
+
+
+def amount(value: float, unit: str) -> str:
+    """A value with its unit, to three digits."""
+    size, name = divisor(abs(value), unit)
+    shown = value / size
+    places = max(0, 2 - math.floor(math.log10(abs(shown)))) if shown else 0
+    text = f"{shown:.{places}f}" if places <= 6 else f"{shown:.2e}"
+    return f"{text} {name}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """12 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    rounded = round(seconds)
+    for size, name, smaller, lesser in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if rounded >= size:
+            rest = rounded % size // smaller
+            return f"{rounded // size} {name}" + (f" {rest} {lesser}" if rest else "")
+    return f"{rounded} s"
+
+
+def time_range(low: float, high: float) -> str:
+    """Two durations in the unit of the longer one: `2.5 to 6.4 h`."""
+    units = ((86400, "days"), (3600, "h"), (60, "min"))
+    unit, name = next(((s, n) for s, n in units if high >= 2 * s), (1, "s"))
+    ends = [f"{v / unit:.2g}" if v / unit < 100 else f"{v / unit:,.0f}" for v in (low, high)]
+    return f"{' to '.join(dict.fromkeys(ends))} {name}"
+
+
+def wrapped(text: str, indent: str = "  ", *, width: int = WIDTH, hang: int = 2) -> list[str]:
+    """A sentence over lines of at most `width` columns; those after the first have a hanging indent."""
     return wrap(
         text,
         width,
         initial_indent=indent,
-        subsequent_indent=indent + "  ",
+        subsequent_indent=indent + " " * hang,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -35,10 +75,7 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ", *, width: int | Non
     lines = []
     for *cells, last in rows:
         start = indent + "".join(cell.ljust(w) + "  " for cell, w in zip(cells, widths, strict=True))
-        parts = [last] if width is None else _wrapped(last, max(width - len(start), _LEAST))
+        least = max((width or 0) - len(start), _LEAST)
+        parts = [last] if width is None else wrapped(last, "", width=least, hang=0) or [""]
         lines += [start + parts[0], *(" " * len(start) + part for part in parts[1:])]
     return lines
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,4 +1,4 @@
-"""Reports as a real browser shows them: whole, legible, named, inside the page, and asking for nothing.
+"""Reports in a real browser: complete, legible, named, inside the page, without requests.
 
 The screenshots lie in the test's folder (`--basetemp` chooses it), for people to look at.
 """
@@ -96,7 +96,7 @@ def plan_made_before():
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (400, False)])
-def test_a_page_is_whole_and_legible(browser, pages, tmp_path, name, width, dark):
+def test_a_page_is_complete_and_legible(browser, pages, tmp_path, name, width, dark):
     page = pages[name]
     browser.open(page, width=width, dark=dark)
     browser.screenshot(tmp_path / f"{name}-{width}-{'dark' if dark else 'light'}.png")
@@ -118,7 +118,7 @@ def test_a_page_is_whole_and_legible(browser, pages, tmp_path, name, width, dark
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_screen_reader_is_told_what_there_is(browser, pages, name):
+def test_screen_readers_get_names_for_everything(browser, pages, name):
     browser.open(pages[name])
     named = browser.named()
     roles = [role for role, _ in named]
@@ -132,7 +132,7 @@ def test_a_screen_reader_is_told_what_there_is(browser, pages, name):
     assert links
     assert set(links) <= set(headings)
     if name == "finished":
-        assert "[learnt: " in " ".join(said for _, said in named), "the mask is said, too"
+        assert "[target: " in " ".join(said for _, said in named), "the mask is said, too"
 
 
 def test_nothing_is_lost_without_scripts(browser, pages, tmp_path):
@@ -144,7 +144,7 @@ def test_nothing_is_lost_without_scripts(browser, pages, tmp_path):
     assert seen[0] == seen[1]
 
 
-def test_no_word_of_a_run_is_executed(browser, pages):
+def test_no_text_of_a_run_is_executed(browser, pages):
     browser.open(pages["hostile"])
     assert browser.ask("window.ran") is None
     assert browser.ask("document.scripts.length + document.images.length") == 0

@@ -10,10 +10,10 @@ from launcher.cli import main
 from launcher.parsing import parse
 from launcher.report import outcome
 from launcher.report.outcome import Outcome, emit
-from launcher.report.screen import Screen
+from launcher.report.run_display import Screen
 
 
-def test_a_dry_run_says_where_it_lies(tmp_path, capsys):
+def test_a_dry_run_prints_its_path(tmp_path, capsys):
     words = [
         "run",
         "smoke",
@@ -34,7 +34,7 @@ def test_a_dry_run_says_where_it_lies(tmp_path, capsys):
     assert "decisions" in capsys.readouterr().out, "the next command speaks"
 
 
-def test_errors_are_told(tmp_path, capsys):
+def test_errors_are_printed(tmp_path, capsys):
     (tmp_path / "r.yaml").write_text("nonsense: 1\n")
     assert main(["run", str(tmp_path / "r.yaml"), "--quiet"]) == 2
     shown = capsys.readouterr()
@@ -72,6 +72,6 @@ def test_json_stays_json(capsys):
 
 
 @pytest.mark.parametrize("command", ["run", "ladder", "drill", "submit", "prepare"])
-def test_who_has_it(command):
+def test_commands_with_quiet(command):
     assert parse([command, "smoke", "--quiet"])[1]["quiet"]
     assert not parse([command, "smoke"])[1]["quiet"]

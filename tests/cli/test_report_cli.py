@@ -1,4 +1,4 @@
-"""`report` and `plan --html`: where the file goes, what is refused, what a program gets."""
+"""`report` and `plan --html`: the path of the file, what is refused, the JSON object."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def problem(capsys) -> dict:
     return json.loads(capsys.readouterr().out)["errors"][0]
 
 
-def test_a_report_lies_in_its_run_directory_and_is_written_anew(tmp_path, capsys):
+def test_a_report_is_written_into_its_run_directory_again(tmp_path, capsys):
     run = write_finished(tmp_path / "a")
     for _ in range(2):
         assert main(["report", str(run)]) == 0
@@ -33,7 +33,7 @@ def test_a_report_lies_in_its_run_directory_and_is_written_anew(tmp_path, capsys
     assert "✓ finished" in (run / "report.html").read_text("utf-8")
 
 
-def test_a_program_gets_the_numbers(tmp_path, capsys, root):
+def test_json_has_the_numbers(tmp_path, capsys, root):
     run = write_finished(tmp_path / "a")
     assert main(["report", str(run), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -131,7 +131,7 @@ def test_a_plan_is_a_page_too(tmp_path, monkeypatch, capsys, root):
     assert "does not fit" in Path("miss.html").read_text("utf-8")
 
 
-def test_a_run_leaves_its_report_however_it_ends(tmp_path):
+def test_a_run_writes_its_report_however_it_ends(tmp_path):
     said: list[str] = []
     finished, stopped, failed = (write_run(tmp_path / name) for name in "abc")
     with reported(finished, said.append):
@@ -161,6 +161,6 @@ def test_a_report_that_cannot_be_written_changes_nothing(tmp_path, capsys, monke
     assert capsys.readouterr().out == ""
 
 
-def test_names_of_runs_are_as_short_as_they_may_be():
+def test_names_of_runs_are_as_short_as_possible():
     assert unlike([("r", "x", "1"), ("r", "x", "2")]) == ["1", "2"]
     assert unlike([("r", "x", "1"), ("r", "y", "1")]) == ["x/1", "y/1"]

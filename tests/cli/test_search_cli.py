@@ -65,7 +65,7 @@ def test_the_time_is_a_range_that_says_it_was_predicted(capsys, tmp_path):
     assert json.loads(out)["time"]["total"] == pytest.approx([10 * low, 10 * high], rel=0.02)
     text = called(capsys, OPEN, tmp_path, "--on", "2xA10-24GB")[1]
     line = next(line for line in text.splitlines() if line.startswith("time of a step"))
-    assert f"{low:.3g} to {high:.3g} s, predicted (never measured)" in line
+    assert f"{low:.3g} to {high:.3g} s (predicted, never measured)" in line
     assert "all steps" in line
 
 
@@ -91,7 +91,7 @@ def test_a_processor_whose_units_are_known_is_timed(capsys, tmp_path, monkeypatc
         "seconds_per_step"
     ]
     assert 0 < low < high
-    assert f"{low:.3g} to {high:.3g} s, predicted" in called(capsys, small, tmp_path, "--on", "2xcpu")[1]
+    assert f"{low:.3g} to {high:.3g} s (predicted" in called(capsys, small, tmp_path, "--on", "2xcpu")[1]
 
 
 def test_the_ranking_as_text(capsys, tmp_path):

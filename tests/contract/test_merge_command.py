@@ -156,7 +156,7 @@ def test_a_run_without_an_adapter_pushes_its_model_and_stays_as_it_is(whole, hub
     names = {name.removeprefix("me/mine/") for name in hub.files}
     assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= names
     assert "training_args.bin" not in names
-    assert "trained whole" in hub.files["me/mine/README.md"]
+    assert "all parameters" in hub.files["me/mine/README.md"]
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
 
 

@@ -1,6 +1,8 @@
-"""What stands in a terminal while ranks run, and in a file: small ranks with the real statuses."""
+"""The output of running ranks in a terminal and in a file: small ranks with the real statuses."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 from supervised import bundle_of, ranks
@@ -10,8 +12,7 @@ from launcher.errors import RunFailed
 from launcher.execute.run_dir import write_run_dir
 from launcher.execute.start import execute
 from launcher.execute.supervise import Limits
-from launcher.report.run_display import Showing
-from launcher.report.screen import Screen
+from launcher.report.run_display import Screen, Showing
 
 # The first rank loads for a while, and says how much of it.
 LOADS = """
@@ -35,9 +36,9 @@ def run(folder, script, showing):
     )  # fmt: skip
 
 
-def test_a_terminal_shows_one_line_that_moves(tmp_path, monkeypatch):
+def test_a_terminal_shows_one_status_line(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    with terminal(110) as shown, Screen(shown.stream) as screen:
+    with terminal(110) as shown, contextlib.closing(Screen(shown.stream)) as screen:
         run(tmp_path, ranks("time.sleep(0.2)", early=LOADS), Showing(screen.line, screen))
         screen.line("done")
         screen.close()
@@ -58,11 +59,11 @@ def test_a_file_gets_a_line_for_each_row(tmp_path):
     ]
 
 
-def test_an_error_comes_when_the_line_is_gone(tmp_path, monkeypatch):
+def test_an_error_is_raised_after_the_status_line_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     with terminal(110) as shown:
         fails = "\nif step == 5 and rank == 1:\n    fail('broken')\ntime.sleep(0.2)"
-        with pytest.raises(RunFailed), Screen(shown.stream) as screen:
+        with pytest.raises(RunFailed), contextlib.closing(Screen(shown.stream)) as screen:
             run(tmp_path, ranks(fails), Showing(screen.line, screen))
         shown.stream.write("error: broken\n")
         last = shown.end()
@@ -70,7 +71,7 @@ def test_an_error_comes_when_the_line_is_gone(tmp_path, monkeypatch):
     assert "step " not in last
 
 
-def test_what_cannot_be_shown_ends_no_run(tmp_path):
+def test_a_display_error_does_not_end_the_run(tmp_path):
     said = []
 
     def look(statuses):

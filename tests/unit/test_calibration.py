@@ -26,7 +26,7 @@ from launcher.memory.calibration import (
 )
 from launcher.memory.estimate import estimate_memory
 from launcher.memory.phases import CUDA_CONTEXT
-from launcher.report.memory_text import memory_lines
+from launcher.report.plan_text import memory_lines
 
 GIB = 2**30
 MIB = 2**20

@@ -19,7 +19,7 @@ from launcher.planner.fixes import FIXES, apply_fixes
 from launcher.planner.planner import make_plan
 from launcher.planner.search import record_size, search, situation_of
 from launcher.recipe.loading import load_recipe
-from launcher.report.text import fix_lines
+from launcher.report.plan_text import fix_lines
 
 TESTED = {
     "torch": "2.13.0+cpu", "transformers": "5.23.0", "accelerate": "1.15.0", "deepspeed": "0.19.8",

@@ -1,4 +1,4 @@
-"""The model card: what it says, and what it never says."""
+"""The model card: its contents, and what it must not contain."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_start():
     assert "| training time since step 1,010 | 3,600 s |" in card
 
 
-def test_the_metadata_holds_what_is_known_and_nothing_else():
+def test_the_metadata_of_a_card():
     assert metadata(model_card(FACTS)) == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -85,14 +85,14 @@ def test_the_metadata_holds_what_is_known_and_nothing_else():
     }
 
 
-def test_a_base_that_is_no_id_of_the_hub_is_no_metadata():
+def test_a_base_model_that_is_no_hub_id_is_no_metadata():
     for name in ("/home/ada/models/base", None, "package:x/y", "${ENV:BASE}"):
         found = metadata(model_card(changed(model__name_or_path=name)))
         assert "base_model" not in found
     assert "`base`" in model_card(changed(model__name_or_path="/home/ada/models/base"))
 
 
-def test_it_says_data_recipe_versions_results_and_how_to_load():
+def test_the_sections_of_a_card():
     card = model_card(FACTS)
     for said in (
         "# me/model", "fine-tuned with DoRA (r 16, alpha 32) on an nf4 base", "it needs no peft",
@@ -116,7 +116,7 @@ def test_it_says_data_recipe_versions_results_and_how_to_load():
         assert unsaid not in card, unsaid
 
 
-def test_no_line_of_the_recipe_ends_its_block():
+def test_no_line_of_the_recipe_ends_its_code_block():
     card = model_card(FACTS)
     assert "````yaml\n" in card
     assert card.count("````") == 2
@@ -133,7 +133,7 @@ def test_no_line_of_the_recipe_ends_its_block():
         ("reward", "text-classification"),
     ],
 )
-def test_every_task_has_its_way_to_load(task, pipeline):
+def test_the_code_that_loads_each_task(task, pipeline):
     card = model_card(changed(task=task))
     assert metadata(card).get("pipeline_tag") == pipeline
     code = card.split("```python\n")[1].split("```")[0]
@@ -142,14 +142,14 @@ def test_every_task_has_its_way_to_load(task, pipeline):
     assert ('function_to_apply="none"' in code) is (task == "reward"), "a sigmoid is no reward"
 
 
-def test_a_model_that_was_trained_whole():
+def test_a_full_fine_tune():
     card = model_card(replace(changed(adapter__type=None, model__quantization="none"), merged=None))
-    assert "trained whole for `causal-lm`." in card
+    assert "fine-tuned in all parameters for `causal-lm`." in card
     assert "## Weights" not in card
     assert metadata(card)["tags"] == ["effilaunch"]
 
 
-def test_what_a_run_did_not_write_down_is_left_out():
+def test_missing_files_are_left_out():
     card = model_card(replace(FACTS, result={}, data={}, environment={}, recipe="", merged=None))
     assert "## Recipe" not in card
     assert "## Versions" not in card

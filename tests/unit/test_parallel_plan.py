@@ -21,7 +21,7 @@ from launcher.planner.resuming import compare_plans, compare_settings, rule_of
 from launcher.planner.search import search
 from launcher.planner.tiny import tiny_hardware, tiny_on_cpu, tiny_on_gpus, tiny_recipe
 from launcher.render.bundle import render
-from launcher.report.text import plan_text
+from launcher.report.plan_text import plan_text
 
 MODEL = "Qwen/Qwen2.5-0.5B"
 FULL = """\

@@ -19,10 +19,10 @@ from reports import GIB, SAMPLE, data, metrics, result, write_finished, write_ru
 from launcher.errors import RecipeError
 from launcher.execute.record import RunRecord, keep_end, read_run, total_seconds, without_secrets
 from launcher.report.html import compare
+from launcher.report.html.elements import apart, duration, figure, number, size, span
 from launcher.report.html.memory import measured_parts, memory_section
-from launcher.report.html.page import compare_page, run_page
-from launcher.report.html.sections import steps_done
-from launcher.report.html.values import apart, duration, figure, number, size, span
+from launcher.report.html.run_sections import steps_done
+from launcher.report.run_pages import compare_page, run_page
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script></style></pre>\"'><img src=x onerror=alert(1)><!-- & \x00\x1b[31m\x9b\r\ud800\u202e ]]>"
@@ -53,7 +53,7 @@ def section(page: str, name: str) -> str:
 
 
 class Tags(HTMLParser):
-    """What a browser would make elements of."""
+    """The elements that a browser would create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def assert_harmless(page: str) -> None:
     assert not set(page) & set("\x00\x1b\x9b\r\u202e")
 
 
-def test_gradients_are_compared_at_the_moment_at_which_they_were_measured():
+def test_gradients_are_compared_where_they_were_measured():
     parts = {"weights": GIB, "gradients": 0, "activations": GIB}
     measured = {
         "measured": 2 * GIB,
@@ -98,7 +98,7 @@ def test_gradients_are_compared_at_the_moment_at_which_they_were_measured():
     assert [row.count(size(2**24)) for row in rows] == [2]
 
 
-def test_a_finished_run_says_what_it_took_and_why(finished):
+def test_the_page_of_a_finished_run(finished):
     page = run_page(finished, "made now")
     assert_harmless(page)
     said = text(page)
@@ -109,7 +109,7 @@ def test_a_finished_run_says_what_it_took_and_why(finished):
     assert "3.80 GiB 4.00 GiB predicted (−5.0" in said  # noqa: RUF001 what the page shows
     assert "All 1" in said or re.search(r"All \d+ settings", said)
     assert [node.get("aria-label") for node in parsed(page).iter(f"{SVG}svg") if node.get("role")] == [
-        "Loss", "Learning rate", "Tokens a second", "Gradient norm",
+        "Loss", "Learning rate", "Tokens per second", "Gradient norm",
         "Memory predicted by component, and measured",
     ]  # fmt: skip
     memory = section(page, "memory")
@@ -121,15 +121,15 @@ def test_a_finished_run_says_what_it_took_and_why(finished):
     assert "trainer.learning_rate" in section(page, "decisions")
 
 
-def test_learnt_pieces_are_marked_by_more_than_colour(finished):
+def test_target_pieces_are_marked_by_more_than_colour(finished):
     page = run_page(finished, "")
     marks = [node for node in parsed(page).iter("mark")]
     assert [node.text for node in marks] == ["Underlined", *["It is_4."] * 3]
-    assert "mark{background:var(--learnt);color:inherit;border-bottom:2px" in page
-    assert 'mark::before{content:" [learnt: "}' in page, "and a screen reader is told"
+    assert "mark{background:var(--target);color:inherit;border-bottom:2px" in page
+    assert 'mark::before{content:" [target: "}' in page, "and a screen reader is told"
 
 
-def test_all_but_the_plan_may_be_missing(tmp_path, finished):
+def test_all_files_except_the_plan_may_be_missing(tmp_path, finished):
     record = read_run(write_run(tmp_path / "r"))
     assert record.state == "not started"
     page = run_page(record, "")
@@ -137,7 +137,7 @@ def test_all_but_the_plan_may_be_missing(tmp_path, finished):
     ids = [node.get("id") for node in parsed(page).iter("section")]
     assert ids == ["memory", "decisions", "fixes", "environment", "command"]
     bare = RunRecord("x", "failed", {"recipe": "x.yaml"})
-    assert "before its first one" in text(run_page(bare, ""))
+    assert "No step was logged" in text(run_page(bare, ""))
     assert_harmless(compare_page([finished, bare], ["a", "b"], ""))
 
 
@@ -156,7 +156,7 @@ def test_each_file_may_be_missing_or_broken(tmp_path, name):
     parsed(run_page(read_run(run), ""))
 
 
-def test_hostile_words_stay_words(tmp_path, finished):
+def test_hostile_text_is_escaped(tmp_path, finished):
     plan = json.loads(json.dumps(finished.plan).replace("tiny.yaml", "</title><script>.yaml"))
     plan["model"]["name"] = HOSTILE
     plan["settings"][HOSTILE] = {"value": HOSTILE, "source": HOSTILE, "by": HOSTILE, "reason": HOSTILE}
@@ -167,8 +167,8 @@ def test_hostile_words_stay_words(tmp_path, finished):
     plan["adapted"] = {"adaptations": [{"step": 3, "reason": HOSTILE, "changed": {HOSTILE: [1, HOSTILE]}}]}
     sample = {**SAMPLE, "file": HOSTILE, "pieces": [[HOSTILE, False], [HOSTILE, True]]}
     names = ("id", "title", "cause", "mend", "file", "type", "message")
-    finding = {name: HOSTILE for name in names} | {"ranks": [0], "line": 1}
-    finding["error"] = {"type": HOSTILE, "message": HOSTILE}
+    finding = {name: HOSTILE for name in names} | {"ranks": [0], "first_rank": 0, "line": 1, "frames": []}
+    finding["error"] = {"type": HOSTILE, "message": HOSTILE, "frames": []}
     finding["recipe"] = [{name: HOSTILE for name in ("file", "path", "old", "new")} | {"line": 1}]
     record = replace(
         finished, name=HOSTILE, state="failed", plan=plan, recipe=HOSTILE, run_dir=HOSTILE,
@@ -202,7 +202,7 @@ def paths(value, before=()):
 
 @settings(max_examples=40, deadline=None)
 @given(choose=st.data())
-def test_any_value_at_any_place_gives_a_page(finished, choose):
+def test_any_value_anywhere_gives_a_page(finished, choose):
     files = {name: json.loads(json.dumps(getattr(finished, name))) for name in ("plan", "result", "data")}
     files["plan"]["settings"] = dict(list(files["plan"]["settings"].items())[:4])
     name = choose.draw(st.sampled_from(sorted(files)))
@@ -227,7 +227,7 @@ def test_any_row_of_the_metrics_gives_a_page(finished, rows):
     parsed(run_page(replace(finished, metrics=[{"step": 1, **row} for row in rows]), ""))
 
 
-def test_losses_that_are_not_finite_are_gaps_and_are_said(finished):
+def test_losses_that_are_not_finite_are_gaps(finished):
     rows = metrics(20)
     for row in rows[5:9]:
         if "loss" in row:
@@ -255,7 +255,7 @@ def test_a_long_run_and_long_samples_stay_small(finished):
     assert "its first 3,000 characters" in text(page)
 
 
-def test_events_stand_at_their_steps(finished):
+def test_events_are_drawn_at_their_steps(finished):
     adapted = {"adaptations": [{"step": 20, "reason": "micro-batch 2 -> 1", "changed": {"a": [2, 1]}}]}
     restarts = [{"time": 1.0, "step": 10, "cause": "rank 1 was lost", "resumed_from": 8, "waited_s": 10.0}]
     page = run_page(replace(finished, plan={**finished.plan, "adapted": adapted}, restarts=restarts), "")
@@ -267,8 +267,8 @@ def test_events_stand_at_their_steps(finished):
     assert parsed(page).find(".//section").get("id") == "ending", "what happened stands first"
 
 
-def test_the_time_of_a_resumed_run_is_that_of_all_its_starts(finished):
-    """Of an older version's result, which does not have it, the last start's with where that began."""
+def test_the_time_of_a_resumed_run_covers_all_starts(finished):
+    """Results of older versions do not have it: the time of the last start, with its first step."""
     assert "since step" not in text(run_page(finished, ""))
     resumed = {**finished.result, "resumed_at": 1_010, "seconds": 95.0}
     known = replace(finished, result={**resumed, "total_seconds": 7_295.0})
@@ -289,7 +289,7 @@ def test_states_of_a_run_directory(tmp_path):
     assert read_run(run).state == "failed"
     (run / "stopped.json").write_text('{"signal": "SIGTERM", "reason": "SIGTERM: all stopped"}', "utf-8")
     assert read_run(run).state == "stopped"
-    assert "SIGTERM: all stopped. There is no whole checkpoint." in section(
+    assert "SIGTERM: all stopped. There is no complete checkpoint." in section(
         run_page(read_run(run), ""), "ending"
     )
     (run / "COMPLETED").touch()
@@ -298,7 +298,7 @@ def test_states_of_a_run_directory(tmp_path):
     assert steps_done(read_run(empty)) == 0
 
 
-def test_a_run_that_lives_is_running(tmp_path):
+def test_a_run_with_a_locked_directory_is_running(tmp_path):
     import subprocess
     import sys
 
@@ -316,7 +316,7 @@ def test_a_run_that_lives_is_running(tmp_path):
     assert read_run(run).state == "failed"
 
 
-def test_what_is_no_run_directory_is_refused_with_what_it_is(tmp_path):
+def test_other_folders_are_refused_with_their_kind(tmp_path):
     def refused(folder: Path) -> str:
         with pytest.raises(RecipeError) as caught:
             read_run(folder)
@@ -341,16 +341,16 @@ def test_runs_are_compared(finished):
     assert_harmless(page)
     assert compare.differing([finished, slower]) == {"trainer.learning_rate": [1e-3, 3e-4]}
     assert "trainer.learning_rate 0.001 0.0003" in section(page, "settings")
-    assert "tokens a second 228 111" in section(page, "results")
+    assert "tokens per second 228 111" in section(page, "results")
     assert "held-out loss 0.57 0.57" in section(page, "results")
-    loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Training loss")
+    loss = next(node for node in parsed(page).iter(f"{SVG}svg") if node.get("aria-label") == "Loss")
     drawn = {p.get("class") for p in loss.iter(f"{SVG}path")}
     assert drawn == {"line c0 d0", "line c1 d1"}, "told apart by colour and by dashes"
     assert "weights optimizer activations" in section(page, "memory"), "the colours have names"
     assert "None of the" in section(compare_page([finished, finished], ["a", "b"], ""), "settings")
 
 
-def test_secrets_are_taken_out_of_every_text(finished):
+def test_secrets_are_removed_from_every_text(finished):
     secret = "hf_secret&secret"
     plan = {**finished.plan, "env": {"HF_TOKEN": secret}, "command": [f"--token={secret}"]}
     sample = {**SAMPLE, "pieces": [[f"it is {secret}", True]]}
@@ -362,7 +362,7 @@ def test_secrets_are_taken_out_of_every_text(finished):
     assert {type(getattr(clean, each.name)) for each in fields(clean)} <= {str, int, dict, list}
 
 
-def test_numbers_in_words():
+def test_formatted_numbers():
     assert [number(v) for v in (1, True, "1", math.nan, 10**400, None)] == [1.0, None, None, None, None, None]
     assert [duration(s) for s in (0.5, 39, 125, 3600, 12_000, -1)] == [
         "0.5 s", "39 s", "2 min 5 s", "1 h", "3 h 20 min", "–",  # noqa: RUF001 no value

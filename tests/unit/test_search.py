@@ -18,7 +18,7 @@ from launcher.planner import candidates
 from launcher.planner.candidates import Candidate
 from launcher.planner.planner import make_plan
 from launcher.planner.search import Search, search, search_rows, trade
-from launcher.report.search_text import strategy_name
+from launcher.report.plan_text import strategy_name
 
 FULL = BASE.replace("adapter: {type: lora, r: 8}\n", "") + "global_batch_size: 32\n"
 LORA = BASE + "global_batch_size: 64\n"

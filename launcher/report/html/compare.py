@@ -1,41 +1,36 @@
-"""Several runs beside each other: settings that differ, curves over each other, results. Pure."""
+"""Sections of a page that compares runs: results, curves, settings that differ, memory. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launcher.execute.record import RunRecord
-from launcher.report.curves import Curve, curves
-from launcher.report.html.bars import Bar, legend, memory_bars
-from launcher.report.html.elements import Markup, code, joined, table, tag
-from launcher.report.html.memory import limit_of, memory_rows
-from launcher.report.html.sections import (
-    STATES,
-    Section,
-    hardware_words,
-    losses,
-    method_words,
-    scores,
-    steps_done,
-    time_words,
-)
-from launcher.report.html.training import points
-from launcher.report.html.values import (
+from launcher.report.html.charts import Curve, legend, stacked_bars
+from launcher.report.html.elements import (
     NONE,
+    Markup,
     apart,
     at,
+    code,
     count,
     figure,
+    joined,
     mapping,
     parameters,
     rate,
-    said,
+    shown,
     size,
+    table,
+    tag,
 )
+from launcher.report.html.memory import limit_of, memory_rows
+from launcher.report.html.page import Section
+from launcher.report.html.plan_sections import hardware_text, method_text
+from launcher.report.html.run_sections import STATES, charts, losses, points, scores, steps_done, time_text
 
 _VALUE = 300
-"""Characters of a setting that are shown."""
+"""Characters shown of a setting."""
 
 
 def about(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
@@ -44,8 +39,8 @@ def about(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
             name,
             STATES[r.state],
             str(at(r.plan, "model", "name") or NONE),
-            method_words(r),
-            hardware_words(r),
+            method_text(r),
+            hardware_text(r),
             code(r.run_dir),
         )
         for r, name in zip(records, names, strict=True)
@@ -56,7 +51,7 @@ def about(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
 def sections(records: Sequence[RunRecord], names: Sequence[str]) -> list[Section | None]:
     return [
         Section("results", "Results", _results(records, names)),
-        _curves(records, names),
+        _training(records, names),
         _settings(records, names),
         _memory(records, names),
         _software(records, names),
@@ -68,14 +63,14 @@ _MEASURES: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
     ("loss at the first step", lambda r: figure(losses(r)[0])),
     ("loss at the last step", lambda r: figure(losses(r)[1])),
     ("tokens", lambda r: count(r.result.get("tokens"))),
-    ("tokens a second", lambda r: rate(r.result.get("tokens_per_second"))),
-    ("time", lambda r: time_words(r)),
+    ("tokens per second", lambda r: rate(r.result.get("tokens_per_second"))),
+    ("time", time_text),
     ("parameters trained", lambda r: parameters(at(r.plan, "model", "trainable"))),
-    ("samples of a step", lambda r: count(at(r.plan, "batch", "global"))),
+    ("samples per step", lambda r: count(at(r.plan, "batch", "global"))),
     ("memory predicted", lambda r: size(at(r.plan, "memory", "total"))),
     ("memory measured", lambda r: size(at(r.result, "memory", "measured"))),
     (
-        "measured beside predicted",
+        "measured against predicted",
         lambda r: apart(at(r.plan, "memory", "total"), at(r.result, "memory", "measured")),
     ),
     ("host memory measured", lambda r: size(at(r.result, "memory", "host", "measured"))),
@@ -84,77 +79,65 @@ _MEASURES: tuple[tuple[str, Callable[[RunRecord], str]], ...] = (
 
 
 def _results(records: Sequence[RunRecord], names: Sequence[str]) -> Markup:
-    rows = [(name, *map(told, records)) for name, told in _MEASURES]
+    rows = [(name, *map(text_of, records)) for name, text_of in _MEASURES]
     found = [scores(record) for record in records]
     for name in dict.fromkeys(key for each in found for key in each):
-        words = name.replace("eval_", "held-out ").replace("_", " ")
-        rows.insert(3, (words, *(figure(each.get(name)) for each in found)))
+        title = name.replace("eval_", "held-out ").replace("_", " ")
+        rows.insert(3, (title, *(figure(each.get(name)) for each in found)))
     rows = [row for row in rows if any(cell not in (NONE, "0") for cell in row[1:])]
     return table("Results", ("", *names), rows, "numbers")
 
 
-def _curves(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
-    pictures = []
-    for column, title, unit in (
-        ("loss", "Training loss", ""),
-        ("eval_loss", "Held-out loss", ""),
-        ("learning_rate", "Learning rate", ""),
-        ("tokens_per_second", "Tokens a second", ""),
-    ):
-        found = [(name, points(record, column)) for record, name in zip(records, names, strict=True)]
-        lines = [
-            Curve(name, line, marked=column == "eval_loss")
-            for name, line in found
-            if any(value is not None for _, value in line)
+def _training(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
+    lines = {
+        column: [
+            Curve(name, points(record, column), marked=column == "eval_loss")
+            for record, name in zip(records, names, strict=True)
         ]
-        if lines:
-            zero = column in ("learning_rate", "tokens_per_second")
-            drawn = curves(title, lines, unit=unit, from_zero=zero, spread=not zero)
-            pictures.append(tag("div", drawn, class_="first") if column == "loss" else drawn)
-    return Section("training", "Training", tag("div", *pictures, class_="charts")) if pictures else None
+        for column in ("loss", "eval_loss", "learning_rate", "tokens_per_second")
+    }
+    if not any(line.found for found in lines.values() for line in found):
+        return None
+    return Section("training", "Training", charts(lines))
 
 
 def differing(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
-    """Setting -> its value in each run, where they are not alike; None where a run has no such setting."""
+    """Setting -> its value in each run, where they differ; None where a run has no such setting."""
     every = [mapping(record.plan.get("settings")) for record in records]
-    keys = sorted({key for settings in every for key in settings})
-    found = {key: [at(settings.get(key), "value") for settings in every] for key in keys}
+    return _differing([{key: at(value, "value") for key, value in each.items()} for each in every])
+
+
+def _differing(every: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    keys = sorted({key for each in every for key in each})
+    found = {key: [each.get(key) for each in every] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
 def _settings(records: Sequence[RunRecord], names: Sequence[str]) -> Section:
     found = differing(records)
-    alike = len({key for record in records for key in mapping(record.plan.get("settings"))}) - len(found)
-    if not found:
-        return Section("settings", "Settings that differ", tag("p", f"None of the {alike} settings differs."))
-    rows = [(code(key), *(code(said(v)[:_VALUE]) for v in values)) for key, values in found.items()]
-    why = tag("p", f"The other {alike} settings are alike.", class_="soft small")
-    body = joined([table("Settings that differ", ("setting", *names), rows), why])
+    equal = len({key for record in records for key in mapping(record.plan.get("settings"))}) - len(found)
+    rows = [(code(key), *(code(shown(v)[:_VALUE]) for v in values)) for key, values in found.items()]
+    text = f"The other {equal} settings are equal." if rows else f"None of the {equal} settings differs."
+    parts = [table("Settings that differ", ("setting", *names), rows)] if rows else []
+    body = joined([*parts, tag("p", text, class_="soft small")])
     return Section("settings", "Settings that differ", body)
 
 
 def _memory(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
-    bars: list[Bar] = []
-    for record, name in zip(records, names, strict=True):
-        bars += memory_rows(record, name)
+    bars = [bar for r, name in zip(records, names, strict=True) for bar in memory_rows(r, name)]
     if not bars:
         return None
     limits = {limit_of(record) for record in records}
     limit = limits.pop() if len(limits) == 1 else None
-    body = joined([legend(bars), memory_bars("Memory of each run", bars, limit=limit)])
+    body = joined([legend(bars), stacked_bars("Memory of each run", bars, limit=limit)])
     return Section("memory", "Memory of each device", body)
 
 
 def _software(records: Sequence[RunRecord], names: Sequence[str]) -> Section | None:
     """Versions that differ."""
     every = [{k: v for k, v in record.environment.items() if isinstance(v, str)} for record in records]
-    keys = dict.fromkeys(key for versions in every for key in versions)
-    rows = [
-        (key, *(each.get(key, NONE) for each in every))
-        for key in keys
-        if len({each.get(key) for each in every}) > 1
-    ]
-    if not keys:
+    if not any(every):
         return None
-    body = table("Versions that differ", ("", *names), rows) if rows else tag("p", "All versions are alike.")
+    rows = [(key, *(value or NONE for value in values)) for key, values in _differing(every).items()]
+    body = table("Versions that differ", ("", *names), rows) if rows else tag("p", "All versions are equal.")
     return Section("versions", "Versions", body)

@@ -1,4 +1,4 @@
-"""Curves and bars: places that follow the values, gaps, thinning that keeps extremes, words for all."""
+"""Charts: positions of values, gaps, thinning that keeps extremes, descriptions for screen readers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.report.curves import COLUMNS, HEIGHT, Curve, Event, curves, thinned
-from launcher.report.html.bars import Bar, memory_bars
-from launcher.report.svg import Scale
+from launcher.report.html.charts import (
+    COLUMNS,
+    HEIGHT,
+    Bar,
+    Curve,
+    Event,
+    Scale,
+    curves,
+    stacked_bars,
+    thinned,
+)
+from launcher.report.tables import amount
 
 GIB = 2**30
+HOSTILE = "</text><script>alert('x')</script> \" & \x00\x1b[31m \ud800 ]]>"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -25,7 +35,7 @@ def parsed(markup: str) -> ET.Element:
 
 
 def places(root: ET.Element) -> list[list[tuple[float, float]]]:
-    """Of each line the stretches' first points and all points behind them, in thousandths."""
+    """The points of each line, in thousandths of the plot."""
     paths = [
         p
         for p in root.iter(f"{SVG}path")
@@ -35,7 +45,7 @@ def places(root: ET.Element) -> list[list[tuple[float, float]]]:
     return [list(zip(n[::2], n[1::2], strict=True)) for n in numbers]
 
 
-def test_places_follow_the_values():
+def test_points_are_placed_by_their_values():
     root = parsed(curves("Loss", [Curve("a", [(0, 0.0), (5, 1.0), (10, 2.0)])], from_zero=True))
     (line,) = places(root)
     assert [x for x, _ in line] == [0, 500, 1000]
@@ -44,7 +54,7 @@ def test_places_follow_the_values():
     assert line[2][1] > 0, "with some air above"
 
 
-def test_a_gap_parts_the_line_and_a_lonely_point_is_seen():
+def test_a_gap_splits_the_line_and_a_single_point_is_visible():
     points = [(1, 1.0), (2, 2.0), (3, None), (4, 1.5), (5, None), (6, 1.0), (7, 1.2)]
     (path,) = [p for p in parsed(curves("x", [Curve("a", points)])).iter(f"{SVG}path")]
     assert path.get("d").count("M") == 3
@@ -71,7 +81,7 @@ def test_many_steps_stay_one_short_path():
     assert len([r for r in parsed(drawn).iter(f"{SVG}rect") if r.get("class") == "hit"]) <= 120
 
 
-def test_what_is_seen_is_said():
+def test_curves_are_described_as_text():
     lines = [Curve("training", [(1, 3.0), (2, None), (3, 1.0)]), Curve("held out", [(2, 2.0)], marked=True)]
     (svg,) = [
         s
@@ -117,7 +127,7 @@ def test_bars_have_the_lengths_of_their_values():
         Bar("measured", {"weights": 2.0 * GIB}),
     ]
     root = parsed(
-        memory_bars("Memory", bars, limit=("the device holds", 5.0 * GIB), mark=("peak", 2.0 * GIB))
+        stacked_bars("Memory", bars, limit=("the device holds", 5.0 * GIB), mark=("peak", 2.0 * GIB))
     )
     parts = [r for r in root.iter(f"{SVG}rect")]
     width = [float(r.get("width").rstrip("%")) for r in parts]
@@ -133,10 +143,62 @@ def test_bars_have_the_lengths_of_their_values():
     assert float(svg.get("height")) < HEIGHT
 
 
-def test_a_device_that_is_far_larger_is_said_but_not_drawn():
-    drawn = memory_bars(
+def test_a_much_larger_device_is_described_but_not_drawn():
+    drawn = stacked_bars(
         "Memory", [Bar("predicted", {"weights": 1.0 * GIB})], limit=("the device holds", 80.0 * GIB)
     )
     root = parsed(drawn)
     assert not [line for line in root.iter(f"{SVG}line") if line.get("class") == "limit"]
     assert "the device holds 80.00 GiB" in root.find(f".//{SVG}desc").text
+
+
+def test_a_measurement_is_a_mark_at_its_value():
+    bars = [Bar("a", {"weights": 2.0 * GIB, "logits": 0.0}, measured=GIB), Bar("nf4", {}, "refused")]
+    drawn = stacked_bars("Memory", bars)
+    root = parsed(drawn)
+    (part,) = root.iter(f"{SVG}rect")
+    (mark,) = [line for line in root.iter(f"{SVG}line") if line.get("class") == "mark"]
+    assert float(mark.get("x1").rstrip("%")) == pytest.approx(
+        float(part.get("width").rstrip("%")) / 2, abs=0.01
+    )
+    assert "a: 2.00 GiB (weights 2.00 GiB), measured 1.00 GiB" in root.find(f".//{SVG}desc").text
+    assert "refused" in drawn
+
+
+def test_bars_of_other_values_have_their_unit():
+    root = parsed(stacked_bars("Seconds", [Bar("a", {"seconds": 2.5})], unit="s"))
+    assert "2.50 s" in "".join(root.itertext())
+
+
+@pytest.mark.parametrize(
+    "chart",
+    [
+        stacked_bars(HOSTILE, [Bar(HOSTILE, {HOSTILE: 1.0}, HOSTILE, (0.5, 2.0), 1.0)], unit=HOSTILE,
+                     limit=(HOSTILE, 3.0), mark=(HOSTILE, 2.0)),
+        curves(HOSTILE, [Curve(HOSTILE, [(1, 1.0)])], events=[Event(1, HOSTILE)]),
+        stacked_bars("empty", []),
+    ],
+)  # fmt: skip
+def test_hostile_names_stay_text(chart):
+    root = parsed(chart)
+    assert "script" not in {node.tag.removeprefix(SVG) for node in root.iter()}
+    assert not any(name.startswith("on") for node in root.iter() for name in node.attrib)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (26.84e9, "bytes", "25.0 GiB"), (3.4 * 2**20, "bytes", "3.40 MiB"), (999, "bytes", "999 B"),
+        (2048, "bytes", "2.00 KiB"), (0, "bytes", "0 B"), (0.01234, "", "0.0123"), (132.4, "s", "132 s"),
+        (1.5e-9, "s", "1.50e-09 s"),
+    ],
+)  # fmt: skip
+def test_amounts_have_three_digits(value, unit, text):
+    assert amount(value, unit) == text
+
+
+def test_ticks_are_round():
+    ticks = Scale(0, 26 * GIB, 0, 100).ticks("bytes")
+    assert [text for _, text in ticks] == ["0", "10", "20"]
+    assert ticks[1][0] == 10 * GIB
+    assert [text for _, text in Scale(0, 0.7, 0, 100).ticks("s")] == ["0", "0.2", "0.4", "0.6"]

@@ -1,12 +1,11 @@
-"""A finished run's memory as text: predicted beside measured, and why they differ."""
+"""The text of a finished run: memory predicted and measured, time."""
 
 from __future__ import annotations
 
 import pytest
 from reports import result
 
-from launcher.report.measured_text import measured_lines
-from launcher.report.text import result_text
+from launcher.report.result_text import measured_lines, result_text
 
 GIB = 2**30
 
@@ -29,7 +28,7 @@ def memory(**changes):
     return {**found, **changes}
 
 
-def test_the_peak_says_by_how_much_the_prediction_missed():
+def test_the_peak_has_its_prediction_error():
     assert measured_lines(memory())[0] == (
         "  memory    predicted 10.00 GiB, measured 11.00 GiB: 10.0% more (cuda-reserved+context)"
     )
@@ -49,7 +48,7 @@ def test_every_part_that_was_measured_has_a_row():
     assert all(len(line) <= 100 for line in measured_lines(memory()))
 
 
-def test_shorter_rows_than_planned_are_named():
+def test_shorter_batches_than_planned_are_reported():
     assert not any("longest batch" in line for line in measured_lines(memory()))
     short = measured_lines(memory(tokens={"planned": 1024, "largest": 300}))
     assert short[-1].strip() == "the longest batch had 300 of the 1,024 tokens that were planned for"

@@ -11,8 +11,8 @@ from factories import plan
 from terminal import terminal
 
 from launcher.render.bundle import render
-from launcher.report.page import Page, page_of
-from launcher.report.text import plan_text
+from launcher.report.plan_text import plan_text
+from launcher.report.terminal import Page, page_of
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -24,27 +24,27 @@ def bundle(tmp_path):
 
 
 def without_command(text):
-    """Its words are there to be copied, and so in one line."""
+    """The text without the command, which is not wrapped so that it can be copied."""
     before, command, after = text.partition("\ncommand")
     return before + "".join(after.splitlines(keepends=True)[2:]) if command else text
 
 
-def test_words_that_are_bound_later_are_said_to_be(bundle):
+def test_values_set_at_the_start_are_explained(bundle):
     assert "{run_dir}" in " ".join(bundle.command)
-    assert "\ncommand (words in braces are bound when it starts)\n" in plan_text(bundle)
+    assert "\ncommand (values in braces are set when it starts)\n" in plan_text(bundle)
     bound = replace(bundle, command=("python", "-m", "launcher.train.worker", "runs/{a}"))
     assert "\ncommand\n" in plan_text(bound), "braces of a path of the user's"
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 120, 200])
-def test_every_line_has_room(bundle, columns):
+def test_every_line_fits_the_page(bundle, columns):
     text = without_command(plan_text(bundle, Page(columns)))
     assert max(len(line) for line in text.splitlines()) <= max(columns, 60), "keys and values are not broken"
     if columns >= 60:
         assert max(len(line) for line in text.splitlines()) <= min(columns, 120)
 
 
-def test_a_narrow_page_says_the_same(bundle):
+def test_a_narrow_page_has_the_same_text(bundle):
     wide, narrow = (" ".join(plan_text(bundle, Page(columns)).split()) for columns in (None, 60))
     assert sorted(wide.split()) == sorted(narrow.split())
 
@@ -65,12 +65,12 @@ def test_what_does_not_fit_is_red(tmp_path):
     assert "\x1b[1;31mmemory of each device" in plan_text(render(tight), Page(120, coloured=True))
 
 
-def test_a_pipe_gets_the_usual_page(bundle, capsys):
+def test_a_pipe_gets_the_default_page(bundle, capsys):
     assert page_of(sys.stdout) == page_of(None) == Page()
     assert "\x1b" not in plan_text(bundle)
 
 
-def test_a_terminal_gets_its_own(monkeypatch):
+def test_a_terminal_has_its_width_and_colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     with terminal(72) as shown:

@@ -1,0 +1,356 @@
+"""A plan as plain text: decisions, memory, time, fixes, command; the search and the trace. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from launcher.engines import engine_named
+from launcher.knowledge.lint.document import printable
+from launcher.plan.plan import Plan, Provenance
+from launcher.planner.adapting import ways_out
+from launcher.planner.parallel import NAMES
+from launcher.render.bundle import Bundle
+from launcher.report.tables import WIDTH, gib, table, time_range, wrapped
+from launcher.report.terminal import GREEN, RED, YELLOW, Page
+
+# A word of the command with a value in it that is bound late: it needs no quotes.
+_LATE = re.compile(r"[\w./:-]*\{(?:master_port|run_dir|devices)\}[\w./:-]*")
+_LATE_NOTE = " (values in braces are set when it starts)"
+_PLAIN = Page()
+_WIDE = 120
+"""Columns of the table of decisions."""
+_THREE_COLUMNS = 90
+"""Below this width, long reasons are on lines of their own."""
+SHOWN = (
+    "precision",
+    "model.dtype",
+    "model.quantization",
+    "sharding.engine",
+    "sharding.zero_stage",
+    "launch.launcher",
+    "trainer.activation_checkpointing",
+    "trainer.per_device_train_batch_size",
+    "trainer.gradient_accumulation_steps",
+    "model.attn_implementation",
+    "data.padding_free",
+    "model.loss",
+    "model.compile_blocks",
+)
+"""Settings on the first page; `--explain` shows any of the others."""
+
+
+def plan_text(bundle: Bundle, page: Page = _PLAIN) -> str:
+    """The plan as one page: job, decisions with reasons, memory, fixes, command."""
+    plan, width = bundle.plan, page.within(WIDTH)
+    title = page.fitted(f"{printable(plan.recipe_file)} on {plan.hardware.label}")
+    words = [word if _LATE.fullmatch(word) else shlex.quote(word) for word in bundle.command]
+    late = _LATE_NOTE if any(map(_LATE.fullmatch, bundle.command)) else ""
+    lines = [
+        *map(page.heading, title),
+        *(part for line in _job(plan) for part in page.fitted(line, hang=10)),
+        "",
+        page.heading("decisions"),
+        *_decisions(plan, page),
+        "",
+        *memory_lines(plan, page),
+        "",
+        *wrapped(_time_line(plan.time.to_json(plan.schedule.steps)), "", width=width),
+        "",
+        *fix_lines(plan, page),
+        "",
+        page.heading(f"command{late}"),
+        "  " + " ".join(words),  # in one line, so that it can be copied
+    ]
+    if plan.warnings:
+        lines += ["", page.heading("warnings", YELLOW)]
+        lines += [line for warning in plan.warnings for line in wrapped(warning, width=width)]
+    return "\n".join(lines) + "\n"
+
+
+def _job(plan: Plan) -> list[str]:
+    """Model, batch, length and what happens when memory runs out."""
+    model, batch, schedule = plan.spec, plan.batch, plan.schedule
+    kind = "adapter" if plan.adapter.type else "full fine-tune"
+    sizes = {kind: getattr(plan.sharding, key) for key, kind in NAMES.items()}
+    shared = [f"{size} {kind}-parallel" for kind, size in sizes.items() if size > 1]
+    copies = f"{batch.data_parallel} data-parallel x {' x '.join(shared)}"
+    length = (
+        f"{schedule.epochs:g} epoch(s) (steps are known when the rows are read)"
+        if schedule.steps is None
+        else f"{schedule.steps} steps"
+    )
+    on_oom = f"adapt: {', then '.join(ways_out(plan)) or 'nothing is left to change'}"
+    return [
+        f"  model     {printable(model.name)}: {model.params / 1e9:.2f} B parameters ({model.origin}), "
+        f"{plan.trainable_params / 1e6:.1f} M trained ({kind})",
+        f"  batch     {batch.micro} x {batch.accumulation} accumulation x {batch.data_parallel} rank(s) "
+        f"= {batch.global_size} samples, at most {schedule.tokens_per_step:,} tokens per step",
+        *([f"  layout    {plan.hardware.num_devices} devices: {copies}"] if shared else []),
+        f"  length    {length}",
+        f"  on oom    {'fail' if plan.on_oom == 'fail' else on_oom}",
+    ]
+
+
+def _decisions(plan: Plan, page: Page) -> list[str]:
+    """Key, value and reason in columns; on a narrow page a long reason below its key."""
+    width = page.within(_WIDE)
+    rows = [(key, _brief(plan.at(key)), _why(plan.provenance[key])) for key in SHOWN]
+    if width >= _THREE_COLUMNS:
+        return table(rows, width=width)
+    lines = []
+    for line, named, row in zip(table(rows), table([row[:2] for row in rows]), rows, strict=True):
+        lines += [line] if len(line) <= width else [named, *wrapped(row[2], "      ", width=width)]
+    return lines
+
+
+def _why(setting: Provenance) -> str:
+    """The file that sets it, the fix, or the reason."""
+    if setting.source in ("recipe", "parent", "override"):
+        return printable(Path(setting.by).name)
+    return f"fix {setting.by}" if setting.source == "fix" else setting.reason
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={v}" for k, v in value.items())
+    return str(value)
+
+
+def _brief(value: Any) -> str:
+    """The value; of a mapping with a type (a quantisation) only that."""
+    return _value(value["type"] if isinstance(value, Mapping) and "type" in value else value)
+
+
+def fix_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
+    """The known fixes that were applied, what each changed, and why."""
+    changed = [", ".join(f"{k} = {_value(v)}" for k, v in fix.changed.items()) for fix in plan.fixes]
+    rows = table([(fix.id, text or "warning") for fix, text in zip(plan.fixes, changed, strict=True)])
+    lines = [page.heading(f"known fixes applied: {len(plan.fixes)}")]
+    for row, fix in zip(rows, plan.fixes, strict=True):
+        lines += [*page.fitted(row), *wrapped(fix.reason, "    ", width=page.within(WIDTH))]
+    return lines
+
+
+def explain_text(plan: Plan, dotted: str) -> str:
+    """Where a value came from; a section's name explains everything inside it, "" everything."""
+    keys = [k for k in sorted(plan.names) if not dotted or k == dotted or k.startswith(dotted + ".")]
+    lines = []
+    for key in keys:
+        known = plan.provenance[key]
+        value = _value(plan.at(key)).replace("\n", "\n    ")  # a line of it cannot pass for one of ours
+        lines.append(f"{key} = {value}")
+        lines.append(f"  from {known.source}, {printable(known.by)}: {known.reason}")
+    return "\n".join(lines) + "\n"
+
+
+# --- memory
+
+
+def memory_lines(plan: Plan, page: Page = _PLAIN) -> list[str]:
+    """The memory of one device by component, as a range, compared with the size of the device."""
+    memory, width = plan.memory.to_json(), page.within(WIDTH)
+    held, fits = memory["device_bytes"], memory["fits"]
+    verdict = {True: "fits", False: "DOES NOT FIT", None: "device size unknown"}[fits]
+    colour = () if fits is None else (GREEN if fits else RED,)
+    trained = f"{gib(memory['low'])} to {gib(memory['high'])}"
+    if memory["moment"] == "training":
+        title = f"memory of each device: {trained} of {gib(held)}: {verdict} (peak in {memory['phase']})"
+    else:  # the range is that of training, which would contradict the verdict
+        title = (
+            f"memory of each device: {gib(memory['needed'])} of {gib(held)}: {verdict} "
+            f"({memory['moment']}; training {trained})"
+        )
+    lines = [page.heading(line, *colour) for line in page.fitted(title)]
+    if fits and memory["high"] > held:
+        lines += page.fitted("  it fits by its likely peak; the upper end of the range would not")
+    if memory["calibration"]:
+        lines += wrapped(memory["calibration"], width=width)
+    scale = max(memory["components"].values(), default=0) or 1
+    for name, size in memory["components"].items():
+        bar = "#" * round(24 * size / scale)
+        lines.append(f"  {name:12s} {gib(size):>11s}  {page.paint(bar, *colour)}".rstrip())
+    keys = {"training": "total", "saving": "save_peak", "evaluating": "eval_peak", "loading": "load_peak"}
+    peaks = ", ".join(f"{name} {gib(memory[key])}" for name, key in keys.items())
+    lines += page.fitted(f"  peaks: {peaks}; the highest is {memory['moment']}")
+    if memory["eval_kept"]:
+        lines += page.fitted(
+            f"  each evaluation batch leaves {gib(memory['eval_kept'])} more where metrics read predictions, "
+            "until trainer.eval_accumulation_steps"
+        )
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in memory["host"].items() if size)
+    host = f"{gib(memory['host_bytes'])}{f' ({parts})' if parts else ''}"
+    lines += page.fitted(f"  host of each node, without data sets: {host}")
+    return lines + [line for note in memory["notes"] for line in wrapped(f"note: {note}", width=width)]
+
+
+_COLUMNS = ("weight", "grads", "optim", "activ", "logits", "other", "needs", "fits", "batch", "host")
+_STRATEGY_WIDTH, _NUMBER_WIDTH = 39, 6
+
+
+def estimate_text(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """One block per machine and one line per strategy, in GiB, at most 113 columns wide."""
+    published = model["published"]
+    lines = [
+        f"{model['name']}: {model['params']:,} parameters; {model['sequence_length']} tokens, "
+        f"micro-batch {model['micro_batch']}",
+        "published rules for all states on one device: ZeRO's paper (16 bytes a parameter) "
+        f"{gib(published['zero_paper'])},",
+        f"Hugging Face's page (18 bytes) {gib(published['hf_page'])}",
+    ]
+    for label, group in groupby(rows, key=lambda row: row["hardware"]):
+        block = list(group)
+        lines += ["", f"{label}, {gib(block[0]['memory']['device_bytes'])} a device; GiB on each device"]
+        lines.append(_estimate_line("strategy", _COLUMNS))
+        lines += [_estimate_line(row["strategy"], _cells(row)) for row in block]
+    lines += [
+        "",
+        "batch: largest micro-batch that fits; host: of a node, without data sets; needs: highest peak, in",
+        "training or in saving (s), evaluating (e), loading (l); other: buffers, temporaries, CUDA context",
+    ]
+    notes = dict.fromkeys(note for row in rows for note in row["memory"]["notes"])
+    return "\n".join([*lines, *(f"note: {note}" for note in notes)]) + "\n"
+
+
+def _estimate_line(name: str, cells: Sequence[str]) -> str:
+    short = name if len(name) <= _STRATEGY_WIDTH else name[: _STRATEGY_WIDTH - 1] + "…"
+    return "  ".join([f"  {short:{_STRATEGY_WIDTH}s}", " ".join(cell.rjust(_NUMBER_WIDTH) for cell in cells)])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    memory, parts = row["memory"], row["memory"]["components"]
+    mark = {"training": "", "saving": "s", "evaluating": "e", "loading": "l"}[memory["moment"]]
+    sizes = [parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits")]
+    sizes.append(parts["buffers"] + parts["temporary"] + parts["context"])
+    batch = row["max_micro_batch"]
+    return [
+        *map(_gib_number, sizes),
+        _gib_number(memory["needed"]) + mark,
+        {True: "yes", False: "no", None: "?"}[memory["fits"]],
+        "?" if batch is None else str(batch),
+        _gib_number(memory["host_bytes"]),
+    ]
+
+
+def _gib_number(size: int) -> str:
+    """GiB with as many places as five characters hold."""
+    value = size / 2**30
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
+def trace_text(compared: Mapping[str, Any]) -> str:
+    """The traced memory next to the closed form's, one line per component."""
+    closed, traced = compared["closed_form"], compared["traced"]
+    versions = ", ".join(f"{name} {version}" for name, version in compared["versions"].items())
+    rows = [("", "closed form", "traced", "")]
+    rows += [(n, gib(size), gib(traced["components"][n]), "") for n, size in closed["components"].items()]
+    off = f"{traced['total'] / closed['total'] - 1:+.1%}"
+    rows.append(("total", gib(closed["total"]), gib(traced["total"]), off))
+    rows.append(("peak in", closed["phase"], traced["phase"], ""))
+    lines = [f"  {name:12s} {a:>12s} {b:>12s}  {c}".rstrip() for name, a, b, c in rows]
+    return "\n".join(["", f"trace of the real model ({versions}) and the closed form", *lines]) + "\n"
+
+
+# --- time and the search
+
+_MOST, _MOST_MISSES = 12, 3
+"""Configurations shown that fit, and that do not."""
+
+
+def _time_line(time: Mapping[str, Any]) -> str:
+    """The predicted time of a step and of the run."""
+    if time["seconds_per_step"] is None:
+        return "time of a step: not predicted, this device has no published figures here"
+    line = f"time of a step: {_seconds(time['seconds_per_step'])} s (predicted, never measured)"
+    if time["total"] is None:
+        return line
+    total = time_range(*time["total"])
+    return f"{line}; all steps {total}, without start, evaluations and checkpoints"
+
+
+def _seconds(span: Sequence[float] | None) -> str:
+    return "unknown" if span is None else f"{span[0]:.3g} to {span[1]:.3g}"
+
+
+def search_text(
+    rows: Sequence[Mapping[str, Any]],
+    compared: Mapping[str, int],
+    left_out: Sequence[Mapping[str, str]],
+    others: Sequence[str],
+    *,
+    timed: bool,
+) -> str:
+    """The fastest that fit, the nearest that do not, what cannot run.
+
+    `others`: hardware that something would fit on. `timed`: speeds are this device's, not a stand-in's.
+    """
+    fitting, misses = [row for row in rows if row["fits"]], [row for row in rows if not row["fits"]]
+    samples = rows[0]["batch"]["global"]
+    lines = [f"search: {compared['configurations']} configurations at one global batch of {samples} samples"]
+    if compared["implied"]:
+        lines.append(
+            f"  {compared['estimated']} estimated; {compared['implied']} have a smaller micro-batch than one "
+            "that fits, which is never faster"
+        )
+    lines += [
+        "  speeds are predicted from published peaks and assumed shares of them; none was measured"
+        if timed
+        else "  this device has no published figures here: ranked by a stand-in's, without seconds",
+        "",
+    ]
+    lines += _ranked(fitting[:_MOST], timed=timed) if fitting else ["  nothing fits"]
+    if len(fitting) > _MOST:
+        lines.append(f"  … and {len(fitting) - _MOST} more that fit (--json shows all)")
+    if not all(row["fits_surely"] for row in fitting[:_MOST]):
+        lines.append("  ! fits by its estimate; the upper end of its range would not, so it is ranked lower")
+    if misses:
+        lines += ["", f"does not fit: {len(misses)}, the nearest of them"]
+    for row in misses[:_MOST_MISSES]:
+        memory = row["memory"]
+        lines.append(
+            f"  {strategy_name(row['settings'])}, micro-batch {row['batch']['micro']}: needs "
+            f"{gib(memory['needed'] + memory['margin'])} with its margin, of {gib(memory['device_bytes'])}"
+        )
+    if others:
+        lines += ["", "it would fit", *(line for other in others for line in wrapped(other))]
+    if left_out:
+        lines += ["", "left out"]
+        lines += [line for entry in left_out for line in wrapped(f"{entry['what']}: {entry['reason']}")]
+    return "\n".join(lines) + "\n"
+
+
+def _ranked(rows: Sequence[Mapping[str, Any]], *, timed: bool) -> list[str]:
+    """Two lines per row: the figures and the trade-off."""
+    # The range of the estimate; whether something fits is judged by the estimate and its margin.
+    head = ("rank", "strategy", "micro x acc", "memory GiB", "speed", "s/step" if timed else "")
+    body = [
+        (
+            str(row["rank"]),
+            strategy_name(row["settings"]),
+            f"{row['batch']['micro']} x {row['batch']['accumulation']}",
+            f"{row['memory']['low'] / 2**30:.1f} to {row['memory']['high'] / 2**30:.1f}"
+            + ("" if row["fits_surely"] else " !"),
+            f"{row['relative_speed']:.2f}",
+            _seconds(row["time"]["seconds_per_step"]) if timed else "",
+        )
+        for row in rows
+    ]
+    first, *figures = (line.rstrip() for line in table([head, *body]))
+    trades = [wrapped(row["trade"], " " * 8) for row in rows]
+    return [first, *(part for line, trade in zip(figures, trades, strict=True) for part in (line, *trade))]
+
+
+def strategy_name(settings: Mapping[str, Any]) -> str:
+    """`ZeRO-2, nf4, checkpointing` for the settings of a row."""
+    stage, quantization = settings["sharding.zero_stage"], settings["model.quantization"]
+    parts = [engine_named(settings["sharding.engine"]).label(stage)]
+    parts += [] if quantization == "none" else [quantization]
+    parts += ["checkpointing"] if settings["trainer.activation_checkpointing"] else []
+    names = {"sharding.offload_optimizer": "optimizer", "sharding.offload_param": "parameters"}
+    offloaded = [name for key, name in names.items() if settings[key] != "none"]
+    parts += [f"offload {'both' if len(offloaded) == 2 else offloaded[0]}"] if offloaded else []
+    return ", ".join(parts)

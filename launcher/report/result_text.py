@@ -1,0 +1,254 @@
+"""Results as plain text: of runs, prepared data, merge, eval, submitted jobs and sweeps. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.knowledge.lint.document import printable
+from launcher.recipe.suggestions import listed
+from launcher.report.tables import gib, table
+from launcher.report.terminal import DIM, GREEN, Page
+from launcher.schedulers.submitted import Submitted
+
+_NOTES = {
+    "turn-masked": "masked by the rows",
+    "inserted-text-masked": "with text of the template that is masked",
+    "reasoning-left-out": "whose reasoning the template leaves out",
+    "word-without-token": "of which the tokenizer leaves no token",
+}
+"""Text of the notes in a split's counts."""
+_TIMINGS = ("_runtime", "_per_second", "_time")
+"""Endings of an evaluation's numbers that are no scores."""
+
+
+# --- a run
+
+
+def result_text(result: Mapping[str, Any], run_dir: str, try_command: Sequence[str]) -> str:
+    """A finished run: loss, speed, memory predicted and measured, rows, output."""
+    first, last = result["loss"]["first"], result["loss"]["last"]
+    rows, before = result["rows"], result.get("resumed_at")  # older versions do not write it
+    since = f", the last {result['steps'] - before} of them" if before else ""
+    reasons = ", ".join(f"{name} {count:,}" for name, count in (rows.get("dropped_reasons") or {}).items())
+    lines = [
+        "done",
+        f"  loss      {first:.4f} at the first step, {last:.4f} at the last: it "
+        f"{'fell' if last < first else 'did not fall'}",
+        f"  steps     {result['steps']}{since} in {result['seconds']:.0f} s",
+        *adapted_lines(result["adaptations"]),
+        f"  speed     {result['tokens_per_second']:.1f} tokens/s (padding not counted)",
+        *measured_lines(result["memory"]),
+        f"  rows      {rows['read']:,} read, {rows['kept']:,} kept, {rows['truncated']:,} truncated, "
+        f"{rows['split']:,} split, {rows['dropped']:,} dropped{f' ({reasons})' if reasons else ''}",
+        *_note_lines(rows.get("notes") or {}, width=10),
+        f"  samples   {rows['train']:,} to train on, {rows['eval']:,} held out",
+        f"  {result['output']:9s} {printable(run_dir)}/{result['output']}",
+    ]
+    if result.get("eval"):
+        names = [k for k in result["eval"] if k.startswith("eval_") and not k.endswith(_TIMINGS)]
+        scores = {name: result["eval"][name] for name in names}
+        lines.append(f"  eval      {', '.join(f'{k} {v:.4g}' for k, v in scores.items() if v is not None)}")
+    if try_command:
+        lines.append(f"  try it    {' '.join(map(shell_word, try_command))}")
+    return "\n".join(lines) + "\n"
+
+
+def adapted_lines(adaptations: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a run has changed after it ran out of memory, one line per attempt."""
+    return [f"  adapted   at step {entry['step']}: {entry['reason']}" for entry in adaptations]
+
+
+def measured_lines(memory: Mapping[str, Any]) -> list[str]:
+    """The peak and its error in one line, then a row per part; `memory` of result.json."""
+    predicted, measured = memory["predicted"], memory["measured"]
+    off = measured / predicted - 1 if predicted else 0.0
+    error = f": {abs(off):.1%} {'more' if off > 0 else 'less'}" if predicted else ""
+    named = {
+        **memory["components"],
+        "loading": memory["load"],
+        "evaluating": memory["eval"],
+        "saving": memory["save"],
+        "host": memory["host"],
+    }
+    rows = [
+        (name, gib(pair["predicted"]), gib(pair["measured"]))
+        for name, pair in named.items()
+        if pair["measured"]
+    ]
+    lines = [
+        f"  memory    predicted {gib(predicted)}, measured {gib(measured)}{error} ({memory['method']})",
+        *table([("", "predicted", "measured"), *rows], indent=" " * 12),
+    ]
+    largest, planned = memory["tokens"]["largest"], memory["tokens"]["planned"]
+    if largest and planned and largest < planned:
+        tokens = f"{largest:,} of the {planned:,} tokens that were planned for"
+        lines.append(f"            the longest batch had {tokens}")
+    return lines
+
+
+def shell_word(word: str) -> str:
+    """A word to paste into bash; characters that a terminal would not show become escapes."""
+    if word.isprintable():
+        return shlex.quote(word)
+    quoted = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted) + "'"
+
+
+# --- prepared data
+
+
+def _note_lines(notes: Mapping[str, int], width: int) -> list[str]:
+    """Turns of conversations and labelled words that were masked or left out, a line each."""
+    lines = []
+    for title, is_word in (("turns", False), ("words", True)):
+        own = {name: count for name, count in notes.items() if name.startswith("word-") is is_word}
+        shown = "; ".join(f"{count:,} {_NOTES.get(name, name)}" for name, count in own.items())
+        lines += [f"  {title:{width}s}{shown}"] if shown else []
+    return lines
+
+
+def prepared_text(record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], page: Page) -> str:
+    """Counts of rows and tokens by split, and samples with their loss mask."""
+    lines = [line for name, split in record["splits"].items() for line in _split_lines(name, split)]
+    lines.append(f"cache: {record['folder']}")
+    for number, sample in enumerate(samples, start=1):
+        place = f"{sample['file']}:{sample['line']}" if "file" in sample else "from the stream"
+        lines += [
+            "",
+            f"sample {number} ({place}): {sample['tokens']} tokens, {sample['targets']} of them targets",
+        ]
+        lines.append("".join(_piece(text, is_target, page) for text, is_target in sample["pieces"]))
+    return "\n".join(lines) + "\n"
+
+
+def _split_lines(name: str, split: Mapping[str, Any]) -> list[str]:
+    counts, lengths = split["counts"], split["lengths"]
+    lost = counts["tokens_lost"] / counts["tokens"] if counts["tokens"] else 0.0
+    dropped = ", ".join(
+        f"{rows:,} {reason} ({rows / counts['read']:.1%})" for reason, rows in counts["dropped"].items()
+    )
+    lines = [
+        f"{name}: {counts['read']:,} rows read, {counts['kept']:,} kept, {split['samples']:,} samples",
+        f"  dropped    {dropped or 'none'}",
+        f"  truncated  {counts['truncated']:,} rows, {lost:.1%} of the tokens; split {counts['split']:,}",
+        *_note_lines(counts.get("notes") or {}, width=11),
+    ]
+    if lengths:
+        lines.append(
+            f"  tokens     {counts['tokens'] - counts['tokens_lost']:,}; per sample: mean "
+            f"{lengths['mean']:.0f}, median {lengths['p50']:.0f}, 95 % {lengths['p95']:.0f}, "
+            f"maximum {lengths['max']:,}"
+        )
+    unused = [source for source in split["sources"] if source["unused"]]
+    return [*lines, *(f"  not read   {listed(source['unused'])} of {source['path']}" for source in unused)]
+
+
+def _piece(text: str, is_target: bool, page: Page) -> str:
+    """Target text green, the rest dim; without colours the target text is in brackets."""
+    if page.coloured:
+        return page.paint(text, GREEN if is_target else DIM)
+    return f"⟦{text}⟧" if is_target else text
+
+
+# --- merge and eval
+
+
+def merged_text(found: Mapping[str, Any], pushed: Mapping[str, Any] | None) -> str:
+    """What was written, and how far its logits are from those of the trained model."""
+    dtype, kind, size = found["dtype"], found["quantization"], gib(found["bytes"])
+    rows = [("adapter on its base", found["merge"], f"float32; {found['merge']['allowed']:.1g} is allowed")]
+    rows.append(("after the cast", found["cast"], f"weights in {dtype}; {_same_choice(found['cast'])}"))
+    lines = [
+        f"merged    {printable(found['folder'])}  {found['params']:,} weights in {dtype}, {size}",
+        f"compared  logits of {found['compared']} tokens, of magnitude up to {found['largest_logit']:.3g}; "
+        "largest difference from",
+    ]
+    note = []
+    if quantized := found["quantized"]:
+        rows.append(
+            ("running adapter", quantized, f"the {kind} model that trained; {_same_choice(quantized)}")
+        )
+        note = [f"  The base is the dequantised one that trained, not quantised to {kind} again."]
+    cells = [(name, f"{gap['largest']:.2g}", text) for name, gap, text in rows]
+    return "\n".join([*lines, *table(cells), *note, *pushed_lines(pushed)])
+
+
+def _same_choice(found: Mapping[str, float]) -> str:
+    return f"the same first choice at {found['same_choice']:.1%}"
+
+
+def evaluated_text(found: Mapping[str, Any]) -> str:
+    """The scores of an evaluation."""
+    rows = [
+        (name.replace("_", " "), "not finite" if value is None else f"{value:.6g}")
+        for name, value in found["metrics"].items()
+        if name not in ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+    ]
+    if found["at_end"] is not None:
+        rows.append(("loss at the end of the run", f"{found['at_end']:.6g}"))
+    lines = [f"evaluated {found['weights']}", f"rows      {found['rows']:,} of {found['data']}"]
+    return "\n".join(lines + table(rows))
+
+
+def pushed_lines(pushed: Mapping[str, Any] | None) -> list[str]:
+    """The address, and who can read it."""
+    if pushed is None:
+        return []
+    readers = "private" if pushed["private"] else "PUBLIC: anybody can read it"
+    return [f"pushed    {pushed['url']}  ({readers})"]
+
+
+# --- jobs of a scheduler
+
+
+def dry_run_text(plan: str, scripts: Mapping[str, str], answers: Sequence[str]) -> str:
+    """The plan's page, every script, and the answers of the scheduler."""
+    shown = [f"{name}\n" + "".join(f"  {line}\n" for line in s.splitlines()) for name, s in scripts.items()]
+    return "\n".join([plan, *shown, *answers, "nothing was written or submitted"]) + "\n"
+
+
+def submitted_text(submitted: Submitted) -> str:
+    """The submitted jobs, and how to follow or cancel them."""
+    folder = shell_word(str(submitted.folder))
+    array = f"array {submitted.job} of {len(submitted.runs)} jobs"
+    after = f", after job {submitted.prepare} that prepares the data" if submitted.prepare else ""
+    return (
+        f"submitted {array if submitted.is_sweep else f'job {submitted.job}'}{after}\n"
+        f"  directory  {printable(str(submitted.folder))}\n"
+        f"  follow     effilaunch submit {folder} --follow\n"
+        f"  cancel     effilaunch submit {folder} --cancel\n"
+    )
+
+
+def cancelled_text(submitted: Submitted) -> str:
+    others = f"; the other runs of {printable(str(submitted.folder))} continue" if submitted.is_part else ""
+    return f"cancelled job(s) {', '.join(submitted.own_jobs)}; they are not requeued{others}\n"
+
+
+def sweep_text(submitted: Submitted, rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line per run: its values, its last losses, how it ended."""
+    losses = ["loss", *(["eval_loss"] if any(row["eval_loss"] is not None for row in rows) else [])]
+    names = list(rows[0]["values"])
+    head = ["run", *names, *(name.replace("_", " ") for name in losses), "seconds", "state"]
+    body = [
+        [
+            row["run_dir"].rpartition("/")[2].partition("-")[0],
+            *(_setting(row["values"][name]) for name in names),
+            *("-" if row[name] is None else f"{row[name]:.4f}" for name in losses),
+            "-" if row["seconds"] is None else f"{row['seconds']:.0f}",
+            row["state"],
+        ]
+        for row in rows
+    ]
+    lines = [f"sweep of {len(rows)} runs in {printable(str(submitted.folder))}", *table([head, *body])]
+    done, by = [row for row in rows if row["seconds"] is not None], losses[-1]
+    if done and all(row[by] is not None for row in done):
+        best = min(done, key=lambda row: row[by])
+        lines.append(f"lowest {by.replace('_', ' ')}: {printable(best['run_dir'])}")
+    return "\n".join(lines) + "\n"
+
+
+def _setting(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
