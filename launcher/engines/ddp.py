@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.engines.engine import Engine
 from launcher.facts.model import ModelSpec
 from launcher.memory.job import MemoryJob
-from launcher.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from launcher.plan.plan import Plan
 
 BUCKET_MB = 25
 """TrainingArguments.ddp_bucket_cap_mb where the recipe sets none: DDP's default."""

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.engines.deepspeed_config import key_of, record_profile, render_ds_config
 from launcher.engines.deepspeed_nvme import decide_nvme, with_buffers
-from launcher.engines.engine import RANKS, Engine, Reading, refuse_unused_path
+from launcher.engines.engine import RANKS, Engine, Reading, counted, refuse_unused_path
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.layers import Dtypes
 from launcher.memory.states import Shape, States, StateWidths, base_weight_bytes, optimizer_of
-from launcher.plan.draft import Draft, Refusal
-from launcher.plan.inputs import Facts
-from launcher.plan.plan import Plan
 from launcher.plan.settings import HasSettings
 from launcher.recipe.optimizer_needs import needs_of
-from launcher.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft, Refusal
+    from launcher.plan.inputs import Facts
+    from launcher.plan.plan import Plan
+    from launcher.recipe.schema import Recipe
 
 ALLREDUCE_VALUES = 500_000_000
 """Values that stage 0 flattens at a time to reduce them (MEMORY_OPT_ALLREDUCE_SIZE)."""
@@ -365,7 +367,7 @@ class DeepSpeed(Engine):
             )
             return Reading("sharding.offload_optimizer", reason)
         stages = int(old.sharding.zero_stage or 0), int(new.sharding.zero_stage or 0)
-        why = [f"{before} ranks wrote it, {after} shall read it"] if before != after else []
+        why = [f"{counted(before)} wrote it, {counted(after)} shall read it"] if before != after else []
         if _FILES[stages[0]] != _FILES[stages[1]]:
             why.append(f"ZeRO-{stages[0]} wrote it, ZeRO-{stages[1]} shall read it")
         if why and (hindrance := _unconvertible(old, stages)):

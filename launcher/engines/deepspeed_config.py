@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.errors import RecipeError
-from launcher.plan.draft import Draft, Refusal
-from launcher.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft, Refusal
+    from launcher.plan.plan import Plan
 
 OWNED = {
     "train_batch_size": "global_batch_size",

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from launcher.engines.deepspeed_config import FROM_PROFILE, profile_value
 from launcher.facts.hardware import Hardware
 from launcher.facts.model import ModelSpec
 from launcher.memory.engine import largest_tensor
 from launcher.memory.job import MemoryJob
-from launcher.plan.draft import Draft
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft
 
 PATH = "sharding.nvme_path"
 OPTIMIZER, PARAM, AIO = "offload_optimizer", "offload_param", "aio"

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from launcher.memory.engine import EngineMemory
 from launcher.memory.job import MemoryJob
-from launcher.plan.draft import Draft, Refusal
-from launcher.plan.inputs import Facts
-from launcher.plan.plan import Plan
 from launcher.plan.settings import HasSettings
-from launcher.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft, Refusal
+    from launcher.plan.inputs import Facts
+    from launcher.plan.plan import Plan
+    from launcher.recipe.schema import Recipe
 
 RANKS = "number of ranks"
 """In place of a setting, where the number of processes has changed."""
+
+
+def counted(ranks: int) -> str:
+    """`1 rank`, `2 ranks`."""
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 @dataclass(frozen=True, slots=True)

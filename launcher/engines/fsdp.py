@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from launcher.engines.engine import Engine
 from launcher.facts.model import ModelSpec
@@ -19,11 +20,13 @@ from launcher.memory.engine import Held, largest_tensor, layer_values
 from launcher.memory.job import WIDTHS, MemoryJob
 from launcher.memory.layers import Dtypes
 from launcher.memory.states import MIXED, States
-from launcher.plan.draft import Draft, Refusal
-from launcher.plan.inputs import Facts
-from launcher.plan.plan import Plan
 from launcher.recipe.optimizer_needs import IN_SHARDS
-from launcher.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from launcher.plan.draft import Draft, Refusal
+    from launcher.plan.inputs import Facts
+    from launcher.plan.plan import Plan
+    from launcher.recipe.schema import Recipe
 
 _SHARDS = "checkpoints of engine fsdp are shards, which from_pretrained cannot read"
 _CONFIG = "trainer.accelerator_config"

@@ -20,7 +20,7 @@ from launcher.memory.job import MemoryJob
 from launcher.memory.tensor_parallel import divisors
 from launcher.plan.draft import Draft
 from launcher.plan.inputs import Facts
-from launcher.plan.plan import Batch, StepTime
+from launcher.plan.plan import AppliedFix, Batch, StepTime
 from launcher.planner.decide import copies_of, engine_is_open
 from launcher.planner.job import base_job
 from launcher.planner.speed import predict_step
@@ -163,9 +163,11 @@ class Candidate:
 class Bench:
     """Estimates the configurations of one variant's draft."""
 
-    def __init__(self, variant: Variant, draft: Draft, recipe: Recipe, facts: Facts) -> None:
-        """RecipeError where the global batch cannot be divided."""
-        self.variant, self.draft, self._facts = variant, draft, facts
+    def __init__(
+        self, variant: Variant, draft: Draft, fixes: Sequence[AppliedFix], recipe: Recipe, facts: Facts
+    ) -> None:
+        """fixes: those in the draft. RecipeError where the global batch cannot be divided."""
+        self.variant, self.draft, self.fixes, self._facts = variant, draft, fixes, facts
         copies = copies_of(recipe, facts.hardware)
         self._job = base_job(draft, facts.model, facts.hardware, copies)
         self.batches = _one_micro_batch(draft, _batches(draft, recipe, copies))

@@ -43,7 +43,7 @@ def plan_first(loaded: LoadedRecipe, facts: Facts, found: Search) -> Plan:
     settle_stop(draft, loaded.recipe, chosen, facts)
     settle_compile(draft, loaded.recipe, chosen, facts)
     late = apply_fixes(situation_of(draft, facts), loaded.recipe.fixes.disable, early=False)
-    plan = _assemble(loaded, facts, draft, chosen, [*found.early[chosen.variant], *late])
+    plan = _assemble(loaded, facts, draft, chosen, [*found.of(chosen).fixes, *late])
     if not chosen.fits:
         from launcher.planner.alternatives import would_fit  # it searches again: only a miss pays for it
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from launcher.engines import engine_of
 from launcher.engines.deepspeed import ADAM
-from launcher.engines.engine import RANKS
+from launcher.engines.engine import RANKS, counted
 from launcher.errors import Problem
 from launcher.plan.stored import StoredPlan
 from launcher.tasks import TASKS
@@ -54,16 +54,12 @@ class Difference:
         at_line = line.isdigit()
         return Problem(
             "resume-differs",
-            f"{self.sentence()}: {self.reason}",
+            f"the checkpoint was made with {self.old!r}, the plan now has {self.new!r}: {self.reason}",
             file=file if at_line else None,
             line=int(line) if at_line else None,
             path=self.setting,
             hint=self.fix,
         )
-
-    def sentence(self) -> str:
-        """Old and new value."""
-        return f"the checkpoint was made with {self.old!r}, the plan now says {self.new!r}"
 
     def line(self) -> str:
         """The message of a difference that is accepted."""
@@ -308,8 +304,7 @@ def _refuse(old: StoredPlan, new: StoredPlan, setting: str, reason: str, fix: st
 
 
 def _ranks(new: StoredPlan, ranks: int, refused: bool, reason: str) -> Difference:
-    count = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    fix = f"run it on {count} (--on), or start a new run in another --output-dir"
+    fix = f"run it on {counted(ranks)} (--on), or start a new run in another --output-dir"
     return Difference(RANKS, ranks, new.ranks, refused, reason, fix=fix)
 
 

@@ -69,7 +69,6 @@ class Search:
     """What does not, nearest first."""
     left_out: tuple[LeftOut, ...]
     benches: Mapping[Variant, Bench]
-    early: Mapping[Variant, tuple[AppliedFix, ...]]
     estimated: int
     """Configurations whose memory and time were computed."""
     implied: int
@@ -84,37 +83,28 @@ class Search:
         return self.benches[candidate.variant]
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """The variants of a recipe, each drafted, and those that cannot be."""
-
-    benches: dict[Variant, Bench]
-    early: dict[Variant, tuple[AppliedFix, ...]]
-    left_out: list[LeftOut]
-
-
-def _open(loaded: LoadedRecipe, facts: Facts) -> _Opened:
+def _open(loaded: LoadedRecipe, facts: Facts) -> tuple[dict[Variant, Bench], list[LeftOut]]:
+    """The variants of a recipe, each drafted, and those that are impossible."""
     recipe = loaded.recipe
     if problems := check_disabled(Draft(loaded.origins), recipe.fixes.disable):
         raise RecipeError(problems)
-    opened = _Opened({}, {}, [])
+    benches: dict[Variant, Bench] = {}
+    left_out: list[LeftOut] = []
     for variant in variants(recipe, facts.hardware, facts.profile):
         try:
             draft, applied = make_draft(loaded, facts, variant)
-            opened.benches[variant] = Bench(variant, draft, recipe, facts)
-            opened.early[variant] = tuple(applied)
+            benches[variant] = Bench(variant, draft, applied, recipe, facts)
         except RecipeError as error:
-            opened.left_out.append(LeftOut(variant.values, error))
-    return opened
+            left_out.append(LeftOut(variant.values, error))
+    return benches, left_out
 
 
 def search(loaded: LoadedRecipe, facts: Facts) -> Search:
     """Compare everything that the recipe allows; RecipeError where nothing of it can run."""
-    opened = _open(loaded, facts)
-    left_out = opened.left_out
+    benches, left_out = _open(loaded, facts)
     found: list[Candidate] = []
     implied = 0
-    for bench in opened.benches.values():
+    for bench in benches.values():
         for strategy in bench.strategies():
             best = bench.best(strategy)
             try:
@@ -130,9 +120,8 @@ def search(loaded: LoadedRecipe, facts: Facts) -> Search:
         ranked=tuple(sorted((c for c in found if c.fits), key=lambda c: c.rank_key)),
         misses=tuple(sorted((c for c in found if not c.fits), key=lambda c: (c.shortfall, c.rank_key))),
         left_out=tuple(_by_reason(left_out)),
-        benches=opened.benches,
-        early=opened.early,
-        estimated=sum(len(bench.seen) for bench in opened.benches.values()),
+        benches=benches,
+        estimated=sum(len(bench.seen) for bench in benches.values()),
         implied=implied,
     )
 
@@ -142,10 +131,10 @@ def could_fit(loaded: LoadedRecipe, facts: Facts) -> bool:
 
     Asked are those that recompute, where the recipe lets them: they need no more than the others.
     """
-    benches = _open(loaded, facts).benches.values()
+    benches, _ = _open(loaded, facts)
     return any(
         bench.could_fit(strategy)
-        for bench in benches
+        for bench in benches.values()
         for strategy in bench.strategies()
         if strategy[1] or (strategy[0], True) not in bench.strategies()
     )

@@ -147,17 +147,19 @@ def tiny_on_cpu(loaded: LoadedRecipe) -> LoadedRecipe:
     """What a CPU cannot do is replaced: fp16 by fp32, FlashAttention and flex by SDPA, FSDP by auto, tf32,
     context parallelism and parameters on NVMe by nothing, groups of ranks by two."""
     recipe, asked = loaded.recipe, loaded.recipe.sharding.engine
-    update: dict[str, object] = {}
+    sharding: dict[str, object] = {}
     if recipe.sharding.offload_param == "nvme":
-        alone: dict[str, object] = {} if recipe.sharding.offload_optimizer == "nvme" else {"nvme_path": None}
-        update["sharding"] = recipe.sharding.model_copy(update={"offload_param": "none", **alone})
+        sharding["offload_param"] = "none"
+        if recipe.sharding.offload_optimizer != "nvme":
+            sharding["nvme_path"] = None
     if asked != "auto" and not engine_named(asked).shards_on_cpu:
-        update["sharding"] = recipe.sharding.model_copy(update={"engine": "auto"})
+        sharding["engine"] = "auto"
     if shares(recipe):
         # Two processes at most, under the engine that shares a copy over CPU processes.
         fewer = {"tp_size": min(2, recipe.sharding.tp_size), "sp_size": min(2, recipe.sharding.sp_size)}
         engine = DEEPSPEED.name if max(fewer.values()) > 1 else "auto"
-        update["sharding"] = recipe.sharding.model_copy(update={**fewer, "cp_size": 1, "engine": engine})
+        sharding |= {**fewer, "cp_size": 1, "engine": engine}
+    update: dict[str, object] = {"sharding": recipe.sharding.model_copy(update=sharding)} if sharding else {}
     if recipe.precision.startswith("fp16"):
         update["precision"] = "fp32"
     if recipe.model.attn_implementation in ("flash_attention_2", "flex_attention"):
