@@ -17,7 +17,7 @@ from launcher.facts.probe import shipped_model_config
 from launcher.train.memory_meter import Meter
 from launcher.train.model.attention import register_varlen
 from launcher.train.model.head_loss import chunk_loss
-from launcher.train.trace.run import run as tracer
+from launcher.train.trace import run as tracer
 
 pytestmark = pytest.mark.usefixtures("warm")
 
